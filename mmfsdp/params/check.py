@@ -1,0 +1,102 @@
+"""Checks on parameter values: every mistake becomes one ParamError that names field, value, choices and fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+
+class ParamError(ValueError):
+    """A person's mistake in a parameter. `field` is its dotted name."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+    def under(self, prefix: str) -> ParamError:
+        """The same error, with the field named from one level up."""
+        return ParamError(f"{prefix}.{self.field}", self.message)
+
+
+@cache
+def _adapters(cls: type) -> dict[str, TypeAdapter]:
+    hints = get_type_hints(cls)
+    config = ConfigDict(strict=False, allow_inf_nan=False)
+    return {
+        f.name: TypeAdapter(hints[f.name]) if is_dataclass(hints[f.name]) else TypeAdapter(hints[f.name], config=config)
+        for f in fields(cls)
+    }
+
+
+def coerce(obj: Any) -> None:
+    """Pass every field of a frozen dataclass through its declared type, in place. Raises ParamError.
+
+    Strings become enum members, lists become tuples; what does not fit is an error. Called from `__post_init__`.
+    """
+    for f in fields(obj):
+        value = getattr(obj, f.name)
+        if is_dataclass(value):
+            continue
+        object.__setattr__(obj, f.name, _one(type(obj), f.name, value))
+
+
+def _one(cls: type, name: str, value: Any) -> Any:
+    choices = _choices(cls, name)
+    if isinstance(value, bool) and bool not in _members(cls, name):
+        raise ParamError(name, f"{value!r} is not {_wanted(cls, name)}")
+    if choices and isinstance(value, str) and not isinstance(value, Enum) and value not in choices:
+        match = [c for c in choices if c.lower() == value.lower().replace("-", "_")]
+        near = match or difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+        raise ParamError(
+            name, f"{value!r} is not one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    try:
+        return _adapters(cls)[name].validate_python(value)
+    except ValidationError as error:
+        raise ParamError(name, f"{value!r} is not {_wanted(cls, name)} ({error.errors()[0]['msg']})") from None
+
+
+def _members(cls: type, name: str) -> tuple:
+    hint = get_type_hints(cls)[name]
+    return getattr(hint, "__args__", None) or (hint,)
+
+
+def _choices(cls: type, name: str) -> list[str]:
+    enums = [m for m in _members(cls, name) if isinstance(m, type) and issubclass(m, Enum)]
+    return [member.value for enum in enums for member in enum]
+
+
+def _wanted(cls: type, name: str) -> str:
+    choices = _choices(cls, name)
+    if choices:
+        return "one of " + ", ".join(choices)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    return " or ".join(names.get(m, str(m)) for m in _members(cls, name))
+
+
+def need(ok: bool, field: str, message: str) -> None:
+    """Raise ParamError(field, message) unless ok."""
+    if not ok:
+        raise ParamError(field, message)
+
+
+def at_least(obj: Any, low: float, *names: str) -> None:
+    """Every named field that is not None must be at least `low`."""
+    for name in names:
+        value = getattr(obj, name)
+        need(value is None or value >= low, name, f"{value!r} is too small; it must be at least {low}")
+
+
+def unknown_key(key: str, known: Iterable[str]) -> ParamError:
+    """The error for a key that no field has, with the nearest field's name."""
+    known = sorted(known)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ParamError(key, f"no such field; {hint}the fields here are {', '.join(known)}")

@@ -1,0 +1,198 @@
+"""Every choice a person can make in a run, as string enums. `to_torch()` imports torch; this module does not."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed.fsdp as torch_fsdp
+
+
+class Choice(str, Enum):
+    """A string enum that prints as its value, so that YAML, JSON and the command line all show one word."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Backend(Choice):
+    """Which of torch's data-parallel wrappers runs the plan."""
+
+    DDP = "DDP"
+    """DistributedDataParallel: every rank holds everything, gradients are all-reduced."""
+    FSDP1 = "FSDP1"
+    """FullyShardedDataParallel: one flat parameter per unit, sharded over the ranks."""
+    FSDP2 = "FSDP2"
+    """fully_shard: each parameter sharded on its first dim; frozen and trainable may share a unit."""
+
+
+class ShardingStrategy(Choice):
+    """What is sharded, with torch's names and meanings (torch.distributed.fsdp.ShardingStrategy)."""
+
+    FULL_SHARD = "FULL_SHARD"
+    """Parameters, gradients and optimizer states are sharded; units are gathered in forward and again in backward."""
+    SHARD_GRAD_OP = "SHARD_GRAD_OP"
+    """As FULL_SHARD, but a unit stays gathered from forward until its backward is over."""
+    NO_SHARD = "NO_SHARD"
+    """Nothing is sharded; gradients are all-reduced (this is DDP)."""
+    HYBRID_SHARD = "HYBRID_SHARD"
+    """FULL_SHARD over `dp_shard` ranks, replicated over `dp_replicate` groups."""
+    HYBRID_SHARD_ZERO2 = "HYBRID_SHARD_ZERO2"
+    """SHARD_GRAD_OP over `dp_shard` ranks, replicated over `dp_replicate` groups."""
+
+    def to_torch(self) -> torch_fsdp.ShardingStrategy:
+        """The torch enum member. HYBRID_SHARD_ZERO2 is torch's `_HYBRID_SHARD_ZERO2`."""
+        from torch.distributed.fsdp import ShardingStrategy as Torch
+
+        return Torch._HYBRID_SHARD_ZERO2 if self is ShardingStrategy.HYBRID_SHARD_ZERO2 else Torch[self.value]
+
+    @property
+    def hybrid(self) -> bool:
+        """True when the mesh has a replicate axis."""
+        return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
+
+    @property
+    def reshard_after_forward(self) -> bool:
+        """True when a unit's gathered parameters are freed between its forward and its backward."""
+        return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
+
+
+class StateDictType(Choice):
+    """How a checkpoint is laid out, with torch's names (torch.distributed.fsdp.StateDictType)."""
+
+    FULL_STATE_DICT = "FULL_STATE_DICT"
+    """Whole tensors under their own names, as without FSDP."""
+    SHARDED_STATE_DICT = "SHARDED_STATE_DICT"
+    """Each rank writes its shards under the tensors' own names; can be loaded on another number of ranks."""
+    LOCAL_STATE_DICT = "LOCAL_STATE_DICT"
+    """Each rank writes its flat shards; FSDP1 only, same number of ranks only."""
+
+    def to_torch(self) -> torch_fsdp.StateDictType:
+        """The torch enum member of the same name."""
+        from torch.distributed.fsdp import StateDictType as Torch
+
+        return Torch[self.value]
+
+
+class BackwardPrefetch(Choice):
+    """When backward starts to gather the unit it needs next (torch.distributed.fsdp.BackwardPrefetch)."""
+
+    BACKWARD_PRE = "BACKWARD_PRE"
+    """Before the current unit's gradients are computed: most overlap, one more unit in memory."""
+    BACKWARD_POST = "BACKWARD_POST"
+    """After the current unit's gradients are computed: less overlap, less memory."""
+    NO_PREFETCH = "NO_PREFETCH"
+    """Never ahead of need."""
+
+    def to_torch(self) -> torch_fsdp.BackwardPrefetch | None:
+        """The torch enum member, or None for NO_PREFETCH, which is how torch says it."""
+        from torch.distributed.fsdp import BackwardPrefetch as Torch
+
+        return None if self is BackwardPrefetch.NO_PREFETCH else Torch[self.value]
+
+
+class AutoWrapPolicy(Choice):
+    """How modules are grouped into units."""
+
+    NO_WRAP = "NO_WRAP"
+    """The whole model is one unit."""
+    SIZE_BASED_WRAP = "SIZE_BASED_WRAP"
+    """A module becomes a unit once it holds `min_num_params` parameters not yet in one."""
+    TRANSFORMER_BASED_WRAP = "TRANSFORMER_BASED_WRAP"
+    """Every module of the classes in `transformer_layer_cls` becomes a unit."""
+    FROZEN_AWARE = "FROZEN_AWARE"
+    """Units follow the layers and never mix frozen and trainable parameters needlessly (the default)."""
+
+    def to_torch(self) -> Any:
+        """torch's policy function (to be partially applied), or None for NO_WRAP.
+
+        Raises ValueError for FROZEN_AWARE, which torch does not have: use `make_plan` and `wrap_fsdp`.
+        """
+        from torch.distributed.fsdp import wrap
+
+        if self is AutoWrapPolicy.FROZEN_AWARE:
+            raise ValueError(
+                "auto_wrap_policy: FROZEN_AWARE has no counterpart in torch; "
+                "call make_plan(model, params) or wrap_fsdp(model, params), or choose "
+                "NO_WRAP, SIZE_BASED_WRAP or TRANSFORMER_BASED_WRAP"
+            )
+        return {
+            AutoWrapPolicy.NO_WRAP: None,
+            AutoWrapPolicy.SIZE_BASED_WRAP: wrap.size_based_auto_wrap_policy,
+            AutoWrapPolicy.TRANSFORMER_BASED_WRAP: wrap.transformer_auto_wrap_policy,
+        }[self]
+
+
+class FrozenPolicy(Choice):
+    """What is done with the weights of a frozen unit."""
+
+    SHARD = "SHARD"
+    """Sharded; gathered each time it is needed: least memory, most traffic."""
+    KEEP = "KEEP"
+    """Sharded; gathered once in forward and kept until backward is over."""
+    REPLICATE = "REPLICATE"
+    """Every rank holds it whole: no traffic at all."""
+    AUTO = "AUTO"
+    """Chosen per unit so that the step sends least within `memory_budget_gib`."""
+
+
+class Precision(Choice):
+    """A floating-point format."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    def to_torch(self) -> torch.dtype:
+        """The torch dtype."""
+        import torch
+
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.value]
+
+
+class BackboneSource(Choice):
+    """Which library builds a backbone."""
+
+    OPEN_CLIP = "open_clip"
+    """An open_clip CLIP; its visual tower is used."""
+    TRANSFORMERS = "transformers"
+    """A transformers vision model or causal language model."""
+
+
+class DataSource(Choice):
+    """Where samples come from."""
+
+    SHAPES = "shapes"
+    """Pictures of coloured shapes, drawn on the fly; needs nothing on disk."""
+    FOLDER = "folder"
+    """A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."""
+    WEBDATASET = "webdataset"
+    """WebDataset .tar shards with .jpg or .png beside .txt or .json."""
+
+
+class Task(Choice):
+    """What the model is asked about a picture."""
+
+    CAPTION = "caption"
+    """Describe the picture."""
+    QUESTION = "question"
+    """Answer a question about the picture."""
+
+
+class Schedule(Choice):
+    """Shape of the learning rate after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Device(Choice):
+    """What the ranks compute on."""
+
+    AUTO = "auto"
+    """CUDA with nccl when a GPU is there for every rank of the node, else the CPU with gloo."""
+    CPU = "cpu"
+    CUDA = "cuda"

@@ -1,0 +1,146 @@
+"""RunParams: everything about a run, and its way to and from YAML and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+
+from .check import ParamError, unknown_key
+from .data import DataParams
+from .enums import Backend
+from .fsdp import FSDPParams
+from .model import ModelParams
+from .train import LaunchParams, TrainParams
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParams:
+    """One training run, whole. The same object drives the form, the command line and every rank."""
+
+    model: ModelParams = ModelParams()
+    """What is trained."""
+
+    data: DataParams = DataParams()
+    """On what."""
+
+    train: TrainParams = TrainParams()
+    """For how long and how fast."""
+
+    fsdp: FSDPParams = FSDPParams()
+    """Sharded how."""
+
+    launch: LaunchParams = LaunchParams()
+    """Where."""
+
+    def __post_init__(self) -> None:
+        mesh = (self.fsdp.dp_replicate, self.fsdp.dp_shard)
+        if all(mesh) and mesh[0] * mesh[1] != self.launch.ranks:
+            raise ParamError(
+                "fsdp.dp_replicate",
+                f"{mesh[0]} x dp_shard {mesh[1]} makes {mesh[0] * mesh[1]} ranks, but launch.ranks is "
+                f"{self.launch.ranks}; change one of the three",
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunParams:
+        """From nested plain values; what is absent keeps its default. Raises ParamError with the dotted field name."""
+        return build(cls, values)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> RunParams:
+        """Read a YAML file. Raises FileNotFoundError, or ParamError for what is wrong in it."""
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ParamError(str(path), f"is not YAML: {error}") from None
+        return cls.from_dict({} if values is None else values)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunParams:
+        """Read a JSON text. Raises ParamError for what is wrong in it."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ParamError("json", f"is not JSON: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values: dicts, lists, strings, numbers, None."""
+        return plain(asdict(self))
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """The whole configuration as YAML; written to `path` too if one is given."""
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_json(self) -> str:
+        """The whole configuration as JSON."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+
+    def change(self, **changes: Any) -> RunParams:
+        """A copy with other values, given by dotted name: `params.change(**{"train.lr": 3e-4})`."""
+        values = self.to_dict()
+        for name, value in changes.items():
+            *parents, last = name.split(".")
+            place = values
+            for parent in parents:
+                place = place.get(parent, {}) if isinstance(place, dict) else {}
+            if not isinstance(place, dict) or last not in place:
+                raise unknown_key(name, _dotted(self.to_dict()))
+            place[last] = plain(value)
+        return RunParams.from_dict(values)
+
+    @property
+    def backend(self) -> Backend:
+        """The wrapper that really runs."""
+        return self.fsdp.effective_backend
+
+
+def build(cls: type[T], values: Any) -> T:
+    """A parameter dataclass from nested plain values, every mistake named by its dotted field."""
+    if not isinstance(values, Mapping):
+        raise ParamError(cls.__name__, f"{values!r} is not a mapping of field names to values")
+    hints = get_type_hints(cls)
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    arguments = {}
+    for key, value in values.items():
+        if key not in known:
+            raise unknown_key(str(key), known)
+        if is_dataclass(hints[key]):
+            try:
+                value = build(hints[key], value)
+            except ParamError as error:
+                raise error.under(key) from None
+        arguments[key] = value
+    return cls(**arguments)
+
+
+def plain(value: Any) -> Any:
+    """Enums to strings and tuples to lists, all the way down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def _dotted(values: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key, value in values.items():
+        names.append(prefix + key)
+        if isinstance(value, dict):
+            names += _dotted(value, f"{prefix}{key}.")
+    return names

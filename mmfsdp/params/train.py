@@ -1,0 +1,106 @@
+"""TrainParams and LaunchParams: how long, how fast, on what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .check import ParamError, at_least, coerce, need
+from .enums import Device, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainParams:
+    """The training loop."""
+
+    steps: int = 100
+    """Optimizer steps; a count. Default 100."""
+
+    batch_size: int = 8
+    """Samples per rank and micro-step; a count. Default 8."""
+
+    accumulation: int = 1
+    """Micro-steps whose gradients are added up before one optimizer step; a count. Default 1."""
+
+    lr: float = 1e-4
+    """Peak learning rate of AdamW, per step. Default 1e-4."""
+
+    warmup_steps: int = 10
+    """Steps over which the learning rate rises from 0; a count. Default 10."""
+
+    schedule: Schedule = Schedule.COSINE
+    """Learning rate after the warm-up: constant, linear (to 0), cosine (to 0). Default cosine."""
+
+    weight_decay: float = 0.01
+    """AdamW's decoupled decay of matrices; norms, biases, gates and embeddings have none. Default 0.01."""
+
+    max_grad_norm: float | None = 1.0
+    """The global gradient norm is clipped to this; unset never clips. Default 1.0."""
+
+    save_every: int | None = None
+    """Steps between checkpoints; a count. The last step is always saved. Default unset: only the last."""
+
+    keep_last: int | None = None
+    """Newest checkpoints to keep; a count. Default unset: all."""
+
+    eval_samples: int = 200
+    """New pictures that are captioned after training, per split; a count. Default 200."""
+
+    seed: int = 0
+    """Seeds new weights, data order and augmentation. Default 0."""
+
+    device: Device = Device.AUTO
+    """What ranks compute on: auto (CUDA where every rank has a GPU), cpu, cuda. Default auto."""
+
+    def __post_init__(self) -> None:
+        coerce(self)
+        at_least(self, 1, "steps", "batch_size", "accumulation", "save_every", "keep_last", "eval_samples")
+        at_least(self, 0, "warmup_steps", "weight_decay", "seed")
+        need(self.lr > 0, "lr", f"{self.lr} must be above 0")
+        need(
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            "max_grad_norm",
+            f"{self.max_grad_norm} must be above 0; remove it to never clip",
+        )
+        need(
+            self.warmup_steps <= self.steps,
+            "warmup_steps",
+            f"{self.warmup_steps} is more than steps, {self.steps}; lower it or train longer",
+        )
+
+
+_NAME = re.compile(r"[\w][\w.+-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchParams:
+    """Where the ranks run and where the run's folder is."""
+
+    name: str = "first"
+    """Name of the run and of its folder; letters, digits, and . _ + - within. Default first."""
+
+    folder: str = "runs"
+    """Folder of all runs. Default runs, in the current folder."""
+
+    ranks: int = 2
+    """Processes that train together; a count. Default 2."""
+
+    threads: int | None = None
+    """CPU threads per rank; a count. Default unset: the cores shared evenly."""
+
+    timeout_min: int = 720
+    """The run is stopped after so many minutes. Default 720."""
+
+    replace: bool = False
+    """If a finished run has this name already, rename it (name-1, name-2, ...) rather than refuse. Default false."""
+
+    def __post_init__(self) -> None:
+        coerce(self)
+        at_least(self, 1, "ranks", "threads", "timeout_min")
+        if not _NAME.fullmatch(self.name):
+            raise ParamError(
+                "name",
+                f"{self.name!r} cannot name a folder; use up to 100 letters, digits and . _ + -, "
+                "beginning with a letter, a digit or _",
+            )
+        need(bool(self.folder), "folder", "is empty; name a folder, such as runs")
