@@ -1,1 +1,55 @@
-"""Multimodal FSDP."""
+"""mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models.
+
+Names are resolved when first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PARAMS = (
+    "RunParams ModelParams BackboneParams DataParams TrainParams FSDPParams LaunchParams Backend ShardingStrategy "
+    "StateDictType BackwardPrefetch AutoWrapPolicy FrozenPolicy Precision ParamError"
+).split()
+
+_HOME = {name: "params" for name in _PARAMS} | {
+    "build_model": "build",
+    "freeze": "freeze",
+    "make_plan": "plan",
+    "estimate": "estimate",
+    "wrap_fsdp": "wrap",
+    "train_step": "step",
+    "Flamingo": "models",
+    "launch": "launch",
+    "Run": "launch",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+class _Package(ModuleType):
+    """`mmfsdp.freeze` is the function, also after something has imported the file of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"mmfsdp has no {name!r}; it has {', '.join(sorted(_HOME))}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -26,26 +26,26 @@ class RunParams:
     """One training run, whole. The same object drives the form, the command line and every rank."""
 
     model: ModelParams = ModelParams()
-    """What is trained."""
+    """What is trained: backbones and what is added to them."""
 
     data: DataParams = DataParams()
-    """On what."""
+    """What it is trained on."""
 
     train: TrainParams = TrainParams()
-    """For how long and how fast."""
+    """For how long, and how fast it learns."""
 
     fsdp: FSDPParams = FSDPParams()
-    """Sharded how."""
+    """How it is sharded over the ranks."""
 
     launch: LaunchParams = LaunchParams()
-    """Where."""
+    """Where the ranks and the run folder are."""
 
     def __post_init__(self) -> None:
-        mesh = (self.fsdp.dp_replicate, self.fsdp.dp_shard)
-        if all(mesh) and mesh[0] * mesh[1] != self.launch.ranks:
+        replicate, shard = self.fsdp.dp_replicate, self.fsdp.dp_shard
+        if replicate and shard and replicate * shard != self.launch.ranks:
             raise ParamError(
                 "fsdp.dp_replicate",
-                f"{mesh[0]} x dp_shard {mesh[1]} makes {mesh[0] * mesh[1]} ranks, but launch.ranks is "
+                f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
                 f"{self.launch.ranks}; change one of the three",
             )
 
@@ -116,6 +116,8 @@ def build(cls: type[T], values: Any) -> T:
         if key not in known:
             raise unknown_key(str(key), known)
         if is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ParamError(str(key), f"{value!r} is not a mapping of field names to values")
             try:
                 value = build(hints[key], value)
             except ParamError as error:

@@ -1,0 +1,116 @@
+"""The layering rule: which room may import which, and what must not be imported early."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
+
+MAY_IMPORT = {
+    "params": set(),
+    "runs": set(),
+    "freeze": {"params"},
+    "data": {"params"},
+    "models": {"params"},
+    "build": {"params", "data", "models"},
+    "pretrain": {"params", "data", "models", "build"},
+    "plan": {"params"},
+    "estimate": {"params", "plan"},
+    "wrap": {"params", "plan"},
+    "measure": {"params", "plan", "wrap"},
+    "checkpoint": {"params", "plan", "wrap"},
+    "step": {"params", "data"},
+    "evaluate": {"params", "data", "models", "build", "checkpoint", "runs"},
+    "train": {
+        "params",
+        "runs",
+        "freeze",
+        "data",
+        "models",
+        "build",
+        "pretrain",
+        "plan",
+        "estimate",
+        "wrap",
+        "measure",
+        "checkpoint",
+        "step",
+        "evaluate",
+    },
+    "watch": {"runs"},
+    "launch": {"params", "runs", "watch"},
+    "plots": {"params", "plan", "estimate", "runs"},
+    "report": {"params", "plan", "estimate", "runs", "plots"},
+}
+ABOVE_ALL = {"widgets", "cli"}
+LATE = {("launch", "train")}
+"""Imported inside the job function only."""
+
+
+def rooms() -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        first = path.relative_to(PACKAGE).parts[0]
+        found.setdefault(first.removesuffix(".py"), []).append(path)
+    return found
+
+
+def imports_of(path: Path) -> set[tuple[str, bool]]:
+    """(room, inside a function) for each import of ours in a file."""
+    tree = ast.parse(path.read_text())
+    late = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(outer)
+    }
+    here = ("mmfsdp", *path.relative_to(PACKAGE).with_suffix("").parts)
+    found = set()
+    for node in ast.walk(tree):
+        names: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level] if node.level else ()
+            base += tuple((node.module or "").split(".")) if node.module else ()
+            names = [base] if len(base) > 1 else [(*base, alias.name) for alias in node.names]
+        found |= {(n[1], id(node) in late) for n in names if n[0] == "mmfsdp" and len(n) > 1}
+    return found
+
+
+def test_every_room_is_in_the_table():
+    assert set(rooms()) - {"__init__", "__main__"} <= set(MAY_IMPORT) | ABOVE_ALL
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_what_the_table_allows(room):
+    for path in rooms().get(room, []):
+        for other, late in imports_of(path):
+            allowed = other == room or other in MAY_IMPORT[room] or (late and (room, other) in LATE)
+            assert allowed, f"{path.relative_to(PACKAGE)} imports {other}; {room} may import {sorted(MAY_IMPORT[room])}"
+
+
+def test_the_table_has_no_cycle():
+    done: set[str] = set()
+    while len(done) < len(MAY_IMPORT):
+        ready = {room for room, needs in MAY_IMPORT.items() if room not in done and needs <= done}
+        assert ready, f"a cycle among {sorted(set(MAY_IMPORT) - done)}"
+        done |= ready
+
+
+def test_no_file_is_over_400_lines():
+    long = {
+        str(p.relative_to(PACKAGE)): n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400
+    }
+    assert not long
+
+
+@pytest.mark.parametrize("room", ["params", "runs", "watch", "launch", "plots", "report", "widgets", "cli"])
+def test_light_rooms_do_not_import_torch(room):
+    code = f"import mmfsdp, mmfsdp.{room}, sys; print([m for m in ('torch', 'transformers', 'open_clip') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip() == "[]"
