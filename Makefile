@@ -1,0 +1,37 @@
+# make lab    opens the first notebook          make test   runs every test
+# make demo   the same job, no browser          make lint   ruff and mypy
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: lab demo test lint
+.DEFAULT_GOAL := demo
+
+lab: .venv/.installed
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+demo: .venv/.installed
+	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The stamps make a second `make demo` start at once: pip runs again only when pyproject.toml has changed.
+.venv/.installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.installed-test: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test]'
+	@touch $@ .venv/.installed
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo 'mmfsdp needs Python 3.10 or newer as $(PYTHON). Name one: make PYTHON=python3.11 $(MAKECMDGOALS)'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo '$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: sudo apt install python3-venv'; exit 1; }
+	$(PYTHON) -m venv .venv

@@ -1,0 +1,96 @@
+"""Dependencies are written down once: environment.yml agrees with pyproject.toml, and what is installed satisfies it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it there, so it is installed
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def disagreements(environment: dict, project: dict) -> list[str]:
+    """What environment.yml says that pyproject.toml does not, in words."""
+    conda = [d for d in environment["dependencies"] if isinstance(d, str)]
+    pip = [line for d in environment["dependencies"] if isinstance(d, dict) for line in d["pip"]]
+    python = [SpecifierSet(d.removeprefix("python")) for d in conda if re.match(r"python\b", d)]
+    found = []
+    if environment["channels"] != ["conda-forge", "nodefaults"]:
+        found.append("channels are not conda-forge alone")
+    if python != [SpecifierSet(project["requires-python"])]:
+        found.append(f"python is not {project['requires-python']}")
+    if extra := set(conda) - {"pip"} - {d for d in conda if d.startswith("python")}:
+        found.append(f"dependencies written down twice: {extra}")
+    if "pip" not in conda or pip != ["-e ."]:
+        found.append(f"pip does not install this folder and nothing else: {pip}")
+    return found
+
+
+def test_environment_yml_adds_nothing_to_pyproject():
+    assert disagreements(yaml.safe_load((ROOT / "environment.yml").read_text()), PROJECT) == []
+
+
+@pytest.mark.parametrize(
+    "line, instead",
+    [
+        ("python>=3.10", "python>=3.12"),
+        ("  - pip\n", "  - pip\n  - numpy\n"),
+        ("-e .", "-e .[test]"),
+        ("conda-forge", "main"),
+    ],
+)
+def test_a_disagreement_is_found(line, instead):
+    text = (ROOT / "environment.yml").read_text()
+    assert line in text
+    assert disagreements(yaml.safe_load(text.replace(line, instead)), PROJECT)
+
+
+def test_what_is_installed_satisfies_pyproject():
+    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]:
+        need = Requirement(line)
+        assert need.specifier.contains(metadata.version(need.name), prereleases=True), line
+
+
+def test_license_is_apache_2_in_full():
+    text = (ROOT / PROJECT["license-files"][0]).read_text()
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+
+
+@pytest.mark.parametrize("ci, ends", [("true", "1 failed, 1 passed, 1 error"), ("", "1 passed, 2 skipped")])
+def test_a_skip_is_a_failure_in_ci_only(tmp_path, ci, ends):
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\ndef test_runs(): pass\ndef test_lacks(): pytest.skip('no browser')\n"
+    )
+    (tmp_path / "test_two.py").write_text("import pytest\npytest.skip('no slurm', allow_module_level=True)\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors", "-p", "no:cacheprovider", "."]
+    out = subprocess.run(command, cwd=tmp_path, env={**os.environ, "CI": ci}, capture_output=True, text=True)
+    assert ends in out.stdout.splitlines()[-1], out.stdout
+    assert (out.returncode == 0) is (not ci)
+
+
+def test_make_says_what_is_missing(tmp_path):
+    """An old Python, and one without venv, end in one clear line and leave no half-made environment."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "lacks").write_text("#!/bin/sh\ncase $2 in *ensurepip*) exit 1;; esac\n")
+    (tmp_path / "lacks").chmod(0o755)
+    for python, words in [("false", "needs Python 3.10"), ("./lacks", "apt install python3-venv")]:
+        command = ["make", "demo", f"PYTHON={python}"]
+        out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert out.returncode != 0 and words in out.stdout
+        assert not (tmp_path / ".venv").exists()
