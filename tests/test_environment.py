@@ -1,4 +1,4 @@
-"""Dependencies are written down once: environment.yml agrees with pyproject.toml, and what is installed satisfies it."""
+"""pyproject.toml is the one list of dependencies: environment.yml adds none, and what is installed satisfies it."""
 
 import os
 import re
