@@ -1,4 +1,4 @@
-"""The docstrings under the fields of a parameter dataclass, read from its source: one text for form, help and pages."""
+"""The docstrings under fields and enum members, read from their source: one text for form, help and pages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from functools import cache
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Field name -> its docstring on one line."""
+    """Name of a field or of an enum's member -> its docstring on one line."""
     (node,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
     assert isinstance(node, ast.ClassDef)
     docs = {}
     for here, below in zip(node.body, node.body[1:], strict=False):
-        if not (isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name)):
-            continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[here.target.id] = " ".join(str(below.value.value).split())
+        target = getattr(here, "target", None) or getattr(here, "targets", [None])[0]
+        if isinstance(target, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            docs[target.id] = " ".join(str(below.value.value).split())
     return docs
