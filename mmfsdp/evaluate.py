@@ -1,0 +1,96 @@
+"""After training: load the checkpoint into one process and caption pictures that no training ever showed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import checkpoint, runs
+from .build import build_model
+from .data.batch import Batch, Sample
+from .data.processor import Processor
+from .data.sources import open_source
+from .freeze import freeze
+from .models import Flamingo
+from .params import DataSource, RunParams
+
+BATCH = 50
+SHOWN = 12
+"""Pictures kept in the run folder with their captions, per split."""
+
+
+def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
+    """The model of a run with its newest complete checkpoint, in this process, ready to caption.
+
+    Raises ParamError where the run has no checkpoint.
+    """
+    params = RunParams.from_yaml(folder / "params.yaml")
+    newest = checkpoint.latest(folder / runs.CHECKPOINTS)
+    model, processor = build_model(params.model)
+    freeze(model, params.model.freeze)
+    checkpoint.load(model, newest)
+    return params, model.eval(), processor
+
+
+def caption_held_out(folder: Path) -> dict[str, Any]:
+    """Caption new pictures, write result.json and the first pictures beside it. Returns the result.
+
+    Keys: heldout_exact_match, unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares
+    of samples whose whole text is right; captions: picture file, truth, caption and split of the first few.
+    """
+    params, model, processor = load_run(folder)
+    result: dict[str, Any] = runs.read_json(folder / runs.RESULT)
+    rows: list[dict[str, str]] = []
+    splits = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
+    for split, key in splits.items():
+        if split == "unseen" and params.data.source is not DataSource.SHAPES:
+            continue
+        source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
+        samples = list(islice(source, params.train.eval_samples))
+        said = captions(model, processor, samples)
+        result[key] = exact_match(said, samples)
+        rows += keep_pictures(folder, split, samples, said)
+        if split == "heldout":
+            result["text_only_exact_match"] = exact_match(captions(model, processor, samples, blank=True), samples)
+    result["captions"] = rows
+    result["seconds"] = time.time() - runs.read_record(folder).created
+    runs.write_json(folder / runs.RESULT, result)
+    return result
+
+
+def exact_match(said: Sequence[str], samples: Sequence[Sample]) -> float:
+    """Share of texts that are the truth, word for word."""
+    return sum(a == b.text for a, b in zip(said, samples, strict=True)) / len(samples)
+
+
+def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], said: Sequence[str]) -> list[dict[str, str]]:
+    """Write the first pictures into the run folder; one row each with file, truth, caption and split."""
+    (folder / "captions").mkdir(exist_ok=True)
+    rows = []
+    for i, (sample, caption) in enumerate(islice(zip(samples, said, strict=True), SHOWN)):
+        name = f"captions/{split}_{i:02d}.png"
+        sample.images[0].save(folder / name)
+        rows.append({"image": name, "truth": sample.text, "caption": caption, "split": split})
+    return rows
+
+
+@torch.inference_mode()
+def captions(model: Flamingo, processor: Processor, samples: Sequence[Sample], *, blank: bool = False) -> list[str]:
+    """What the model says to each sample's prompt. With `blank`, it sees empty pictures."""
+    said: list[str] = []
+    device = next(model.parameters()).device
+    for start in range(0, len(samples), BATCH):
+        batch = processor.prompts(samples[start : start + BATCH]).to(device)
+        media = {key: torch.zeros_like(x) if blank else x for key, x in batch.media.items()}
+        said += processor.decode(_new_tokens(model, batch, media))
+    return said
+
+
+def _new_tokens(model: Flamingo, batch: Batch, media: dict[str, torch.Tensor]) -> torch.Tensor:
+    ids = model.generate(batch.input_ids, attention_mask=batch.attention_mask, media=media, max_new_tokens=24)
+    return ids[:, batch.input_ids.shape[1] :]
