@@ -35,6 +35,10 @@ class DataParams:
     """Share of attribute combinations of the generated pictures that no training ever sees in a picture. Default
     0.15."""
 
+    heldout_fraction: float = 0.02
+    """Share of a folder's or of shards' records, chosen by a hash of their names, that is kept from training to
+    caption afterwards; at least one record. Default 0.02."""
+
     def __post_init__(self) -> None:
         coerce(self)
         at_least(self, 0, "workers")
@@ -47,5 +51,6 @@ class DataParams:
                 "path", f"{self.path!r} has no effect with source shapes; set source to folder or webdataset"
             )
         need(0 < self.unseen_fraction < 1, "unseen_fraction", f"{self.unseen_fraction} is not between 0 and 1")
+        need(0 < self.heldout_fraction < 1, "heldout_fraction", f"{self.heldout_fraction} is not between 0 and 1")
         if self.task is Task.QUESTION and not generated:
             raise ParamError("task", f"question needs source shapes, not {self.source}; set task to caption")

@@ -1,0 +1,22 @@
+"""Samples and batches: generated pictures, folders, WebDataset shards."""
+
+from .batch import Batch, Sample
+from .loader import Batches, batches
+from .pictures import CorruptRecord
+from .processor import END_OF_CHUNK, IMAGE, PAD, Processor, add_special_tokens
+from .sources import Source, open_source
+
+__all__ = [
+    "END_OF_CHUNK",
+    "IMAGE",
+    "PAD",
+    "Batch",
+    "Batches",
+    "CorruptRecord",
+    "Processor",
+    "Sample",
+    "Source",
+    "add_special_tokens",
+    "batches",
+    "open_source",
+]

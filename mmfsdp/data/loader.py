@@ -1,0 +1,114 @@
+"""batches: the endless, restartable stream of batches of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from mmfsdp.params import DataParams
+
+from .batch import Batch
+from .lane import Lane, Loaded
+from .pictures import CorruptRecord, stable_hash
+from .processor import Processor, Row
+from .sources import Source, open_source
+
+REMEMBERED = 10_000
+"""Names of skipped records that are kept; beyond, they are only counted."""
+
+
+def batches(
+    params: DataParams,
+    processor: Processor,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    seed: int = 0,
+    start: int = 0,
+) -> Batches:
+    """Training batches of one rank, without end, the same for the same arguments.
+
+    `start` is the number of batches (micro-steps) already consumed: the stream goes on exactly there. At each step the
+    ranks' batches together are the single process's batch of world_size * batch_size, in order of rank (for shards:
+    where they are too few to be dealt whole; see `shards.SHARDS_PER_LANE`). A corrupt record leaves its batch one
+    sample smaller. Raises ParamError if the source cannot be opened.
+    """
+    source = open_source(params, image_size=processor.image_size, seed=seed)
+    processor = replace(processor, max_length=params.max_length, augment=params.augment)
+    lane = Lane(batch_size=batch_size, rank=rank, world_size=world_size, start=start)
+    loader = DataLoader(
+        _Steps(source, processor, lane, seed),
+        batch_size=None,
+        num_workers=params.workers,
+        multiprocessing_context="spawn" if params.workers else None,  # a fork would copy gloo's and CUDA's threads
+        generator=torch.Generator(),  # leaves the global random state, which checkpoints hold, alone
+    )
+    return Batches(loader, dict(source.skipped))
+
+
+@dataclass
+class Delivery:
+    """A batch and what was left out of it."""
+
+    batch: Batch
+    skipped: dict[str, str]
+    cut: int
+
+
+class Batches:
+    """Iterator over Batch that keeps count of what the data lacked, over all workers of this rank."""
+
+    skipped: dict[str, str]
+    """Name to reason of corrupt records met so far (the first 10,000 names)."""
+    skipped_count: int
+    """How many times a record was skipped; one that comes up in every epoch counts every time."""
+    cut_count: int
+    """Samples cut to max_length."""
+
+    def __init__(self, loader: DataLoader, skipped: dict[str, str]):
+        self._deliveries: Iterator[Delivery] = iter(loader)
+        self.skipped = skipped
+        self.skipped_count = len(skipped)
+        self.cut_count = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        delivery = next(self._deliveries)
+        for name, reason in delivery.skipped.items():
+            if len(self.skipped) < REMEMBERED:
+                self.skipped.setdefault(name, reason)
+        self.skipped_count += len(delivery.skipped)
+        self.cut_count += delivery.cut
+        return delivery.batch
+
+
+class _Steps(IterableDataset):
+    """What runs in a worker: a source's lane, encoded."""
+
+    def __init__(self, source: Source, processor: Processor, lane: Lane, seed: int):
+        self.source, self.processor, self.lane, self.seed = source, processor, lane, seed
+
+    def __iter__(self) -> Iterator[Delivery]:
+        worker: Any = get_worker_info()
+        lane = replace(self.lane, worker=worker.id, workers=worker.num_workers) if worker else self.lane
+        for step, loaded in zip(lane.steps(), self.source.batches(lane), strict=False):
+            yield self._deliver(step, loaded)
+
+    def _deliver(self, step: int, loaded: list[Loaded]) -> Delivery:
+        rows: list[Row] = []
+        skipped: dict[str, str] = {}
+        for item in loaded:
+            try:
+                if isinstance(item, CorruptRecord):
+                    raise item
+                rows.append(self.processor.encode(item, seed=stable_hash(f"{self.seed}/{step}/{item.name}")))
+            except CorruptRecord as error:
+                skipped[error.name] = error.reason
+        return Delivery(self.processor.collate(rows), skipped, sum(row.cut for row in rows))

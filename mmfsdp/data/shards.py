@@ -1,0 +1,167 @@
+"""WebDataset .tar shards, read in sequence by the `webdataset` library and dealt to ranks and workers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from glob import glob
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmfsdp.params import ParamError
+
+from .batch import Sample
+from .folder import caption_of, caption_sample
+from .lane import Lane, Loaded, attempt
+from .pictures import CorruptRecord
+
+PICTURES = ("jpg", "jpeg", "png", "webp")
+SHUFFLE = 1000
+"""Raw records held in memory to shuffle a shard."""
+SHARDS_PER_LANE = 4
+"""With at least so many shards for every worker of every rank, whole shards are dealt to them. With fewer, everyone
+reads all shards and keeps the positions that are its own: balanced, and cheap for data that small."""
+
+
+def expand_shards(path: str) -> list[str]:
+    """Shard files that a path means: braces ({000..011}), wildcards, or a folder of .tar files. Raises ParamError."""
+    from webdataset.shardlists import expand_urls
+
+    if Path(path).is_dir():
+        path = str(Path(path) / "*.tar")
+    try:
+        urls = [found for url in expand_urls(path) for found in (sorted(glob(url)) if "*" in url else [url])]
+    except (AssertionError, ValueError) as error:
+        raise ParamError("data.path", f"{path!r} cannot be expanded: {error}") from None
+    missing = [url for url in urls if not Path(url).is_file()]
+    if missing or not urls:
+        raise ParamError(
+            "data.path",
+            f"{path!r} names no .tar shard here"
+            + (f": {', '.join(missing[:3])} of {len(urls)} not found" if missing else "")
+            + "; give local files, such as shards/{000..011}.tar",
+        )
+    return urls
+
+
+@dataclass
+class ShardSource:
+    """Pictures with captions in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json.
+
+    Each epoch takes the shards in a new order and shuffles within each. A record's name is SHARD/KEY.
+    """
+
+    shards: list[str]
+    keep: Callable[[str], bool] | None = None
+    """Which names belong to this source; all if unset."""
+    seed: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Name to reason of the records and shards found corrupt, so far, in this process."""
+    _sizes: dict[str, int] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """The usable samples once, in the order of the shards."""
+        for name, loaded in self.named():
+            if isinstance(loaded, Sample):
+                yield loaded
+            else:
+                self.skipped[name] = loaded.reason
+
+    def named(self) -> Iterator[tuple[str, Loaded]]:
+        """All records once, in order, usable or not, by name."""
+        errors: list[CorruptRecord] = []
+        for url in self.shards:
+            for raw in self._shard(url, errors):
+                yield _name(raw), attempt(_load, raw)
+        yield from ((error.name, error) for error in errors)
+
+    def batches(self, lane: Lane) -> Iterator[list[Loaded]]:
+        """The lane's batches, without end; after its samples a batch lists the shards found damaged on the way."""
+        first, stride, lane = self._deal(lane)
+        errors: list[CorruptRecord] = []
+        raws, position = None, 0
+        for step in lane.steps():
+            wanted = lane.positions(step)
+            if raws is None:
+                raws = self._stream(first, stride, wanted.start, errors)
+            else:
+                next(islice(raws, wanted.start - position, wanted.start - position), None)
+            loaded = [attempt(_load, raw) for raw in islice(raws, len(wanted))]
+            yield [*loaded, *errors]
+            errors.clear()
+            position = wanted.stop
+
+    def _deal(self, lane: Lane) -> tuple[int, int, Lane]:
+        """The first shard and the stride of this worker's shards, and its lane over the records of those."""
+        readers = lane.world_size * lane.workers
+        if len(self.shards) < SHARDS_PER_LANE * readers:
+            return 0, 1, lane
+        # After a restart the loader's workers take over each other's turns: what counts is the step's remainder.
+        done, turn = divmod(lane.start + lane.worker, lane.workers)
+        return turn * lane.world_size + lane.rank, readers, Lane(batch_size=lane.batch_size, start=done)
+
+    def _stream(self, first: int, stride: int, skip: int, errors: list[CorruptRecord]) -> Iterator[dict[str, Any]]:
+        """Raw records of every stride-th shard of the endless list, without the first `skip`."""
+        empty = 0
+        for ordinal in count(first, stride):
+            epoch, place = divmod(ordinal, len(self.shards))
+            url = self.shards[np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))[place]]
+            if skip >= self._sizes.get(url, skip + 1):
+                skip -= self._sizes[url]
+                continue
+            size = 0
+            for raw in self._shard(url, errors, random.Random(f"{self.seed}/{ordinal}")):
+                size += 1
+                if skip:
+                    skip -= 1
+                else:
+                    yield raw
+            self._sizes[url] = size
+            empty = 0 if size else empty + 1
+            if empty > len(self.shards):
+                raise ValueError(f"data.path: {self.shards[0]!r} and its like yield nothing any more; are they gone?")
+
+    def _shard(
+        self, url: str, errors: list[CorruptRecord], rng: random.Random | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Raw records of one shard: member bytes by extension. Damage to the archive itself goes to `errors`."""
+        import webdataset
+
+        def note(error: Exception) -> bool:
+            errors.append(CorruptRecord(Path(url).name, f"is damaged ({type(error).__name__}: {error.args[:1]})"))
+            return True
+
+        stages = [webdataset.SimpleShardList([url]), webdataset.tarfile_to_samples(handler=note)]
+        if self.keep is not None:
+            keep = self.keep
+            stages.append(webdataset.select(lambda raw: keep(_name(raw))))
+        if rng is not None:
+            stages.append(webdataset.shuffle(SHUFFLE, initial=SHUFFLE, rng=rng))
+        yield from webdataset.DataPipeline(*stages)
+
+
+def _name(raw: dict[str, Any]) -> str:
+    return f"{Path(raw['__url__']).name}/{raw['__key__']}"
+
+
+def _load(raw: dict[str, Any]) -> Sample:
+    name = _name(raw)
+    picture = next((raw[kind] for kind in PICTURES if kind in raw), None)
+    if picture is None:
+        raise CorruptRecord(name, f"has no picture ({', '.join(PICTURES)})")
+    return caption_sample(name, _caption(name, raw), picture)
+
+
+def _caption(name: str, raw: dict[str, Any]) -> str:
+    try:
+        if "txt" in raw:
+            return raw["txt"].decode("utf-8")
+        row = json.loads(raw.get("json", b"{}"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CorruptRecord(name, f"has a caption that cannot be read ({error})") from None
+    return caption_of(row) if isinstance(row, dict) else ""

@@ -1,0 +1,103 @@
+"""open_source: the source that DataParams names, its train or held-out part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from mmfsdp.params import DataParams, DataSource, ParamError
+
+from .batch import Sample
+from .folder import Record, read_folder
+from .lane import IndexedSource, Lane, Loaded, attempt
+from .pictures import stable_hash
+from .shards import ShardSource, expand_shards
+
+SPLITS = ("train", "heldout", "unseen")
+
+
+class Source(Protocol):
+    """A stream of samples; see Lane for how it is dealt to ranks and workers."""
+
+    skipped: dict[str, str]
+    """Name to reason of corrupt records, as far as this process has met them."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        """The usable samples once, in a fixed order; without end if they are generated."""
+
+    def batches(self, lane: Lane) -> Iterator[list[Loaded]]:
+        """The lane's batches, without end."""
+
+
+def open_source(params: DataParams, *, split: str = "train", image_size: int, seed: int = 0) -> Source:
+    """Open one split of a source: train, heldout (new pictures) or unseen (new combinations; generated only).
+
+    Real data is split by a hash of each record's name, `heldout_fraction` of it held out and never less than one
+    usable record: neither the seed, nor the order, nor the number of ranks moves a record to the other side. Raises
+    ParamError naming the path if it is missing, empty, or holds fewer than two usable records.
+    """
+    if split not in SPLITS:
+        raise ParamError("split", f"{split!r} is not one of {', '.join(SPLITS)}")
+    if params.source is DataSource.SHAPES:
+        from .shapes import ShapesSource
+
+        return IndexedSource(ShapesSource(params, split=split, image_size=image_size, seed=seed).sample)
+    if split == "unseen":
+        raise ParamError("split", f"unseen needs source shapes, not {params.source}; use heldout")
+    assert params.path is not None
+    if params.source is DataSource.FOLDER:
+        return _open_folder(params, params.path, split, seed)
+    return _open_shards(params, params.path, split, seed)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One side of the split, by name."""
+
+    limit: int
+    heldout: bool
+
+    def __call__(self, name: str) -> bool:
+        return (stable_hash(name) < self.limit) is self.heldout
+
+
+def _open_folder(params: DataParams, path: str, split: str, seed: int) -> Source:
+    records, skipped = read_folder(path)
+    limit = _limit(((r.name, attempt(r.load)) for r in records), params, skipped)
+    part = Part(limit, split == "heldout")
+    mine = [record for record in records if part(record.name)]
+    return IndexedSource(partial(_load, mine), len(mine), seed, skipped)
+
+
+def _load(records: list[Record], index: int) -> Sample:
+    return records[index].load()
+
+
+def _open_shards(params: DataParams, path: str, split: str, seed: int) -> Source:
+    source = ShardSource(expand_shards(path), seed=seed)
+    limit = _limit(source.named(), params, source.skipped)
+    return ShardSource(source.shards, Part(limit, split == "heldout"), seed, source.skipped)
+
+
+def _limit(records: Iterable[tuple[str, Loaded]], params: DataParams, skipped: dict[str, str]) -> int:
+    """Names that hash below this are held out. Reads on until it has met a usable record on either side; where there
+    is none on one, the usable record of the smallest hash is held out. Notes what it finds corrupt in `skipped`."""
+    limit = int(params.heldout_fraction * 2**32)
+    hashes: list[int] = []
+    for name, loaded in records:
+        if not isinstance(loaded, Sample):
+            skipped[name] = loaded.reason
+            continue
+        hashes.append(stable_hash(name))
+        if min(hashes) < limit <= max(hashes):
+            return limit
+    if len(set(hashes)) < 2:
+        first = "".join(f"; {name} {reason}" for name, reason in list(skipped.items())[:3])
+        raise ParamError(
+            "data.path",
+            f"{params.path!r} holds {len(hashes)} usable pictures with captions ({len(skipped)} skipped{first}); "
+            "it takes two at least, one to train on and one to hold out",
+        )
+    return min(hashes) + 1
