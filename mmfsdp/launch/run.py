@@ -1,0 +1,105 @@
+"""Run: a handle on a run folder, the same in the process that launched it and in any other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runs import PathLike, RunRecord, RunState, is_run, read_json, read_metrics, run_state
+from ..watch import read_log
+
+if TYPE_CHECKING:
+    from ..params import RunParams
+
+
+class Run:
+    """A run, known by its folder alone; it holds nothing that another process could not know."""
+
+    def __init__(self, path: PathLike):
+        self.path = Path(path).expanduser().absolute()
+
+    @classmethod
+    def open(cls, path: PathLike) -> Run:
+        """A handle on an existing run. Raises ValueError naming the runs beside it if there is none at `path`."""
+        run = cls(path)
+        if not is_run(run.path):
+            parent = run.path.parent
+            beside = sorted(p.name for p in parent.iterdir() if is_run(p)) if parent.is_dir() else []
+            raise ValueError(f"{str(run.path)!r} is not a run; {parent} holds {', '.join(beside) or 'none'}")
+        return run
+
+    @property
+    def name(self) -> str:
+        """Name of the run: its folder's."""
+        return self.path.name
+
+    @property
+    def params(self) -> RunParams:
+        """Its whole configuration."""
+        from ..params import RunParams
+
+        return RunParams.from_yaml(self.path / "params.yaml")
+
+    @property
+    def record(self) -> RunRecord | None:
+        """Who runs it, and where; None if its launch was cut short."""
+        return RunRecord.read(self.path)
+
+    def state(self) -> RunState:
+        """How it is now."""
+        return run_state(self.path)
+
+    def wait(self, timeout: float | None = None) -> RunState:
+        """Wait until it is done, at most `timeout` seconds, and return the state it is in then."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not (state := self.state()).done and (until is None or time.monotonic() < until):
+            time.sleep(0.1)
+        return state
+
+    def cancel(self, *, timeout: float = 10.0) -> RunState:
+        """Stop all its processes and return its state once they are gone; a finished run is left as it is.
+
+        Works from any machine that sees the folder, by asking the supervisor. Raises TimeoutError if processes are
+        left after `timeout` seconds, which can only be when they are on another machine or another person's.
+        """
+        if self.state().done:
+            return self.state()
+        (self.path / "cancel").touch()
+        until = time.monotonic() + timeout
+        while not self._gone():
+            record = self.record
+            if record and record.here and (not record.supervised() or time.monotonic() > until - 5):
+                record.stop()  # nobody else does
+            if time.monotonic() > until and not self._gone():
+                raise TimeoutError(f"{self.name} still runs, {timeout:g} s after it was told to stop: {self.state()}")
+            time.sleep(0.05)
+        return self.state()
+
+    def logs(self, rank: int = 0, *, size: int = 1 << 20) -> str:
+        """What a rank has written so far: its newest `size` bytes, colors the only control sequences."""
+        return read_log(self.path, self._checked(rank), size=size)
+
+    def metrics(self, rank: int = 0) -> list[dict[str, Any]]:
+        """A rank's metrics so far, one row a step."""
+        return read_metrics(self.path, self._checked(rank))[0]
+
+    def result(self) -> dict[str, Any] | None:
+        """result.json; None until it is written."""
+        return read_json(self.path / "result.json")
+
+    def _gone(self) -> bool:
+        record = self.record
+        return self.state().done and not (record and record.here and record.members())
+
+    def _checked(self, rank: int) -> int:
+        record = self.record
+        if record and not 0 <= rank < record.ranks:
+            raise ValueError(f"rank: {rank} is not a rank of {self.name}; they are 0 to {record.ranks - 1}")
+        return rank
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.state()}>"

@@ -1,0 +1,122 @@
+"""launch(): a run folder, a supervisor, and back to the caller at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mmfsdp
+
+from ..runs import RunRecord, is_run, process_start, run_state, write_text
+from ..runs.processes import RUN_VARIABLE
+from .run import Run
+
+if TYPE_CHECKING:  # the supervisor and the ranks start sooner without
+    from ..params import LaunchParams, RunParams
+
+ENTRY = "mmfsdp.train:run"
+"""What every rank calls, with the run folder."""
+
+
+def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
+    """Start a run and return at once. Its ranks outlive the caller: interrupt, restart and death.
+
+    `entry` ("module:function") is called with the run folder on every rank, the torch.distributed variables set.
+    Raises ParamError if the run's name is taken.
+    """
+    folder = make_folder(params.launch)
+    write_text(folder / "params.yaml", params.to_yaml())
+    identity = uuid.uuid4().hex
+    supervisor = _detach(folder, identity)
+    started = process_start(supervisor.pid)
+    RunRecord(
+        executor="local",
+        entry=entry,
+        ranks=params.launch.ranks,
+        steps=params.train.steps,
+        threads=params.launch.threads or max(1, _cores() // params.launch.ranks),
+        timeout_min=params.launch.timeout_min,
+        device=params.train.device.value,
+        host=socket.gethostname(),
+        pid=supervisor.pid,
+        start=time.time() if started is None else started,
+        identity=identity,
+        created=time.time(),
+        version=mmfsdp.__version__,
+        commit=_commit(),
+    ).write(folder)
+    return Run(folder)
+
+
+def make_folder(params: LaunchParams) -> Path:
+    """A new run folder for its owner alone; a finished run of that name is first renamed if `replace` says so."""
+    from ..params import ParamError
+
+    parent = Path(params.folder).expanduser().absolute()
+    folder = parent / params.name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        if params.replace and folder.exists():
+            _set_aside(folder)
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        raise ParamError("launch.name", _taken(folder, params)) from None
+    except OSError as error:
+        raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
+    (folder / "logs").mkdir()
+    return folder
+
+
+def _taken(folder: Path, params: LaunchParams) -> str:
+    if not is_run(folder):
+        return f"{str(folder)!r} exists already and is not a run; choose another name"
+    state = run_state(folder)
+    if not state.done:
+        return f"the run {str(folder)!r} is {state}; choose another name, or cancel it first"
+    return (
+        f"the run {str(folder)!r} exists already ({state}); choose another name, or set launch.replace to true, "
+        f"which renames the old one to {params.name}-1"
+    )
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename a finished run to name-1, or the first such name that is free."""
+    if not is_run(folder) or not run_state(folder).done:
+        return  # then making the folder fails, and says why
+    number = 1
+    while (other := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    folder.rename(other)
+
+
+def _detach(folder: Path, identity: str) -> subprocess.Popen[bytes]:
+    with open(folder / "logs" / "supervisor.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mmfsdp.launch", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {RUN_VARIABLE: identity},
+        )
+    threading.Thread(target=process.wait, daemon=True).start()  # buries it, should it end before we do
+    return process
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

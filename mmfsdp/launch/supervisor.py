@@ -1,0 +1,178 @@
+"""The process that starts the ranks of one run, watches every one of them, and has the last word on the run.
+
+It leads a session of its own, in which all processes of the run are: nothing that happens to the notebook or terminal
+reaches them. submitit alone would not do: it tells of a failed rank only once rank 0 has ended, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import submitit
+
+from ..runs import RunRecord, Status, last_log_lines, rank_word, write_json
+from ..runs.state import failure_of
+from .job import VISIBLE, run_rank
+
+POLL = 0.1
+SETTLE = 0.3
+"""Seconds after a first failure in which a rank that died silently is still taken for its cause."""
+LINGER = 30.0
+"""Seconds that processes may take to end after all ranks are done."""
+
+Verdict = dict[str, Any]
+"""The content of status.json: status, and where known reason, rank, traceback, job."""
+
+
+def supervise(folder: Path) -> None:
+    """Run one run from its folder, to its end."""
+    record = _record(folder)
+    watch = _Watch(folder, record)
+    try:
+        verdict = watch.asked_to_stop() or watch.run()
+    except Exception:
+        verdict = {"status": Status.FAILED, "reason": "its supervisor failed", "traceback": traceback.format_exc()}
+    watch.say(status=Status.STARTING, **{k: v for k, v in verdict.items() if k != "status"})
+    record.stop()
+    watch.say(**verdict, finished=time.time())
+
+
+def _record(folder: Path) -> RunRecord:
+    """run.json, which is written once this process is known to live."""
+    for _ in range(1000):
+        if record := RunRecord.read(folder):
+            return record
+        time.sleep(0.01)
+    raise SystemExit(f"{folder} has no run.json")
+
+
+class _Watch:
+    """One run: its job, the processes of its ranks, and what was said of it so far."""
+
+    def __init__(self, folder: Path, record: RunRecord):
+        self.folder, self.record = folder, record
+        self.said: Verdict = {}
+        self.ranks: dict[int, psutil.Process] = {}
+        self.signal: int | None = None
+        self.until = time.monotonic() + 60 * record.timeout_min
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, _: Any) -> None:
+        self.signal = number
+
+    def say(self, **more: Any) -> None:
+        """Add to status.json."""
+        self.said |= more
+        write_json(self.folder / "status.json", self.said)
+
+    def run(self) -> Verdict:
+        """Start the ranks and watch them until there is a verdict."""
+        self.job = submit_local(self.folder, self.record)
+        self.say(status=Status.STARTING, job=self.job.job_id)
+        while not (verdict := self.asked_to_stop() or self._failure() or self._completion()):
+            time.sleep(POLL)
+        return verdict
+
+    def asked_to_stop(self) -> Verdict | None:
+        if (self.folder / "cancel").exists():
+            return {"status": Status.CANCELLED, "reason": "cancelled"}
+        if self.signal:
+            return {"status": Status.CANCELLED, "reason": f"stopped by {signal.Signals(self.signal).name}"}
+        if time.monotonic() > self.until:
+            minutes = self.record.timeout_min
+            return {"status": Status.FAILED, "reason": f"stopped after {minutes} min; raise launch.timeout_min"}
+        return None
+
+    def _completion(self) -> Verdict | None:
+        if any(rank_word(self.folder, rank).get("state") != "done" for rank in range(self.record.ranks)):
+            return None
+        until = time.monotonic() + LINGER
+        while not self.job.done() and time.monotonic() < until:
+            time.sleep(POLL)
+        return {"status": Status.COMPLETED}
+
+    def _failure(self) -> Verdict | None:
+        """The verdict on the first rank that failed. A rank that died without a word comes before all others: they
+        fail for want of it, and say so sooner than its death shows."""
+        if not any(self._failed()):
+            return None
+        time.sleep(SETTLE)
+        silent, failed = self._failed()
+        if silent:
+            rank = min(silent)
+            text = last_log_lines(self.folder, rank) or (self.folder / "logs" / "supervisor.log").read_text()[-4000:]
+            reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash"
+            reason += "".join(f"; then {failure_of(word)['reason']}" for word in failed)
+            return {"status": Status.FAILED, "reason": reason, "rank": rank, "traceback": text}
+        first = min(failed, key=lambda word: word["time"])
+        return {"status": Status.FAILED, **failure_of(first), "time": first["time"]}
+
+    def _failed(self) -> tuple[list[int], list[dict[str, Any]]]:
+        """Ranks whose process is gone without a word of its end, and the words of those that failed."""
+        over = self.job.done()
+        self._find_ranks()
+        gone = [r for r in range(self.record.ranks) if over or (r in self.ranks and not _lives(self.ranks[r]))]
+        words = {rank: rank_word(self.folder, rank) for rank in range(self.record.ranks)}
+        silent = [rank for rank in gone if words[rank].get("state") not in ("done", "failed")]
+        return silent, [word for word in words.values() if word.get("state") == "failed"]
+
+    def _find_ranks(self) -> None:
+        """Learn the process of each rank from submitit's controller, before the rank itself can say anything."""
+        if len(self.ranks) == self.record.ranks:
+            return
+        try:
+            for child in psutil.Process(int(self.job.job_id)).children():
+                rank = child.environ().get("SUBMITIT_LOCAL_GLOBALID")
+                if rank is not None:
+                    self.ranks[int(rank)] = child
+        except psutil.Error:
+            return  # just born or just gone: the next look will tell
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def submit_local(folder: Path, record: RunRecord) -> Any:
+    """The ranks as local processes, by submitit. Their environment is this process's."""
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(_free_port()),
+        OMP_NUM_THREADS=str(record.threads),
+        PYTHONUNBUFFERED="1",
+    )
+    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "CRITICAL")  # rank logs are for what the ranks say
+    if loopback := {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())  # a laptop's network may come and go
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        os.environ[VISIBLE] = os.environ["CUDA_VISIBLE_DEVICES"]
+    executor = submitit.AutoExecutor(folder=folder / "logs", cluster="local")
+    executor.update_parameters(
+        nodes=1,
+        tasks_per_node=record.ranks,
+        timeout_min=record.timeout_min + 10,  # the supervisor is first to stop it
+        stderr_to_stdout=True,
+    )
+    return executor.submit(run_rank, str(folder))
+
+
+def _free_port() -> int:
+    """A port outside the range from which the system serves outgoing connections, so that it stays free a while."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port on 127.0.0.1 between 20000 and 32000")

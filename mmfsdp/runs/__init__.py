@@ -1,0 +1,39 @@
+"""The run folder: reading and writing it, and the true state of a run, from any process. Imports no torch.
+
+The folder is the database, and every file in it has one writer:
+
+    run.json                 `launch`, once: who and where (RunRecord)
+    params.yaml              `launch`, once: the whole configuration
+    status.json              the supervisor: job id, failure, final state
+    logs/rank<N>.json        rank N: process, then done or failed with its traceback
+    logs/*_<N>_log.out       rank N: what it prints (submitit's files)
+    metrics.jsonl            rank 0: one line a step; metrics-rank<N>.jsonl for the others
+    plan.json, checkpoints/, result.json, report.html    the training itself
+    cancel                   whoever wants the run to stop; its presence is the message
+"""
+
+from .files import MetricsWriter, PathLike, metrics_path, read_json, read_metrics, write_json, write_text
+from .processes import alive, members, process_start, stop
+from .state import RunRecord, RunState, Status, is_run, last_log_lines, log_paths, rank_word, run_state
+
+__all__ = [
+    "MetricsWriter",
+    "PathLike",
+    "RunRecord",
+    "RunState",
+    "Status",
+    "alive",
+    "is_run",
+    "last_log_lines",
+    "log_paths",
+    "members",
+    "metrics_path",
+    "process_start",
+    "rank_word",
+    "read_json",
+    "read_metrics",
+    "run_state",
+    "stop",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,55 @@
+"""What the ranks of the launch tests run, in place of a training: real processes that import no torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mmfsdp.runs import MetricsWriter
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def talk(folder: Path) -> None:
+    """Print and measure five steps, both ranks."""
+    metrics = MetricsWriter(folder, RANK)
+    keys = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+    print("env", *(f"{key}={os.environ[key]}" for key in keys))
+    print("a warning", file=sys.stderr)
+    for step in range(1, 6):
+        print(f"step {step} at {time.time()}")
+        metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
+        time.sleep(0.1)
+    sys.stdout.write("no newline at the end")
+
+
+def sleep(folder: Path) -> None:
+    """Run on, with a child each, until stopped."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    metrics = MetricsWriter(folder, RANK)
+    for step in range(1, 6000):
+        metrics.write({"step": step, "time": time.time()})
+        time.sleep(0.1)
+
+
+def fail(folder: Path) -> None:
+    """Rank 1 fails, rank 0 would go on for ever and does not listen to TERM."""
+    if RANK == 1:
+        time.sleep(0.3)
+        raise RuntimeError("the cause")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep(folder)
+
+
+def die(folder: Path) -> None:
+    """Rank 1 is killed; rank 0 fails for want of it, at once and with a traceback."""
+    beat = folder / "alive"
+    if RANK == 1:
+        beat.write_text(str(os.getpid()))
+        print("last words of rank 1")
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not beat.exists() or Path(f"/proc/{beat.read_text() or 1}/cmdline").read_bytes():
+        time.sleep(0.001)
+    raise ConnectionError("connection closed by peer")
