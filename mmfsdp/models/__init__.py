@@ -1,0 +1,16 @@
+"""Multimodal models: backbones of open_clip and transformers, and what is trained between them."""
+
+from .flamingo import Flamingo, FlamingoOutput
+from .language import build_language, load_tokenizer
+from .tokens import TokenIds
+from .vision import VisionEncoder, build_vision
+
+__all__ = [
+    "Flamingo",
+    "FlamingoOutput",
+    "TokenIds",
+    "VisionEncoder",
+    "build_language",
+    "build_vision",
+    "load_tokenizer",
+]

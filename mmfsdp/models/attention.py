@@ -1,0 +1,26 @@
+"""Pieces that the perceiver and the gated cross-attention share. B batch, L queries, M keys, H heads, D width."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def attend(
+    query: torch.Tensor, key_value: torch.Tensor, *, heads: int, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multi-head attention. query (B, L, H*D), key_value (B, M, 2*H*D), mask (B, 1, L, M) true where seen."""
+    key, value = key_value.chunk(2, dim=-1)
+    query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def feed_forward(dim: int, multiple: int = 4) -> nn.Sequential:
+    """LayerNorm, then two matrices without bias around a GELU. (..., dim) -> (..., dim)."""
+    return nn.Sequential(
+        nn.LayerNorm(dim),
+        nn.Linear(dim, dim * multiple, bias=False),
+        nn.GELU(),
+        nn.Linear(dim * multiple, dim, bias=False),
+    )

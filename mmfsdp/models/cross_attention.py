@@ -1,0 +1,84 @@
+"""Gated cross-attention and its place in a decoder (Flamingo; parameter names and arithmetic of OpenFlamingo).
+
+B batch, L text tokens, M media tokens (pictures x latents), D width of the text, V width of the media.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attention import attend, feed_forward
+
+
+def media_mask(media_time: torch.Tensor, *, pictures: int, latents: int, attend_all: bool) -> torch.Tensor:
+    """Which media each text token sees: (B, 1, L, pictures*latents), true where seen.
+
+    media_time (B, L) counts the pictures announced up to each token: 0 sees none, n sees the n-th only, or the
+    first n with `attend_all`.
+    """
+    slots = torch.arange(1, pictures + 1, device=media_time.device).repeat_interleave(latents)
+    time = media_time[:, None, :, None]
+    return time >= slots if attend_all else time == slots
+
+
+class MaskedCrossAttention(nn.Module):
+    """Text looks at media through a mask; a token that may see none gets 0."""
+
+    def __init__(self, dim: int, *, media_dim: int, heads: int, head_dim: int):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(dim)
+        self.to_q = nn.Linear(dim, heads * head_dim, bias=False)
+        self.to_kv = nn.Linear(media_dim, 2 * heads * head_dim, bias=False)
+        self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
+
+    def forward(self, text: torch.Tensor, media: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """text (B, L, D), media (B, M, V), mask (B, 1, L, M) -> (B, L, D)."""
+        sees_any = mask.any(-1, keepdim=True)  # (B, 1, L, 1)
+        # An all-false row is a softmax over nothing: let it see everything and drop the result instead.
+        out = attend(self.to_q(self.norm(text)), self.to_kv(media), heads=self.heads, mask=mask | ~sees_any)
+        return self.to_out(out * sees_any[:, 0].to(out.dtype))
+
+
+class GatedCrossAttention(nn.Module):
+    """Cross-attention and feed-forward, each added through a tanh gate that starts at 0: at first, a no-op."""
+
+    def __init__(self, dim: int, *, media_dim: int, heads: int = 8, head_dim: int = 64):
+        super().__init__()
+        self.attn = MaskedCrossAttention(dim, media_dim=media_dim, heads=heads, head_dim=head_dim)
+        self.attn_gate = nn.Parameter(torch.zeros(1))
+        self.ff = feed_forward(dim)
+        self.ff_gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, text: torch.Tensor, media: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor:
+        """text (B, L, D), media (B, M, V), mask (B, 1, L, M) -> (B, L, D). Without media only the feed-forward acts."""
+        x = text.to(self.attn_gate.dtype)  # the frozen decoder may be kept in another format
+        if media is not None and mask is not None:
+            x = x + self.attn(x, media.to(x.dtype), mask) * self.attn_gate.tanh()
+        x = x + self.ff(x) * self.ff_gate.tanh()
+        return x.to(text.dtype)
+
+
+class FlamingoLayer(nn.Module):
+    """Stands in a decoder's list of layers: gated cross-attention (or none), then the decoder's own layer."""
+
+    def __init__(self, decoder_layer: nn.Module, cross_attention: GatedCrossAttention | None):
+        super().__init__()
+        self.cross_attention = cross_attention
+        self.decoder_layer = decoder_layer
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As the decoder layer, plus keyword arguments `media` and `media_mask`, None where there are no pictures."""
+        media, mask = kwargs.pop("media"), kwargs.pop("media_mask")
+        if self.cross_attention is not None:
+            hidden_states = self.cross_attention(hidden_states, media, mask)
+        return self.decoder_layer(hidden_states, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # decoders read attributes of their layers, such as attention_type
+            return getattr(super().__getattr__("decoder_layer"), name)

@@ -1,0 +1,47 @@
+"""Causal language models and tokenizers of transformers, from a name, a folder or a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..params import BackboneParams, ParamError
+
+
+def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedModel:
+    """The causal LM of `params`, in fp32; on the meta device, without weights or download, with `meta`."""
+    if params.weights and not meta:
+        return AutoModelForCausalLM.from_pretrained(params.weights, dtype=torch.float32)
+    config = load_config(params, "language")
+    with torch.device("meta" if meta else "cpu"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def load_config(params: BackboneParams, field: str) -> Any:
+    """The transformers configuration of `params`: its `config`, which must name a model_type, or that of its name."""
+    values = dict(params.config)
+    if not values:
+        return _pretrained(AutoConfig, params.name, f"{field}.name")
+    if "model_type" not in values:
+        raise ParamError(f"{field}.config", f"{params.config!r} names no model_type; add one, such as llama")
+    try:
+        return AutoConfig.for_model(values.pop("model_type"), **values)
+    except (ValueError, TypeError) as error:
+        raise ParamError(f"{field}.config", f"{params.config!r} is not a transformers configuration: {error}") from None
+
+
+def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the language model. Raises ParamError where there is none."""
+    return _pretrained(AutoTokenizer, params.weights or params.name, "language.name")
+
+
+def _pretrained(cls: Any, source: str, field: str) -> Any:
+    try:
+        return cls.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ParamError(
+            field, f"{source!r} gives no {cls.__name__[4:].lower()} ({reason}); give a folder or a hub name"
+        ) from None

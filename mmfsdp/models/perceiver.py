@@ -1,0 +1,79 @@
+"""The perceiver resampler (Flamingo, Alayrac et al. 2022; parameter names and arithmetic of OpenFlamingo).
+
+B batch, T pictures of a sample, F frames of a picture, P patch tokens of a frame, N latents, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .attention import attend, feed_forward
+
+
+class PerceiverAttention(nn.Module):
+    """Latents look at the picture and at each other."""
+
+    def __init__(self, dim: int, *, heads: int, head_dim: int):
+        super().__init__()
+        self.heads = heads
+        self.norm_media = nn.LayerNorm(dim)
+        self.norm_latents = nn.LayerNorm(dim)
+        self.to_q = nn.Linear(dim, heads * head_dim, bias=False)
+        self.to_kv = nn.Linear(dim, 2 * heads * head_dim, bias=False)
+        self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
+
+    def forward(self, media: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+        """media (B, F*P, D), latents (B, N, D) -> (B, N, D)."""
+        latents = self.norm_latents(latents)
+        seen = torch.cat((self.norm_media(media), latents), dim=1)
+        return self.to_out(attend(self.to_q(latents), self.to_kv(seen), heads=self.heads))
+
+
+class PerceiverResampler(nn.Module):
+    """Any number of patch tokens in, `num_latents` vectors per picture out."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_latents: int = 64,
+        depth: int = 6,
+        heads: int = 8,
+        head_dim: int = 64,
+        max_images: int | None = None,
+        max_frames: int | None = None,
+    ):
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(num_latents, dim))
+        self.frame_embs = nn.Parameter(torch.randn(max_frames, dim)) if max_frames else None
+        self.media_time_embs = nn.Parameter(torch.randn(max_images, 1, dim)) if max_images else None
+        self.layers = nn.ModuleList(
+            nn.ModuleList([PerceiverAttention(dim, heads=heads, head_dim=head_dim), feed_forward(dim)])
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """features (B, T, F, P, D) -> (B, T, N, D). Raises ValueError for more pictures or frames than embeddings."""
+        batch, pictures, frames = features.shape[:3]
+        features = features.to(self.latents.dtype)
+        if self.frame_embs is not None:
+            _within("max_frames", len(self.frame_embs), frames)
+            features = features + self.frame_embs[:frames, None]
+        features = features.flatten(2, 3)  # (B, T, F*P, D)
+        if self.media_time_embs is not None:
+            _within("max_images", len(self.media_time_embs), pictures)
+            features = features + self.media_time_embs[:pictures]
+        features = features.flatten(0, 1)  # (B*T, F*P, D)
+        latents = self.latents.expand(len(features), -1, -1)
+        for layer in self.layers:
+            attention, mlp = layer.children()
+            latents = latents + attention(features, latents)
+            latents = latents + mlp(latents)
+        return self.norm(latents).unflatten(0, (batch, pictures))
+
+
+def _within(field: str, limit: int, count: int) -> None:
+    if count > limit:
+        raise ValueError(f"{field}: {limit} embeddings, but the sample has {count}; raise {field} or give fewer")

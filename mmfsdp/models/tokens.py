@@ -1,0 +1,91 @@
+"""New tokens: a small table of their own beside the frozen one, at the input and at the output.
+
+So the frozen table stays frozen and shared, and no gradient is ever masked (the idea of torchtune's fusion embedding).
+B batch, L tokens, D width, K known tokens, N new tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Ids of the tokens a Flamingo needs; the `new` ids from `known` on have rows of their own."""
+
+    image: int
+    end_of_chunk: int
+    pad: int
+    known: int
+    new: int
+
+    @classmethod
+    def after(cls, known: int) -> TokenIds:
+        """As if a tokenizer of `known` tokens had none of the three."""
+        return cls(image=known + 1, end_of_chunk=known, pad=known + 2, known=known, new=3)
+
+
+class ExtendedEmbedding(nn.Module):
+    """An embedding table and the new tokens' rows after it."""
+
+    def __init__(self, table: nn.Embedding, known: int, new: int):
+        super().__init__()
+        self.known = known
+        self.table = table
+        self.new_tokens = nn.Embedding(new, table.embedding_dim, device=table.weight.device, dtype=table.weight.dtype)
+        with torch.no_grad():  # near the mean of what the decoder is used to, apart enough to be told from each other
+            rows = table.weight[:known].float()
+            noise = torch.randn_like(self.new_tokens.weight, dtype=torch.float32)
+            self.new_tokens.weight.copy_(rows.mean(0) + 0.1 * rows.std() * noise)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(B, L) -> (B, L, D)."""
+        is_new = input_ids >= self.known
+        old = self.table(input_ids.masked_fill(is_new, 0))
+        new = self.new_tokens((input_ids - self.known).clamp(min=0))
+        return torch.where(is_new[..., None], new.to(old.dtype), old)
+
+
+class ExtendedHead(nn.Module):
+    """An output matrix and the new tokens' rows after it, the latter shared with the input's where given."""
+
+    def __init__(self, table: nn.Linear, known: int, new: int, shared: nn.Embedding | None):
+        super().__init__()
+        self.known = known
+        self.table = table
+        weight = table.weight
+        self.new_tokens = nn.Linear(weight.shape[1], new, bias=False, device=weight.device, dtype=weight.dtype)
+        if shared is not None:
+            self.new_tokens.weight = shared.weight
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(..., D) -> (..., K + N)."""
+        old = self.table(hidden_states)[..., : self.known]  # a table may have more rows than its tokenizer has tokens
+        new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype))
+        return torch.cat((old, new.to(old.dtype)), dim=-1)
+
+
+def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
+    """Give `model` rows for the new tokens, in place. Raises ValueError where its tables have another form."""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"language: {type(model).__name__} embeds with {type(table).__name__} and predicts with "
+            f"{type(head).__name__}; new tokens need nn.Embedding and nn.Linear"
+        )
+    if not ids.new:
+        return
+    if ids.known > len(table.weight):
+        raise ValueError(
+            f"language: the tokenizer has {ids.known} tokens but the embedding table only {len(table.weight)} rows; "
+            "use the tokenizer that belongs to the model"
+        )
+    embedding = ExtendedEmbedding(table, ids.known, ids.new)
+    shared = embedding.new_tokens if head.weight is table.weight else None
+    model.set_input_embeddings(embedding)
+    model.set_output_embeddings(ExtendedHead(head, ids.known, ids.new, shared))
+    model.config.get_text_config().vocab_size = ids.known + ids.new

@@ -1,0 +1,139 @@
+"""VisionEncoder: patch tokens from open_clip's visual towers and transformers' vision models.
+
+N pictures, C channels, H and W pixels, P patches, D width.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from ..params import BackboneParams, BackboneSource, ParamError
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_NORMALIZATION = {
+    "siglip_vision_model": (HALF, HALF),
+    "siglip2_vision_model": (HALF, HALF),
+    "vit": (HALF, HALF),
+    "dinov2": (IMAGENET_MEAN, IMAGENET_STD),
+    "dinov2_with_registers": (IMAGENET_MEAN, IMAGENET_STD),
+}
+_NO_TEXT = {"context_length": 1, "vocab_size": 1, "width": 8, "heads": 1, "layers": 1}
+
+
+class VisionEncoder(nn.Module):
+    """A visual tower that gives patch tokens. Class and register tokens are left out, as in OpenFlamingo."""
+
+    def __init__(
+        self,
+        visual: Any,
+        *,
+        image_size: int,
+        mean: tuple[float, ...] = CLIP_MEAN,
+        std: tuple[float, ...] = CLIP_STD,
+    ):
+        super().__init__()
+        self.visual = visual
+        self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
+        if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then gives (pooled, tokens)
+            visual.output_tokens = True
+        self.num_tokens, self.dim = self._probe()
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(N, C, H, W), normalized -> (N, P, D)."""
+        pixels = pixels.to(next(self.visual.parameters()).dtype)
+        tokens = self._tokens(pixels)
+        return tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens  # convolutions give (N, D, h, w)
+
+    def _tokens(self, pixels: torch.Tensor) -> torch.Tensor:
+        if hasattr(self.visual, "output_tokens"):
+            return self.visual(pixels)[1]
+        if hasattr(self.visual, "forward_intermediates"):  # open_clip's timm and ResNet towers
+            out = self.visual.forward_intermediates(
+                pixels, indices=1, normalize_intermediates=True, intermediates_only=True
+            )
+            return out["image_intermediates"][-1]
+        tokens = self.visual(pixel_values=pixels).last_hidden_state
+        patch = getattr(self.visual.config, "patch_size", None)
+        if tokens.ndim == 3 and isinstance(patch, int):
+            tokens = tokens[:, -((pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)) :]
+        return tokens
+
+    def _probe(self) -> tuple[int, int]:
+        """Tokens and width, from one forward on the meta device."""
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+        pixels = torch.empty(2, 3, self.image_size, self.image_size, device="meta")
+        with torch.no_grad():
+            tokens = functional_call(self, empty, (pixels,))
+        return tokens.shape[1], tokens.shape[2]
+
+
+def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder:
+    """The vision encoder of `params`; on the meta device, without weights or download, with `meta`.
+
+    Raises ParamError for a name or configuration that the library does not know.
+    """
+    if params.source is BackboneSource.OPEN_CLIP:
+        return _open_clip(params, meta)
+    return _transformers(params, meta)
+
+
+def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
+    import open_clip
+
+    folder = next((f for f in (params.weights, params.name) if f and Path(f).is_dir()), None)
+    if folder and not meta:
+        visual = open_clip.create_model(f"local-dir:{folder}").visual
+    elif params.weights and not meta:
+        _known(params.name, open_clip.get_model_config(params.name), open_clip.list_models())
+        visual = open_clip.create_model(params.name, pretrained=params.weights).visual
+    else:
+        config = _known(params.name, open_clip.get_model_config(params.name) or params.config, open_clip.list_models())
+        config = {"quick_gelu": False, **config, **params.config}
+        keep = {key: config[key] for key in ("embed_dim", "vision_cfg", "quick_gelu") if key in config}
+        if len(keep) < 3:
+            raise ParamError(
+                "vision.config", f"{params.config!r} needs embed_dim and vision_cfg, as open_clip has them"
+            )
+        with torch.device("meta" if meta else "cpu"):
+            visual = open_clip.CLIP(**keep, text_cfg=_NO_TEXT).visual
+    size = visual.image_size
+    looks = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
+    return VisionEncoder(
+        visual,
+        image_size=size if isinstance(size, int) else size[0],
+        mean=looks.get("mean", CLIP_MEAN),
+        std=looks.get("std", CLIP_STD),
+    )
+
+
+def _known(name: str, config: Any, names: list[str]) -> Any:
+    if config:
+        return config
+    import difflib
+
+    near = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.3))
+    raise ParamError("vision.name", f"open_clip has no model {name!r}; near names are {near}; or give vision.config")
+
+
+def _transformers(params: BackboneParams, meta: bool) -> VisionEncoder:
+    from transformers import AutoModel
+
+    from .language import load_config
+
+    config = load_config(params, "vision")
+    config = getattr(config, "vision_config", config)
+    if params.weights and not meta:
+        visual = AutoModel.from_pretrained(params.weights, config=config, dtype=torch.float32)
+    else:
+        with torch.device("meta" if meta else "cpu"):
+            visual = AutoModel.from_config(config, dtype=torch.float32)
+    mean, std = _NORMALIZATION.get(config.model_type, (CLIP_MEAN, CLIP_STD))
+    return VisionEncoder(visual, image_size=config.image_size, mean=mean, std=std)
