@@ -71,10 +71,12 @@ class Processor:
         return self.collate([self.encode(sample) for sample in samples])
 
     def prompts(self, samples: Sequence[Sample]) -> Batch:
-        """A batch of prompts alone to generate from, left-padded, without labels."""
+        """A batch of prompts alone to generate from, left-padded, without labels. Raises CorruptRecord."""
         rows = []
         for sample in samples:
             ids = self._start() + self._tokens(sample.prompt)
+            if not ids:
+                raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
             self._match_pictures(sample, ids + self._tokens(sample.text))
             rows.append(Row(ids, [IGNORE] * len(ids), self._pictures(sample, ids.count(self.image_id))))
         return self.collate(rows, left=True)
@@ -114,7 +116,7 @@ class Processor:
         """Pad rows to one length and one number of pictures."""
         rows = rows or [Row([self.end_id], [IGNORE], [])]
         length = max(len(row.ids) for row in rows)
-        shape = (len(rows), max(1, *(len(row.pictures) for row in rows), 1), 1, 3, self.image_size, self.image_size)
+        shape = (len(rows), max([1, *(len(row.pictures) for row in rows)]), 1, 3, self.image_size, self.image_size)
         ids = torch.full((len(rows), length), self.pad_id)
         mask, labels, vision = torch.zeros_like(ids), torch.full_like(ids, IGNORE), torch.zeros(shape)
         for i, row in enumerate(rows):

@@ -136,6 +136,9 @@ class ShardSource:
             errors.append(CorruptRecord(Path(url).name, f"is damaged ({type(error).__name__}: {error.args[:1]})"))
             return True
 
+        if _is_cut(Path(url)):
+            errors.append(CorruptRecord(Path(url).name, "is damaged: it has no end mark, so its last records are lost"))
+
         stages = [webdataset.SimpleShardList([url]), webdataset.tarfile_to_samples(handler=note)]
         if self.keep is not None:
             keep = self.keep
@@ -143,6 +146,15 @@ class ShardSource:
         if rng is not None:
             stages.append(webdataset.shuffle(SHUFFLE, initial=SHUFFLE, rng=rng))
         yield from webdataset.DataPipeline(*stages)
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a .tar does not end as archives end, in two blocks of zeros: the library takes no notice of that."""
+    if path.suffix != ".tar" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(-min(1024, path.stat().st_size), 2)
+        return file.read() != bytes(1024)
 
 
 def _name(raw: dict[str, Any]) -> str:

@@ -1,0 +1,148 @@
+"""What becomes a token, what carries loss, and which samples are refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import make_tokenizer
+from PIL import Image
+
+from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, Sample, add_special_tokens
+from mmfsdp.data.batch import IGNORE
+
+RED = Image.new("RGB", (8, 6), "red")
+HALF = (0.5, 0.5, 0.5)
+
+
+@pytest.fixture
+def small() -> Processor:
+    return Processor(make_tokenizer(bos_token="<s>", eos_token="</s>"), 8, HALF, HALF, max_length=16)
+
+
+def learned(processor: Processor, sample: Sample) -> str:
+    """The tokens that carry loss."""
+    batch = processor([sample])
+    return " ".join(processor.tokenizer.convert_ids_to_tokens(batch.labels[batch.labels != IGNORE].tolist()))
+
+
+def test_loss_is_on_the_text_and_the_end_of_chunk_alone(small):
+    samples = [
+        Sample(IMAGE + "is a", "red dog", (RED,)),
+        Sample("a", "dog"),
+        Sample("a" + IMAGE + IMAGE, "a dog", (RED, RED)),
+    ]
+    batch = small(samples)
+    assert [learned(small, s) for s in samples] == [s.text + " " + END_OF_CHUNK for s in samples]
+    assert batch.label_tokens == 3 + 2 + 3
+    for special in (small.image_id, small.pad_id, small.tokenizer.bos_token_id):
+        assert not (batch.labels == special).any()
+    assert torch.equal(batch.labels[batch.labels != IGNORE], batch.input_ids[batch.labels != IGNORE])
+    assert ((batch.input_ids == small.pad_id) == (batch.attention_mask == 0)).all()
+    assert batch.media["vision"].shape == (3, 2, 1, 3, 8, 8) and not batch.media["vision"][1].any()
+    assert batch.size == 3 and batch.media["vision"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "pictures", "expected"),
+    [
+        ("", f"a {IMAGE} red dog", 1, f"red dog {END_OF_CHUNK}"),
+        ("", f"{IMAGE} red {END_OF_CHUNK} a {IMAGE} dog", 2, f"red {END_OF_CHUNK} dog {END_OF_CHUNK}"),
+        ("", f"{IMAGE} red {END_OF_CHUNK} is is", 1, f"red {END_OF_CHUNK}"),
+        (IMAGE, f"red {END_OF_CHUNK} a {IMAGE} dog {END_OF_CHUNK}", 2, f"red {END_OF_CHUNK} dog {END_OF_CHUNK}"),
+        ("", f"{IMAGE} {IMAGE} red", 2, f"red {END_OF_CHUNK}"),
+    ],
+)
+def test_interleaved_text_learns_only_what_a_picture_precedes(small, prompt, text, pictures, expected):
+    assert learned(small, Sample(prompt, text, (RED,) * pictures)) == expected
+
+
+def test_a_first_token_that_nothing_precedes_has_no_label():
+    plain = Processor(make_tokenizer(), 8, HALF, HALF)
+    assert learned(plain, Sample("", "red dog")) == f"dog {END_OF_CHUNK}"
+
+
+def test_batch_neighbors_change_nothing(small):
+    short, long = Sample(IMAGE, "a dog", (RED,)), Sample("a a a a", "red dog is a red dog")
+    alone, together = small([short]), small([long, short])
+    length = alone.input_ids.shape[1]
+    assert torch.equal(alone.input_ids[0], together.input_ids[1, :length])
+    assert torch.equal(alone.labels[0], together.labels[1, :length])
+    assert torch.equal(alone.media["vision"][0], together.media["vision"][1])
+
+
+def test_long_text_is_cut_and_its_pictures_with_it(small):
+    row = small.encode(Sample(IMAGE, "red dog " * 5_000, (RED,)))
+    assert len(row.ids) == len(row.labels) == 16 and row.cut and small.end_id not in row.ids
+    assert not small.encode(Sample(IMAGE, "red dog", (RED,))).cut
+    late = small.encode(Sample(IMAGE, "red dog " * 10 + IMAGE + " red", (RED, RED)))
+    assert len(late.pictures) == late.ids.count(small.image_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (Sample(IMAGE, "a", (), "first"), "'first' has 1 <image> placeholders but 0 pictures"),
+        (Sample("", "a", (RED, RED), "second"), "'second' has 0 <image> placeholders but 2 pictures"),
+        (Sample(IMAGE, " \n", (RED,), "third"), "'third' has no text"),
+        (Sample(IMAGE + "a " * 20, "dog", (RED,), "fourth"), "'fourth' has no token to learn from .* max_length"),
+    ],
+)
+def test_unusable_samples_are_named(small, sample, words):
+    with pytest.raises(CorruptRecord, match=words):
+        small([sample])
+
+
+def test_prompts_are_the_beginning_of_training_rows(small):
+    samples = [Sample(IMAGE + "is a", "dog", (RED,)), Sample("a", "dog")]
+    batch, training = small.prompts(samples), small(samples)
+    assert batch.labels is None and "labels" not in batch.inputs()
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
+    for given, row, mask in zip(batch.input_ids, training.input_ids, batch.attention_mask, strict=True):
+        tokens = given[mask.bool()]
+        assert torch.equal(tokens, row[: len(tokens)])
+    assert torch.equal(batch.media["vision"], training.media["vision"])
+    with pytest.raises(CorruptRecord, match="empty prompt"):
+        Processor(make_tokenizer(), 8, HALF, HALF).prompts([Sample("", "dog")])
+
+
+def test_decode_stops_at_the_end_and_drops_special_tokens(small):
+    batch = small([Sample(IMAGE, "a red dog", (RED,)), Sample("is", "a")])
+    assert small.decode(batch.input_ids) == ["a red dog", "is a"]
+    padded = torch.nn.functional.pad(batch.input_ids, (3, 0), value=small.pad_id)
+    assert small.decode(padded) == ["a red dog", "is a"]
+
+
+def test_no_samples_make_one_row_without_loss(small):
+    batch = small([])
+    assert batch.size == 1 and batch.label_tokens == 0 and batch.media["vision"].shape == (1, 1, 1, 3, 8, 8)
+
+
+def test_special_tokens_are_added_once_and_what_is_there_stays():
+    tokenizer = make_tokenizer(eos_token="</s>", pad_token="</s>")
+    assert add_special_tokens(tokenizer) == [IMAGE, END_OF_CHUNK]
+    size = len(tokenizer)
+    assert add_special_tokens(tokenizer) == [] and len(tokenizer) == size
+    assert tokenizer.pad_token == tokenizer.eos_token == "</s>"
+    assert tokenizer(f"{IMAGE}dog{END_OF_CHUNK}").input_ids == tokenizer.convert_tokens_to_ids(
+        [IMAGE, "dog", END_OF_CHUNK]
+    )
+
+
+def test_pickles_whole_and_moves_between_devices(small):
+    again = pickle.loads(pickle.dumps(small))
+    sample = Sample(IMAGE, "a dog", (RED,))
+    first, second = small([sample]), again([sample]).to("cpu")
+    assert torch.equal(first.input_ids, second.input_ids) and first.inputs().keys() == second.inputs().keys()
+
+
+def test_augments_only_when_told_to_and_by_name(small):
+    noisy = copy.copy(small)
+    noisy.augment = True
+    noise = Image.effect_noise((20, 20), 90)
+    samples = [Sample(IMAGE, "a", (noise,), name) for name in ("x", "y")]
+    x, y = noisy(samples).media["vision"]
+    assert not torch.equal(x, y) and torch.equal(noisy(samples).media["vision"][0], x)
+    x, y = small(samples).media["vision"]
+    assert torch.equal(x, y)
+    assert torch.equal(noisy.prompts(samples).media["vision"], small(samples).media["vision"])

@@ -1,0 +1,214 @@
+"""Folders and shards: what is read, what is skipped and why, what is refused, and the split."""
+
+import json
+import shutil
+
+import pytest
+from conftest import PHOTOGRAPHS, captions, picture_bytes, write_metadata
+
+from mmfsdp.data import IMAGE, open_source
+from mmfsdp.params import DataParams, DataSource, ParamError
+
+
+def both(path, source="folder", **changes):
+    """The train and the heldout part, and what was skipped."""
+    params = DataParams(source=source, path=str(path), **changes)
+    parts = [open_source(params, split=split, image_size=32) for split in ("train", "heldout")]
+    samples = [list(part) for part in parts]
+    return *samples, {name: why for part in parts for name, why in part.skipped.items()}
+
+
+@pytest.fixture
+def picture_folder(tmp_path):
+    """Writes n good pictures, then the given rows and files."""
+
+    def make(rows: list, files: dict[str, bytes] | None = None, good: int = 3):
+        folder = tmp_path / "pictures"
+        folder.mkdir()
+        for name, data in {**{f"{i}.png": picture_bytes() for i in range(good)}, **(files or {})}.items():
+            (folder / name).write_bytes(data)
+        write_metadata(folder, [{"file_name": f"{i}.png", "text": f"number {i}"} for i in range(good)] + rows)
+        return folder
+
+    return make
+
+
+def as_members(folder) -> dict[str, bytes]:
+    """The photographs as members of a shard; every second caption as JSON."""
+    members = {}
+    for i, (file, text) in enumerate(captions().items()):
+        stem, kind = file.split(".")
+        members[f"{stem}.{kind}"] = (folder / file).read_bytes()
+        members[f"{stem}.{'json' if i % 2 else 'txt'}"] = (json.dumps({"caption": text}) if i % 2 else text).encode()
+    return members
+
+
+def test_real_photographs_from_a_folder(photographs):
+    train, heldout, skipped = both(photographs)
+    found = {s.name: s.text for s in train + heldout}
+    assert found == {**captions(), "people/grace_hopper.jpg": "an officer in a dark coat"}
+    assert len(train) == 6 and len(heldout) == 1 and not skipped
+    assert all(s.prompt == IMAGE and len(s.images) == 1 and s.images[0].mode == "RGB" for s in train + heldout)
+    sizes = {s.name: s.images[0].size for s in train + heldout}
+    assert sizes["people/grace_hopper.jpg"] == (512, 600) and sizes["cat.jpg"] == (224, 149)
+
+
+def test_real_photographs_from_shards_are_those_of_the_folder(photographs, shard):
+    members = list(as_members(photographs).items())
+    shard("photo-0.tar", dict(members[:6]))
+    path = shard("photo-1.tar", dict(members[6:]))
+    train, heldout, skipped = both(path.parent / "photo-{0..1}.tar", "webdataset")
+    assert {s.text for s in train + heldout} == set(captions().values()) and not skipped
+    assert len(train) + len(heldout) == 6 and len(heldout) >= 1
+    pixels = {s.text: s.images[0].tobytes() for s in train + heldout}
+    assert pixels == {s.text: s.images[0].tobytes() for s in sum(both(PHOTOGRAPHS)[:2], [])}
+
+
+def test_folder_and_wildcard_name_shards_too(photographs, shard):
+    path = shard("photo-0.tar", as_members(photographs))
+    for form in (path, path.parent, path.parent / "*.tar"):
+        assert sum(map(len, both(form, "webdataset")[:2])) == 6
+
+
+def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
+    cut = (PHOTOGRAPHS / "cat.jpg").read_bytes()[:3000]
+    rows = [
+        {"file_name": "cut.jpg", "text": "a cat"},
+        {"file_name": "gone.png", "text": "nothing"},
+        {"file_name": "0.png", "text": " "},
+        {"file_name": "1.png"},
+        {"file_name": "2.png", "text": 7},
+        '{"file_name": "0.png", ',
+        '["0.png"]',
+        {"text": "no file"},
+        {"file_name": "../pictures/0.png", "text": "climbs"},
+        {"file_name": "/etc/hostname", "text": "absolute"},
+        "[" * 100_000,
+    ]
+    train, heldout, skipped = both(picture_folder(rows, {"cut.jpg": cut}))
+    assert sorted(s.text for s in train + heldout) == ["number 0", "number 1", "number 2"]
+    for name, why in {
+        "cut.jpg": "truncated",
+        "gone.png": "FileNotFoundError",
+        "0.png": "has no caption",
+        "1.png": "has no caption",
+        "2.png": "has no caption",
+        "metadata.jsonl:9": "is not JSON",
+        "metadata.jsonl:10": "has no file_name",
+        "metadata.jsonl:11": "has no file_name",
+        "metadata.jsonl:12": "leads out of the folder",
+        "metadata.jsonl:13": "leads out of the folder",
+        "metadata.jsonl:14": "is not JSON",
+    }.items():
+        assert why in skipped.pop(name)
+    assert not skipped
+
+
+def test_pictures_of_every_kind_are_usable(picture_folder):
+    files = {
+        "gray.png": picture_bytes(80, mode="L"),
+        "cmyk.jpg": picture_bytes((0, 90, 90, 0), mode="CMYK", kind="JPEG"),
+        "dot.png": picture_bytes(size=(1, 1)),
+        "wide.png": picture_bytes(size=(20_000, 20)),
+        "deep.png": picture_bytes(40_000, mode="I;16"),
+        "clear.png": picture_bytes((1, 2, 3, 4), mode="RGBA"),
+    }
+    train, heldout, skipped = both(picture_folder([{"file_name": f, "text": f} for f in files], files, good=0))
+    assert {s.name for s in train + heldout} == set(files) and not skipped
+
+
+def test_corrupt_records_of_shards_are_skipped_by_name(shard):
+    good = {f"{i}.{kind}": data for i in range(3) for kind, data in {"png": picture_bytes(), "txt": b"good"}.items()}
+    bad = {
+        "broken.png": b"no picture",
+        "broken.txt": b"text",
+        "silent.png": picture_bytes(),
+        "empty.png": picture_bytes(),
+        "empty.txt": b" ",
+        "json.png": picture_bytes(),
+        "json.json": b"{'single': quotes",
+        "list.png": picture_bytes(),
+        "list.json": b"[1]",
+        "bytes.png": picture_bytes(),
+        "bytes.txt": b"\xff\xfe\xfa",
+        "blind.txt": b"a caption with no picture",
+    }
+    path = shard("a.tar", {**good, **bad})
+    whole = shard("b.tar", good).read_bytes()
+    for name, length in {"b.tar": 3500, "c.tar": 0, "d.tar": 2600, "e.tar": 4096}.items():
+        (path.parent / name).write_bytes(
+            whole[:length]
+        )  # within a header, before all, within a picture, between records
+    train, heldout, skipped = both(path.parent / "{a,b,c,d,e}.tar", "webdataset")
+    names = {"a.tar/0", "a.tar/1", "a.tar/2", "b.tar/0", "d.tar/0", "e.tar/0", "e.tar/1"}
+    assert {s.name for s in train + heldout} == names
+    for name, why in {
+        "a.tar/broken": "is not a usable picture",
+        "a.tar/silent": "has no caption",
+        "a.tar/empty": "has no caption",
+        "a.tar/json": "caption that cannot be read",
+        "a.tar/list": "has no caption",
+        "a.tar/bytes": "caption that cannot be read",
+        "a.tar/blind": "has no picture",
+        "b.tar/1": "has no caption",
+        "b.tar": "is damaged",
+        "c.tar": "is damaged",
+        "d.tar": "is damaged",
+        "e.tar": "is damaged",
+    }.items():
+        assert why in skipped.pop(name)
+    assert not skipped
+
+
+def test_what_cannot_be_used_at_all_is_an_error_naming_the_path(tmp_path, picture_folder, shard):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    useless = picture_folder([{"file_name": "x.png", "text": "x"}, {"file_name": "y.png", "text": ""}], good=0)
+    tar = shard("useless.tar", {"a.txt": b"a"})
+    for path, source, words in [
+        (tmp_path / "none", "folder", "is not a folder"),
+        (empty, "folder", "holds no metadata.jsonl"),
+        (useless, "folder", "0 usable pictures .*2 skipped; x.png is not a usable picture"),
+        (tmp_path / "{0..3}.tar", "webdataset", "0.tar.* of 4 not found"),
+        (empty, "webdataset", "names no .tar shard"),
+        ("pipe:cat x.tar", "webdataset", "not found"),
+        ("${NOT_SET}.tar", "webdataset", "cannot be expanded"),
+        (tar, "webdataset", "0 usable pictures .*1 skipped; useless.tar/a has no picture"),
+    ]:
+        with pytest.raises(ParamError, match=words) as error:
+            both(path, source)
+        assert error.value.field == "data.path" and str(path) in str(error.value)
+
+
+def test_one_usable_picture_cannot_be_split(picture_folder):
+    with pytest.raises(ParamError, match="1 usable pictures .*one to train on and one to hold out"):
+        both(picture_folder([], good=1))
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.999])
+def test_the_split_is_by_name_alone(picture_folder, fraction):
+    folder = picture_folder([], good=40)
+    train, heldout, _ = both(folder, heldout_fraction=fraction)
+    first, second = {s.name for s in train}, {s.name for s in heldout}
+    assert first and second and not first & second and len(first | second) == 40
+    if fraction == 0.3:
+        assert 4 <= len(second) <= 20
+    lines = (folder / "metadata.jsonl").read_text().splitlines()
+    (folder / "metadata.jsonl").write_text("\n".join(reversed(lines)))
+    assert {s.name for s in both(folder, heldout_fraction=fraction)[1]} == second
+
+
+def test_splits_that_are_not_there_are_refused(photographs):
+    params = DataParams(source=DataSource.FOLDER, path=str(photographs))
+    with pytest.raises(ParamError, match="unseen needs source shapes"):
+        open_source(params, split="unseen", image_size=8)
+    with pytest.raises(ParamError, match="'test' is not one of train, heldout, unseen"):
+        open_source(params, split="test", image_size=8)
+
+
+def test_captions_may_be_called_caption_and_metadata_may_lie_below(tmp_path):
+    shutil.copytree(PHOTOGRAPHS, tmp_path / "deep" / "er")
+    write_metadata(tmp_path / "deep", [{"file_name": "er/cat.jpg", "caption": "again"}])
+    train, heldout, skipped = both(tmp_path)
+    assert {s.name for s in train + heldout} == {f"deep/er/{file}" for file in captions()} and not skipped
+    assert "again" in {s.text for s in train + heldout}
