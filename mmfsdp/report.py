@@ -1,0 +1,175 @@
+"""report.html of a run: one file that needs nothing else. Also the pieces of it that notebooks show."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from . import runs
+from .plots import FROZEN, INK, TRAINABLE, bars, curve, plan_picture
+
+if TYPE_CHECKING:
+    from .plan import WrapPlan
+
+STYLE = f"""<style>
+.mm-frozen {{color: {FROZEN}; font-weight: 600}} .mm-trainable {{color: {TRAINABLE}; font-weight: 600}}
+.mm-quiet {{color: {INK}; line-height: 1.35}}
+.mm-error {{color: {TRAINABLE}; font-weight: 600; line-height: 1.35}}
+.mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px}}
+.mm-table th, .mm-table td {{padding: .25em .7em; text-align: right; border-bottom: 1px solid {INK}55}}
+.mm-table th:first-child, .mm-table td:first-child {{text-align: left}}
+.mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
+.mm-scroll {{overflow-x: auto}}
+.mm-cards {{display: flex; flex-wrap: wrap; gap: 14px}}
+.mm-card {{width: 168px; margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
+.mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
+.mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
+</style>"""
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}<style>
+:root {{color-scheme: light dark}}
+body {{font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem}}
+h2 {{margin-top: 2em}} pre {{overflow-x: auto; font-size: 13px}}
+.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2.5em}} .mm-figures b {{display: block; font-size: 1.7em}}
+</style></head><body><h1>{title}</h1>{body}</body></html>
+"""
+
+
+class Html(str):
+    """Text that is HTML already; every other text is escaped."""
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write report.html into a run folder and return its path. Parts that the run has not got yet are left out."""
+    path = Path(folder) / "report.html"
+    runs.write_text(path, report_html(folder))
+    return path
+
+
+def report_html(folder: str | Path) -> str:
+    """The report as one HTML page with everything inside it. Reads only the run folder."""
+    folder = Path(folder)
+    params = _params(folder)
+    plan, cost = _plan(folder)
+    result = runs.read_json(folder / "result.json") or {}
+    rows, _ = runs.read_metrics(folder)
+    total = params["train"]["steps"] if "train" in params else None
+    sections = [
+        ("", figures(result)),
+        ("Captions of pictures it never saw", captions(folder)),
+        ("Loss", curve(rows, label="loss", total=total) if rows else ""),
+        ("Predicted beside measured", compared(cost, result, rows)),
+        ("The plan", plan_html(plan, cost) if plan else ""),
+        ("Parameters", f"<pre>{escape(yaml.safe_dump(params, sort_keys=False))}</pre>" if params else ""),
+    ]
+    body = "".join(f"<section><h2>{title}</h2>{html}</section>" for title, html in sections if html)
+    state = f'<p class="mm-quiet">{escape(str(runs.run_state(folder)))}</p>'
+    return _PAGE.format(title=escape(folder.resolve().name), style=STYLE, body=state + body)
+
+
+def _params(folder: Path) -> dict[str, Any]:
+    """params.yaml as it stands; empty where it is missing or damaged."""
+    try:
+        values = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _plan(folder: Path) -> tuple[WrapPlan | None, dict[str, Any]]:
+    """The plan and its estimate; nothing where they are missing, or of a version that this one cannot read."""
+    from .plan import WrapPlan
+
+    found = runs.read_json(folder / "plan.json") or {}
+    try:
+        return WrapPlan.from_dict(found["plan"]), found["estimate"]
+    except (KeyError, TypeError, ValueError):
+        return None, {}
+
+
+def plan_html(plan: WrapPlan, cost: Mapping[str, Any]) -> str:
+    """A plan as picture and table, what it costs each rank, and what the lint has found."""
+    from .plan.table import count, size
+
+    head = ["unit", "kind", "policy", "parameters", "held", "gathered", "gathers", "reduced"]
+    rows = []
+    for unit in plan.units:
+        kind = Html(f'<span class="mm-{unit.kind}">{unit.kind}</span>')
+        gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
+        sizes = [size(unit.held_bytes), size(unit.gathered_bytes), gathers, size(unit.reduced_bytes)]
+        rows.append([unit.name, kind, unit.frozen_policy or "", count(unit.numel), *sizes])
+    numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
+    words = (
+        f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trains)}</b> of {count(numel)} parameters train. "
+        f"Each rank holds <b>{size(cost['memory_bytes'])}</b> beside its activations "
+        f"and sends <b>{size(cost['wire_bytes'])}</b> a step.</p>"
+    )
+    found = "".join(f'<p class="mm-error">{escape(f"{f.level}: {f.message}")}</p>' for f in plan.lint)
+    note = "held: at rest, per rank. gathers: all-gathers in forward + backward. reduced: gradients summed over ranks."
+    return words + found + plan_picture(plan) + table(head, rows) + f'<p class="mm-quiet">{note}</p>'
+
+
+def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was predicted for a rank and a step, beside what was measured in the last one."""
+    if not cost or not rows:
+        return ""
+    predicted, measured = cost["wire_bytes"], result.get("wire_bytes_measured", rows[-1].get("wire_bytes"))
+    picture = bars([("sent", predicted / 2**20, measured / 2**20 if measured is not None else None)], unit="MiB a step")
+    return picture + table(["", "predicted", "measured"], [["bytes that rank 0 sends a step", predicted, measured]])
+
+
+def figures(result: Mapping[str, Any]) -> str:
+    """The few numbers that a run is remembered by."""
+    shares = {
+        "heldout_exact_match": "new pictures captioned right, word for word",
+        "unseen_combination_exact_match": "right on combinations never seen in a picture",
+        "text_only_exact_match": "right with the picture blanked",
+    }
+    shown = [(f"{result[key]:.0%}", words) for key, words in shares.items() if key in result]
+    if "frozen_parameters_changed" in result:
+        shown.append((str(result["frozen_parameters_changed"]), "frozen parameters changed"))
+    if "seconds" in result:
+        shown.append((f"{result['seconds']:,.0f} s", f"on {result.get('world_size', '?')} ranks, captions included"))
+    cells = "".join(f"<div><b>{escape(value)}</b>{escape(words)}</div>" for value, words in shown)
+    return f'<div class="mm-figures">{cells}</div>' if shown else ""
+
+
+def captions(folder: str | Path, *, most: int = 24) -> str:
+    """Pictures of a run with what the model said, beside the truth where it was wrong, as HTML."""
+    folder = Path(folder)
+    rows = (runs.read_json(folder / "result.json") or {}).get("captions", [])
+    cards = "".join(_card(folder, row) for row in rows[:most])
+    return f'<div class="mm-cards">{cards}</div>' if cards else ""
+
+
+def _card(folder: Path, row: Mapping[str, str]) -> str:
+    said, truth = escape(row["caption"]), escape(row["truth"])
+    right = said == truth
+    words = f"✓ {said}" if right else f'✗ {said}<br><span class="mm-quiet">truth: {truth}</span>'
+    note = '<br><span class="mm-quiet">never-seen combination</span>' if row.get("split") == "unseen" else ""
+    picture = _data_uri(folder, row["image"])
+    return f'<figure class="mm-card"><img src="{picture}" alt="{truth}"><figcaption>{words}{note}</figcaption></figure>'
+
+
+def _data_uri(folder: Path, name: str) -> str:
+    """A picture of the run folder as text; empty if it is missing or lies outside."""
+    path = (folder / name).resolve()
+    if path.suffix != ".png" or not path.is_relative_to(folder.resolve()) or not path.is_file():
+        return ""
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """An HTML table that scrolls sideways where the page is narrow; every text escaped."""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="mm-scroll"><table class="mm-table"><tr>{top}</tr>{body}</table></div>'
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, Html) else escape(f"{value:,}" if isinstance(value, int) else str(value))

@@ -1,0 +1,11 @@
+"""Notebook widgets: they draw what the parameters, the plan and the run folder say, and hold nothing of their own."""
+
+from __future__ import annotations
+
+from .captions import show_captions
+from .form import RunForm
+from .launcher import Launcher
+from .panel import RunPanel
+from .plan import PlanView
+
+__all__ = ["Launcher", "PlanView", "RunForm", "RunPanel", "show_captions"]

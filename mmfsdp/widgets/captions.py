@@ -1,0 +1,27 @@
+"""What a finished run says about pictures it never saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ipywidgets as w
+
+from .. import runs
+from ..report import STYLE, captions, figures, write_report
+
+
+def show_captions(path: str | Path, *, most: int = 12) -> w.HTML:
+    """Pictures with caption and truth. The first time the checkpoint is loaded and asked, and report.html written.
+
+    Raises FileNotFoundError where the run has not got its result yet.
+    """
+    path = Path(path)
+    result = runs.read_json(path / "result.json")
+    if result is None:
+        raise FileNotFoundError(f"{path} has no result yet: {runs.run_state(path)}")
+    if "captions" not in result:
+        from ..evaluate import caption_held_out
+
+        result = caption_held_out(path)
+    write_report(path)
+    return w.HTML(STYLE + figures(result) + captions(path, most=most))

@@ -1,0 +1,87 @@
+"""Launcher: the Launch button of a form, and under it the run that it started."""
+
+from __future__ import annotations
+
+import threading
+from html import escape
+
+import ipywidgets as w
+
+from ..launch import launch
+from ..params import RunParams
+from ..report import STYLE
+from ..runs import RunState
+from .form import RunForm
+from .panel import RunPanel
+
+
+class Launcher(w.VBox):
+    """Starts runs with the choices of a form. Nothing here blocks the kernel.
+
+    panel is the RunPanel of the newest run, None before there is one.
+    """
+
+    def __init__(self, form: RunForm):
+        self._form = form
+        self.panel: RunPanel | None = None
+        self._launched: RunParams | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._button = w.Button(description="Launch", icon="play", button_style="primary")
+        self._button.on_click(lambda _: self._start())
+        self._note, self._place = w.HTML(), w.VBox()
+        self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="100%", display="none"))
+        super().__init__([w.HTML(STYLE), self._button, self._note, self._bar, self._place])
+        form.observe(lambda _: self._enable(), "error")
+        self._enable()
+
+    def launch(self) -> None:
+        """What the button does, and returns at once. The same choices are not launched twice."""
+        if self._launched != self._form.params:
+            self._start()
+
+    def wait(self) -> RunState:
+        """Wait until the newest run is over. Raises what kept it from starting. Interrupting ends only the waiting."""
+        assert self._thread is not None, "nothing was launched; call launch() first"
+        self._thread.join()
+        if self._failure:
+            raise self._failure
+        assert self.panel is not None
+        return self.panel.wait()
+
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _enable(self) -> None:
+        self._button.disabled = self._busy() or self._form.error is not None
+
+    def _start(self) -> None:
+        if self._busy():
+            return
+        if self._form.error:
+            raise self._form.error
+        self._launched, self._failure = self._form.params, None
+        self._thread = threading.Thread(target=self._work, args=(self._form.params,), daemon=True, name="launch")
+        self._thread.start()
+        self._enable()
+
+    def _work(self, params: RunParams) -> None:
+        try:
+            from ..pretrain import ensure_backbones
+
+            self._note.value = "starting…"
+            ensure_backbones(params, progress=self._progress)
+            self.panel = RunPanel(launch(params).path)
+            self._place.children, self._note.value = [self.panel], ""
+        except (
+            Exception
+        ) as error:  # this thread has nobody above it: whatever went wrong is shown, and raised by wait()
+            self._failure, self._launched = error, None
+            self._note.value = f'<div class="mm-error">{escape(str(error) or type(error).__name__)}</div>'
+        finally:
+            self._bar.layout.display = "none"
+            self._button.disabled = self._form.error is not None
+
+    def _progress(self, label: str, done: float) -> None:
+        self._note.value, self._bar.value = f"first time only: {escape(label)}", done
+        self._bar.layout.display = None
