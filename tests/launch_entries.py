@@ -15,7 +15,15 @@ RANK = int(os.environ.get("RANK", "0"))
 def talk(folder: Path) -> None:
     """Print and measure five steps, both ranks."""
     metrics = MetricsWriter(folder, RANK)
-    keys = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+    keys = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+    )
     print("env", *(f"{key}={os.environ[key]}" for key in keys))
     print("a warning", file=sys.stderr)
     for step in range(1, 6):
@@ -39,8 +47,7 @@ def fail(folder: Path) -> None:
     if RANK == 1:
         time.sleep(0.3)
         raise RuntimeError("the cause")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sleep(folder)
+    sturdy(folder)
 
 
 def die(folder: Path) -> None:
@@ -53,3 +60,9 @@ def die(folder: Path) -> None:
     while not beat.exists() or Path(f"/proc/{beat.read_text() or 1}/cmdline").read_bytes():
         time.sleep(0.001)
     raise ConnectionError("connection closed by peer")
+
+
+def sturdy(folder: Path) -> None:
+    """Hold out against TERM, with a child that does so, too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep(folder)

@@ -66,9 +66,9 @@ def make_folder(params: LaunchParams) -> Path:
         if params.replace and folder.exists():
             _set_aside(folder)
         folder.mkdir(mode=0o700)
-    except FileExistsError:
-        raise ParamError("launch.name", _taken(folder, params)) from None
     except OSError as error:
+        if folder.exists():
+            raise ParamError("launch.name", _taken(folder, params)) from None
         raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
     (folder / "logs").mkdir()
     return folder

@@ -66,7 +66,7 @@ class MetricsWriter:
 def read_metrics(
     folder: PathLike, rank: int = 0, offset: int = 0, *, limit: int | None = None
 ) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows of a rank from byte `offset` on, and the offset to go on from.
+    """The whole rows of a rank from byte `offset` on (below 0: from the end), and the offset to go on from.
 
     Half a line at the end is left for the next call, damaged lines are skipped, and a file that has become shorter is
     read from its start. With `limit` (bytes) one call reads no more than that. A missing file has no rows.
@@ -77,7 +77,8 @@ def read_metrics(
     except FileNotFoundError:
         return rows, 0
     with file:
-        offset = 0 if os.fstat(file.fileno()).st_size < offset else offset
+        size = os.fstat(file.fileno()).st_size
+        offset = max(0, size + offset) if offset < 0 else 0 if size < offset else offset
         while True:
             file.seek(offset)
             data = file.read(limit or CHUNK)
@@ -86,16 +87,6 @@ def read_metrics(
             offset += end
             if limit or not end:
                 return rows, offset
-
-
-def last_row(folder: PathLike, rank: int = 0) -> dict[str, Any] | None:
-    """The newest whole row of a rank, found without reading the rows before it."""
-    try:
-        size = metrics_path(folder, rank).stat().st_size
-    except FileNotFoundError:
-        return None
-    rows, _ = read_metrics(folder, rank, max(0, size - 20_000))
-    return rows[-1] if rows else None
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

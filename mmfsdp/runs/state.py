@@ -6,14 +6,14 @@ import os
 import re
 import socket
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import psutil
 
-from .files import PathLike, last_row, metrics_path, read_json, write_json
+from .files import PathLike, metrics_path, read_json, read_metrics, write_json
 from .processes import alive, members, stop
 
 BIRTH = 10.0
@@ -62,13 +62,18 @@ class RunState:
     """Optimizer steps done."""
     steps: int = 0
     """Optimizer steps asked for."""
-    heartbeat: float | None = None
+    heartbeat: float | None = field(default=None, compare=False)
     """Seconds since rank 0 wrote its last metrics; None before the first."""
 
     @property
     def done(self) -> bool:
         """True when nothing will change any more."""
         return self.status.done
+
+    @property
+    def ok(self) -> bool:
+        """True when it came to its end."""
+        return self.status is Status.COMPLETED
 
     def __str__(self) -> str:
         return f"{self.status}, step {self.step} of {self.steps}" + (f": {self.reason}" if self.reason else "")
@@ -141,9 +146,9 @@ def run_state(path: PathLike) -> RunState:
     """The state of a run, true in any process and after any crash. Never raises for what the folder holds."""
     folder = Path(path)
     record = RunRecord.read(folder)
-    row = last_row(folder) or {}
-    step = row.get("step", 0)
-    values = _verdict(folder, record, stepped=bool(row))
+    rows, _ = read_metrics(folder, offset=-20_000)
+    step = rows[-1].get("step") if rows else 0
+    values = _verdict(folder, record, stepped=bool(rows))
     return RunState(
         status=values["status"],
         reason=str(values.get("reason", "")),
@@ -151,7 +156,7 @@ def run_state(path: PathLike) -> RunState:
         traceback=str(values.get("traceback", "")),
         step=step if isinstance(step, int) else 0,
         steps=record.steps if record else 0,
-        heartbeat=_age(metrics_path(folder)) if row else None,
+        heartbeat=_age(metrics_path(folder)) if rows else None,
     )
 
 

@@ -1,0 +1,208 @@
+"""Launching with real processes: streamed live, failures named, nothing survives a cancel, everything survives the caller."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mmfsdp import ParamError, Run, RunParams, launch
+from mmfsdp.launch.start import make_folder
+from mmfsdp.runs import RunRecord, RunState, Status, process_start, rank_word, read_json
+from mmfsdp.watch import Tail
+
+TESTS = Path(__file__).resolve().parent
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Launches a run of `launch_entries`; whatever is left of it after the test is stopped."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    started = []
+
+    def go(entry: str, **changes) -> Run:
+        started.append(launch(params(tmp_path, **changes), entry=f"launch_entries:{entry}"))
+        return started[-1]
+
+    yield go
+    for run in started:
+        if run.record:
+            run.record.stop(grace=0)
+
+
+def params(folder: Path, *, name: str = "first", **changes) -> RunParams:
+    values = {"launch.folder": str(folder), "launch.name": name, "train.steps": 5, "train.warmup_steps": 0, **changes}
+    return RunParams().change(**values)
+
+
+def until(condition, *, seconds: float = 20.0):
+    """The first true value of a condition; the test fails if there is none in time."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def stepping(run: Run) -> RunState | None:
+    state = run.state()
+    return state if state.step > 1 else None
+
+
+def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    began = time.monotonic()
+    run = start("talk", **{"launch.threads": 3})
+    returned = time.monotonic() - began
+    tail, lines, seen = Tail(run), [], {}
+    while not run.state().done:
+        for line in tail.poll():
+            lines.append(line)
+            if line.text.startswith("step"):
+                seen[line] = time.time() - float(line.text.split()[-1])
+        time.sleep(0.02)
+    lines += tail.poll(last=True)
+    assert returned < 0.3
+    assert sorted(seen.values())[len(seen) // 2] < 0.7, "lines are seen while they are written"
+    assert run.wait() == RunState(Status.COMPLETED, step=5, steps=5) and run.state().ok
+    for rank in range(2):
+        environment, warning, *steps, last = [line.text for line in lines if line.rank == rank]
+        assert environment == (
+            f"env RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+            "OMP_NUM_THREADS=3 CUDA_VISIBLE_DEVICES=5,6"
+        )
+        assert warning == "a warning" and last == "no newline at the end"
+        assert [step.split()[1] for step in steps] == list("12345")
+        assert [row["step"] for row in run.metrics(rank)] == [1, 2, 3, 4, 5]
+        assert run.logs(rank).splitlines() == [environment, warning, *steps, last]
+    assert run.record.members() == []
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    assert run.params.train.steps == 5 and run.result() is None
+    assert "COMPLETED" in repr(run)
+    with pytest.raises(ValueError, match="rank: 2 is not a rank of first; they are 0 to 1"):
+        run.logs(2)
+
+
+def test_the_first_failed_rank_is_named_and_the_rest_are_stopped(start):
+    run = start("fail")
+    word = until(lambda: (w := rank_word(run.path, 1)).get("state") == "failed" and w)
+    named = until(lambda: (s := run.state()).rank is not None and s)
+    assert time.time() - word["time"] < 2
+    assert (named.rank, named.reason) == (1, "rank 1: RuntimeError: the cause")
+    assert 'raise RuntimeError("the cause")' in named.traceback
+    state = run.wait(20)
+    assert state.status is Status.FAILED and (state.rank, state.reason) == (named.rank, named.reason)
+    assert run.record.members() == [], "rank 0 would not listen to TERM"
+    assert state.traceback.strip().splitlines()[-1] in run.logs(1)
+
+
+def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
+    run = start("die")
+    state = run.wait(20)
+    died = (run.path / "alive").stat().st_mtime
+    assert state.status is Status.FAILED and state.rank == 1
+    assert read_json(run.path / "status.json")["finished"] - died < 2
+    assert "died without a traceback" in state.reason and "connection closed by peer" in state.reason
+    assert state.traceback == "last words of rank 1\n"
+
+
+def test_an_entry_that_cannot_be_imported_fails_with_its_reason(start):
+    run = start("no_such_function")
+    state = run.wait(20)
+    assert state.status is Status.FAILED and "no_such_function" in state.reason
+
+
+LAUNCHER = """
+import signal, sys, time
+from mmfsdp import RunParams, launch
+run = launch(RunParams.from_yaml(sys.argv[1]), entry="launch_entries:sturdy")
+print(run.path, flush=True)
+while True:
+    try: time.sleep(60)
+    except KeyboardInterrupt: print("interrupted", flush=True)
+"""
+
+
+def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_them_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    params(tmp_path).to_yaml(tmp_path / "run.yaml")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path / "run.yaml")],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    run = Run.open(launcher.stdout.readline().strip())
+    try:
+        until(lambda: stepping(run))
+        os.killpg(launcher.pid, signal.SIGINT)
+        assert launcher.stdout.readline() == "interrupted\n"
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
+        step = run.state().step
+        assert until(lambda: (s := run.state()).step > step + 2 and s).status is Status.RUNNING
+        with pytest.raises(ParamError, match="is RUNNING.*cancel it first"):
+            make_folder(params(tmp_path, **{"launch.replace": True}).launch)
+        members = run.record.members()
+        assert len(members) >= 6, "supervisor, submitit's controller, two ranks with a child each"
+        state = run.cancel()
+        assert state.status is Status.CANCELLED and run.wait() == state == run.cancel()
+        assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in members)
+    finally:
+        launcher.kill()
+        run.record.stop(grace=0)
+
+
+def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
+    runs = [start("sleep", name=name) for name in ("cancelled", "lost")]
+    for run in runs:
+        until(lambda run=run: stepping(run))
+        os.kill(run.record.pid, signal.SIGKILL)
+        state = until(lambda run=run: (s := run.state()).reason and s)
+        assert state.status is Status.RUNNING and "its supervisor was killed" in state.reason
+    assert runs[0].cancel().status is Status.CANCELLED
+    for process in runs[1].record.members():
+        process.kill()
+    assert until(lambda: runs[1].state().done)
+    assert runs[1].state().status is Status.LOST
+    assert all(run.record.members() == [] for run in runs)
+
+
+def test_a_name_is_used_once_and_a_finished_run_makes_room(start, tmp_path):
+    run = start("sleep")
+    with pytest.raises(ParamError, match=r"launch.name: the run '.*first' is QUEUED.*choose another name"):
+        start("sleep")
+    assert run.cancel().status is Status.CANCELLED, "at once, before it has begun"
+    with pytest.raises(ParamError, match="exists already .*set launch.replace to true.*first-1"):
+        start("sleep")
+    for _ in range(2):
+        again = start("sleep", **{"launch.replace": True})
+        assert again.cancel().status is Status.CANCELLED
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "first-1", "first-2"]
+    old = Run.open(tmp_path / "first-1")
+    assert (old.name, old.state().status) == ("first-1", Status.CANCELLED)
+    with pytest.raises(ValueError, match="third' is not a run; .* holds first, first-1, first-2"):
+        Run.open(tmp_path / "third")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ParamError, match="is not a run; choose another name"):
+        start("sleep", name="mine", **{"launch.replace": True})
+    (tmp_path / "file").touch()
+    with pytest.raises(ParamError, match="launch.folder: .*cannot hold runs.*choose another"):
+        start("sleep", **{"launch.folder": str(tmp_path / "file")})
+
+
+def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
+    donor = start("sleep", name="donor")
+    donor.cancel()
+    folder = make_folder(params(tmp_path).launch)
+    supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.launch", str(folder)], start_new_session=True)
+    record = vars(donor.record) | {"pid": supervisor.pid, "start": process_start(supervisor.pid), "timeout_min": 0}
+    RunRecord(**record).write(folder)
+    assert supervisor.wait(20) == 0
+    state = Run.open(folder).state()
+    assert state.status is Status.FAILED and state.reason == "stopped after 0 min; raise launch.timeout_min"

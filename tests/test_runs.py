@@ -1,0 +1,194 @@
+"""The run folder: whole files, tolerant readers, and a state that is true whatever a crash has left behind."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from mmfsdp import runs
+from mmfsdp.runs import MetricsWriter, RunRecord, Status, read_metrics, run_state
+
+
+def record(**changes) -> RunRecord:
+    """Of a run whose supervisor is this very process."""
+    mine = RunRecord(
+        executor="local",
+        entry="launch_entries:talk",
+        ranks=2,
+        steps=5,
+        threads=1,
+        timeout_min=1,
+        device="cpu",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        start=runs.process_start(os.getpid()),
+        identity="this one",
+        created=time.time(),
+        version="0",
+        commit="",
+    )
+    return replace(mine, **changes)
+
+
+def dead() -> dict[str, float]:
+    """A process id that no process has any more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    start = runs.process_start(process.pid) or time.time()
+    process.wait()
+    return {"pid": process.pid, "start": start}
+
+
+def test_readers_of_a_file_see_it_whole(tmp_path):
+    path, stop = tmp_path / "value.json", threading.Event()
+    runs.write_json(path, {"n": 0, "text": ""})
+
+    def write() -> None:
+        for n in range(60):
+            runs.write_json(path, {"n": n, "text": "x" * 50_000})
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not stop.is_set():
+        seen.append(json.loads(path.read_text())["n"])
+    writer.join()
+    assert seen == sorted(seen)
+    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
+    assert runs.read_json(path)["n"] == 59
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a": 1} x'])
+def test_a_damaged_json_file_reads_as_none(tmp_path, content):
+    (tmp_path / "x.json").write_bytes(content)
+    assert runs.read_json(tmp_path / "x.json") is None
+
+
+def test_metrics_are_read_as_they_grow_and_half_lines_wait(tmp_path):
+    assert read_metrics(tmp_path) == ([], 0)
+    writer = MetricsWriter(tmp_path)
+    writer.write({"step": 1, "loss": float("nan")})
+    rows, offset = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1]
+    path = runs.metrics_path(tmp_path)
+    with open(path, "ab") as file:
+        file.write(b'{"step": 2, "lo')
+    assert read_metrics(tmp_path, offset=offset) == ([], offset)
+    MetricsWriter(tmp_path).write({"step": 3})  # after a crash: the torn line spoils nothing that follows
+    with open(path, "ab") as file:
+        file.write(b"\x00\x00\xff\n17\n")
+    rows, offset = read_metrics(tmp_path, offset=offset)
+    assert rows == [{"step": 3}] and offset == path.stat().st_size
+    assert [row["step"] for row in read_metrics(tmp_path)[0]] == [1, 3]
+    path.write_bytes(b'{"step": 9}\n')
+    assert read_metrics(tmp_path, offset=offset) == ([{"step": 9}], 12)
+
+
+def test_ranks_have_files_of_their_own(tmp_path):
+    for rank in range(3):
+        MetricsWriter(tmp_path, rank).write({"rank": rank})
+    assert [read_metrics(tmp_path, rank)[0] for rank in range(3)] == [[{"rank": rank}] for rank in range(3)]
+
+
+def test_many_rows_are_read_in_pieces_or_from_the_end(tmp_path):
+    line = json.dumps({"step": 1, "time": time.time()} | {f"value{i}": i / 7 for i in range(14)}) + "\n"
+    runs.metrics_path(tmp_path).write_text(line * 50_000)
+    start, count, offset = time.perf_counter(), 0, 0
+    while True:
+        rows, offset = read_metrics(tmp_path, offset=offset, limit=1 << 20)
+        count += len(rows)
+        if not rows:
+            break
+    assert count == 50_000 and time.perf_counter() - start < 3
+    rows, offset = read_metrics(tmp_path, offset=-1000)
+    assert 1 <= len(rows) <= 1000 // len(line) + 1 and offset == len(line) * 50_000
+
+
+def test_a_process_is_known_by_its_id_and_start():
+    start = runs.process_start(os.getpid())
+    assert runs.alive(os.getpid(), start)
+    assert not runs.alive(os.getpid(), start - 3600), "another process has been given the id"
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert runs.process_start(zombie.pid) is None
+    zombie.wait()
+
+
+def test_members_outlive_their_leader_and_strangers_are_left_alone():
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    environment = os.environ | {"MMFSDP_RUN": "this one"}
+    start = time.time()
+    leader = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, env=environment)
+    leader.wait()
+    assert len(runs.members(leader.pid, start, "this one")) == 1
+    assert runs.members(leader.pid, start, "another") == []
+    assert runs.stop(leader.pid, start, "this one")
+    assert runs.members(leader.pid, start, "this one") == []
+
+
+HALF_WRITTEN = {
+    "nothing": ({}, Status.QUEUED),
+    "params only": ({"params.yaml": "{}"}, Status.QUEUED),
+    "torn record": ({"run.json": '{"ranks": 2, "ho'}, Status.QUEUED),
+    "strange record": ({"run.json": '{"ranks": "many"}'}, Status.QUEUED),
+    "record only": ({"run.json": record()}, Status.QUEUED),
+    "torn status": ({"run.json": record(), "status.json": '{"status": "COMP'}, Status.QUEUED),
+    "strange status": ({"run.json": record(), "status.json": '{"status": "HAPPY"}'}, Status.QUEUED),
+    "no step": ({"run.json": record(), "status.json": '{"status": "STARTING"}'}, Status.STARTING),
+    "a step": (
+        {"run.json": record(), "status.json": '{"status": "STARTING"}', "metrics.jsonl": '{"step": 3}\n{"ste'},
+        Status.RUNNING,
+    ),
+    "finished": ({"run.json": record(), "status.json": '{"status": "COMPLETED"}'}, Status.COMPLETED),
+    "gone": ({"run.json": record(**dead()), "status.json": '{"status": "STARTING"}'}, Status.LOST),
+    "id given away": ({"run.json": record(start=1.0), "status.json": '{"status": "STARTING"}'}, Status.LOST),
+    "gone, cancelled": ({"run.json": record(**dead()), "cancel": ""}, Status.CANCELLED),
+    "gone, all done": (
+        {"run.json": record(**dead()), "logs/rank0.json": '{"state": "done"}', "logs/rank1.json": '{"state": "done"}'},
+        Status.COMPLETED,
+    ),
+    "gone, half done": ({"run.json": record(**dead()), "logs/rank0.json": '{"state": "done"}'}, Status.LOST),
+    "gone, failed": (
+        {
+            "run.json": record(**dead()),
+            "logs/rank0.json": '{"rank": 0, "state": "failed", "time": 2, "error": "Gone: peer", "traceback": "x"}',
+            "logs/rank1.json": '{"rank": 1, "state": "failed", "time": 1, "error": "Bad: cause", "traceback": "y"}',
+        },
+        Status.FAILED,
+    ),
+    "elsewhere": ({"run.json": record(host="another")}, Status.QUEUED),
+    "elsewhere, finished": (
+        {"run.json": record(host="another"), "status.json": '{"status": "FAILED"}'},
+        Status.FAILED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALF_WRITTEN)
+def test_the_state_of_any_folder_is_known(tmp_path, name):
+    files, expected = HALF_WRITTEN[name]
+    (tmp_path / "logs").mkdir()
+    for file, content in files.items():
+        content.write(tmp_path) if isinstance(content, RunRecord) else (tmp_path / file).write_text(content)
+    state = run_state(tmp_path)
+    assert state.status is expected, state
+    assert state.done == (expected not in (Status.QUEUED, Status.STARTING, Status.RUNNING))
+    if expected is Status.RUNNING:
+        assert (state.step, state.steps) == (3, 5) and 0 <= state.heartbeat < 60
+    if name == "gone, failed":
+        assert (state.rank, state.traceback) == (1, "y") and "Bad: cause" in str(state)
+    if expected is Status.LOST or name == "elsewhere":
+        assert state.reason
+
+
+def test_a_launch_that_was_cut_short_is_lost_after_a_while(tmp_path):
+    (tmp_path / "params.yaml").write_text("{}")
+    os.utime(tmp_path, (1, 1))
+    assert run_state(tmp_path).status is Status.LOST
+    assert run_state(tmp_path / "nowhere").status is Status.LOST
