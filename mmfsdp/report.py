@@ -148,12 +148,13 @@ def captions(folder: str | Path, *, most: int = 24) -> str:
 
 
 def _card(folder: Path, row: Mapping[str, str]) -> str:
-    said, truth = escape(row["caption"]), escape(row["truth"])
+    said, truth = (escape(row.get(key, "?")) for key in ("caption", "truth"))
     right = said == truth
     words = f"✓ {said}" if right else f'✗ {said}<br><span class="mm-quiet">truth: {truth}</span>'
     note = '<br><span class="mm-quiet">never-seen combination</span>' if row.get("split") == "unseen" else ""
-    picture = _data_uri(folder, row["image"])
-    return f'<figure class="mm-card"><img src="{picture}" alt="{truth}"><figcaption>{words}{note}</figcaption></figure>'
+    picture = _data_uri(folder, row.get("image", ""))
+    image = f'<img src="{picture}" alt="{truth}">' if picture else ""
+    return f'<figure class="mm-card">{image}<figcaption>{words}{note}</figcaption></figure>'
 
 
 def _data_uri(folder: Path, name: str) -> str:
