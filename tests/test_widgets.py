@@ -1,0 +1,177 @@
+"""Widgets without a browser: the form says what the dataclasses say, the plan follows, the panel shows a real run."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import ipywidgets as w
+import pytest
+
+from mmfsdp import ParamError, RunParams, launch
+from mmfsdp.params import BackboneParams, ModelParams
+from mmfsdp.params.docs import field_docs
+from mmfsdp.runs import Status
+from mmfsdp.watch import LogLine
+from mmfsdp.widgets import PlanView, RunForm, RunPanel
+from mmfsdp.widgets.fields import Field, Row
+from mmfsdp.widgets.form import MAIN
+from mmfsdp.widgets.panel import History
+
+HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m"
+SMALL = ModelParams(
+    vision=BackboneParams(
+        source="open_clip",
+        config={
+            "embed_dim": 32,
+            "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
+            "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1},
+        },
+    ),
+    language=BackboneParams(config={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}),
+    num_latents=4,
+    perceiver_depth=1,
+    attention_heads=2,
+    attention_head_dim=16,
+)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A form of a model that is planned in no time."""
+    path = tmp_path / "small.yaml"
+    RunParams(model=SMALL).to_yaml(path)
+    return RunForm(str(path))
+
+
+def rows_of(form):
+    return {child.field.name: child for child in form.children if isinstance(child, Row)}
+
+
+def texts(widget):
+    """All HTML below a widget."""
+    own = [widget.value] if isinstance(widget, w.HTML) else []
+    return own + [text for child in getattr(widget, "children", ()) for text in texts(child)]
+
+
+def scalars():
+    """Dotted names of all fields that are one value."""
+    for section, cls in get_type_hints(RunParams).items():
+        for f in fields(cls):
+            if f.name not in ("vision", "language", "freeze"):
+                yield f"{section}.{f.name}"
+
+
+@pytest.mark.parametrize("name", list(scalars()))
+def test_every_field_becomes_an_input_that_holds_its_value_and_its_help(name):
+    section, last = name.split(".")
+    params = RunParams()
+    row = Row(Field.named(name), params.to_dict()[section][last], changed=lambda: None)
+    row.say(None)
+    assert params.change(**{name: row.value}) == params
+    assert row.children[0].tooltip == field_docs(get_type_hints(RunParams)[section])[last]
+    assert row.children[1].value
+
+
+def test_a_choice_changes_the_parameters_and_its_meaning_is_shown(small):
+    seen = []
+    small.observe(lambda change: seen.append(change.new), "params")
+    rows = rows_of(small)
+    assert list(rows) == list(MAIN)
+    rows["fsdp.frozen_policy"].value = "REPLICATE"
+    rows["train.steps"].value = 7777
+    assert [str(p.fsdp.frozen_policy) for p in seen] == ["REPLICATE", "REPLICATE"] and seen[-1].train.steps == 7777
+    assert "Every rank holds it whole" in rows["fsdp.frozen_policy"].children[1].value
+    assert small.params.model == SMALL, "what the form does not show is kept"
+
+
+def test_a_mistake_is_named_beside_its_field_and_goes_when_it_is_mended(small):
+    before, row = small.params, rows_of(small)["train.steps"]
+    row.value = 0
+    assert "mm-error" in row.children[1].value and "at least 1" in row.children[1].value
+    assert isinstance(small.error, ParamError) and small.params == before
+    row.value = 50
+    assert small.error is None and "mm-error" not in "".join(texts(small)).replace(texts(small)[0], "")
+
+
+def test_a_mistake_in_a_field_that_is_not_shown_is_named_below(tmp_path):
+    path = tmp_path / "hybrid.yaml"
+    RunParams().change(
+        **{"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_shard": 1, "fsdp.dp_replicate": 2}
+    ).to_yaml(path)
+    form = RunForm(str(path))
+    rows_of(form)["launch.ranks"].value = 3
+    assert "fsdp.dp_replicate" in texts(form)[-1]
+
+
+def test_presets_fill_the_form(tmp_path):
+    form = RunForm("clip_llama_1b", **{"launch.folder": str(tmp_path)})
+    preset = next(child for child in form.children if isinstance(child, w.Dropdown))
+    preset.value = "openflamingo_9b"
+    assert form.params.launch.ranks == 8 and rows_of(form)["launch.ranks"].value == 8
+    assert form.params.launch.folder == str(tmp_path)
+
+
+def test_what_a_person_types_is_escaped(small):
+    rows_of(small)["launch.name"].value = HOSTILE
+    assert "<script>" not in "".join(texts(small)) and "&lt;script&gt;" in "".join(texts(small))
+
+
+def test_the_plan_follows_the_form(small):
+    view = PlanView(small)
+    assert view.wait().backend == "FSDP2"
+    before = texts(view)
+    rows_of(small)["fsdp.frozen_policy"].value = "REPLICATE"
+    plan = view.wait()
+    assert {str(u.frozen_policy) for u in plan.units if u.kind == "frozen"} == {"REPLICATE"}
+    assert texts(view) != before and "REPLICATE" in "".join(texts(view))
+
+
+def test_a_plan_that_cannot_be_made_says_why(small):
+    view = PlanView(small)
+    small.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
+    with pytest.raises(ValueError, match="visoin"):
+        view.wait()
+    assert "visoin" in "".join(texts(view)) and "<svg" not in "".join(texts(view))
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Launches two real ranks of `launch_entries`, in place of a training."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    params = RunParams().change(**{"launch.folder": str(tmp_path), "train.steps": 5, "train.warmup_steps": 0})
+    return lambda entry: launch(params, entry=f"launch_entries:{entry}")
+
+
+def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
+    run = start("talk")
+    panel = RunPanel(run.path)
+    assert panel.wait(60).status is Status.COMPLETED
+    shown = "".join(texts(panel))
+    for rank in (0, 1):
+        assert f"{rank} │</span> step 5 at" in shown and f"{rank} │</span> no newline" in shown
+    assert "COMPLETED" in shown and "loss: 1 at first, 0.2 now" in shown
+    again = RunPanel(run.path)
+    again.wait(60)
+    lines = [sorted(texts(p)[-1].splitlines()) for p in (panel, again)]
+    assert lines[0] == lines[1] and texts(again)[:-1] == texts(panel)[:-1], "a panel made anew shows all there is"
+    panel._lines.extend(LogLine(0, HOSTILE) for _ in range(10_000))
+    panel._draw_log()
+    log = texts(panel)[-1]
+    assert "<script>" not in log and "&lt;script&gt;" in log and "ansi-red" in log
+    assert len(log) < 100_000, "old lines are not kept"
+
+
+def test_a_panel_names_the_rank_that_failed(start):
+    panel = RunPanel(start("fail").path)
+    assert panel.wait(60).rank == 1
+    assert "rank 1" in texts(panel)[1] and "RuntimeError: the cause" in texts(panel)[1]
+
+
+def test_history_is_bounded_and_keeps_the_mean():
+    history = History()
+    for start in range(0, 100_000, 1000):
+        history.add([{"step": i + 1, "loss": float(i % 10)} for i in range(start, start + 1000)] + [{"step": 1}])
+    assert len(history.points) <= History.MOST
+    assert sum(p["loss"] for p in history.points) / len(history.points) == pytest.approx(4.5, abs=0.05)
+    assert history.points[-1]["step"] > 99_800
