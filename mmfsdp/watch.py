@@ -135,7 +135,7 @@ class Progress:
     def line(self, state: RunState) -> str:
         """Such as `RUNNING   [##########..............]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
         rows, self._offset = read_metrics(self.path, offset=self._offset)
-        self.recent.extend(rows)
+        self.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
         text = f"{state.status:<9} {_bar(state.step / max(1, state.steps))}  {state.step}/{state.steps}"
         newest = self.recent[-1] if self.recent else {}
         for key, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.1f} samples/s")):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,15 +16,7 @@ RANK = int(os.environ.get("RANK", "0"))
 def talk(folder: Path) -> None:
     """Print and measure five steps, both ranks."""
     metrics = MetricsWriter(folder, RANK)
-    keys = (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "OMP_NUM_THREADS",
-        "CUDA_VISIBLE_DEVICES",
-    )
+    keys = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES".split()
     print("env", *(f"{key}={os.environ[key]}" for key in keys))
     print("a warning", file=sys.stderr)
     for step in range(1, 6):
@@ -51,15 +44,17 @@ def fail(folder: Path) -> None:
 
 
 def die(folder: Path) -> None:
-    """Rank 1 is killed; rank 0 fails for want of it, at once and with a traceback."""
-    beat = folder / "alive"
+    """Rank 1 is killed; rank 0, which talks to it, fails for want of it, at once and with a traceback."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if RANK == 1:
-        beat.write_text(str(os.getpid()))
-        print("last words of rank 1")
-        os.kill(os.getpid(), signal.SIGKILL)
-    while not beat.exists() or Path(f"/proc/{beat.read_text() or 1}/cmdline").read_bytes():
-        time.sleep(0.001)
-    raise ConnectionError("connection closed by peer")
+        with socket.create_server(address) as server:
+            peer, _ = server.accept()
+            print("last words of rank 1")
+            os.kill(os.getpid(), signal.SIGKILL)
+    while (peer := socket.socket()).connect_ex(address):
+        time.sleep(0.05)
+    if not peer.recv(1):
+        raise ConnectionError("connection closed by peer")
 
 
 def sturdy(folder: Path) -> None:

@@ -192,3 +192,14 @@ def test_a_launch_that_was_cut_short_is_lost_after_a_while(tmp_path):
     os.utime(tmp_path, (1, 1))
     assert run_state(tmp_path).status is Status.LOST
     assert run_state(tmp_path / "nowhere").status is Status.LOST
+
+
+def test_a_run_on_another_machine_is_lost_when_it_falls_silent(tmp_path):
+    record(host="another").write(tmp_path)
+    runs.write_json(tmp_path / "status.json", {"status": "STARTING"})
+    for name in ("run.json", "status.json"):
+        os.utime(tmp_path / name, (1, 1))
+    state = run_state(tmp_path)
+    assert state.status is Status.LOST and "another" in state.reason
+    os.utime(tmp_path / "status.json")
+    assert run_state(tmp_path).status is Status.STARTING

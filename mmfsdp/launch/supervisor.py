@@ -26,6 +26,8 @@ from .job import VISIBLE, run_rank
 POLL = 0.1
 SETTLE = 0.3
 """Seconds after a first failure in which a rank that died silently is still taken for its cause."""
+BEAT = 10.0
+"""Seconds between signs of life."""
 LINGER = 30.0
 """Seconds that processes may take to end after all ranks are done."""
 
@@ -39,9 +41,9 @@ def supervise(folder: Path) -> None:
     watch = _Watch(folder, record)
     try:
         verdict = watch.asked_to_stop() or watch.run()
+        watch.say(**verdict | {"status": Status.STARTING})  # the cause at once, the end once all is stopped
     except Exception:
         verdict = {"status": Status.FAILED, "reason": "its supervisor failed", "traceback": traceback.format_exc()}
-    watch.say(status=Status.STARTING, **{k: v for k, v in verdict.items() if k != "status"})
     record.stop()
     watch.say(**verdict, finished=time.time())
 
@@ -80,8 +82,14 @@ class _Watch:
         self.job = submit_local(self.folder, self.record)
         self.say(status=Status.STARTING, job=self.job.job_id)
         while not (verdict := self.asked_to_stop() or self._failure() or self._completion()):
+            self._beat()
             time.sleep(POLL)
         return verdict
+
+    def _beat(self) -> None:
+        """Let other machines see that somebody is here."""
+        if time.time() - (self.folder / "status.json").stat().st_mtime > BEAT:
+            os.utime(self.folder / "status.json")
 
     def asked_to_stop(self) -> Verdict | None:
         if (self.folder / "cancel").exists():

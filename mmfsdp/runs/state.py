@@ -16,6 +16,9 @@ import psutil
 from .files import PathLike, metrics_path, read_json, read_metrics, write_json
 from .processes import alive, members, stop
 
+SILENCE = 180.0
+"""Seconds without a sign of life after which a run on another machine is lost; clocks and caches differ."""
+
 BIRTH = 10.0
 """Seconds that a launch may take to write run.json."""
 
@@ -173,6 +176,11 @@ def _verdict(folder: Path, record: RunRecord | None, *, stepped: bool) -> dict[s
     if values["status"] is Status.STARTING and stepped:
         values["status"] = Status.RUNNING
     if not record.here:
+        ages = [
+            age for name in ("run.json", "status.json", "metrics.jsonl") if (age := _age(folder / name)) is not None
+        ]
+        if min(ages) > SILENCE:
+            return {"status": Status.LOST, "reason": f"no sign of life from {record.host} for {min(ages):.0f} s"}
         values.setdefault("reason", f"its processes are on {record.host} and cannot be seen from here")
     elif not supervised:
         return _orphaned(folder, record, values)
