@@ -129,6 +129,8 @@ class Flamingo(GenerationMixin, nn.Module):
             if past_key_values is not None:
                 raise ValueError("media_time: needed with past_key_values, since earlier tokens are not in input_ids")
             media_time = (input_ids == self.tokens.image).cumsum(dim=1)
+            if media_tokens is None and type(input_ids) is torch.Tensor and not input_ids.is_meta:  # it has values
+                self._check_pictures(input_ids, 0)
         out = self._decode(
             input_ids,
             attention_mask=attention_mask,
@@ -149,6 +151,11 @@ class Flamingo(GenerationMixin, nn.Module):
         pictures = media["vision"]
         features = self.vision_encoder(pictures.flatten(0, 2))  # (B*T*F, P, D)
         return self.perceiver(features.unflatten(0, pictures.shape[:3]))  # (B, T, N, D)
+
+    def _check_pictures(self, input_ids: torch.Tensor, pictures: int) -> None:
+        most = int((input_ids == self.tokens.image).sum(dim=1).max())
+        if most > pictures:
+            raise ValueError(f"media: a sample has {most} image tokens in input_ids but {pictures} pictures")
 
     def _seen(self, input_ids: torch.Tensor, media_tokens: torch.Tensor | None, media_time: torch.Tensor) -> dict:
         if media_tokens is None:
@@ -182,16 +189,19 @@ class Flamingo(GenerationMixin, nn.Module):
     ) -> torch.Tensor:
         """Prompts (B, L), padded on the left, -> (B, L + up to max_new_tokens), prompt included, padded on the right.
 
-        Stops at end-of-chunk or the tokenizer's own end. Keywords are those of transformers' `generate`: num_beams,
-        do_sample, temperature, ...; `media_tokens` may stand for `media`.
+        Greedy, and stops at end-of-chunk or the tokenizer's own end. Keywords are those of transformers' `generate`
+        (num_beams, do_sample, synced_gpus, ...); `media_tokens` may stand for `media`.
         """
         if media is not None:
             kwargs["media_tokens"] = self(media=media).media_tokens
+        tokens = kwargs.get("media_tokens")
+        self._check_pictures(input_ids, 0 if tokens is None else tokens.shape[1])
         if attention_mask is None:
             attention_mask = (input_ids != self.tokens.pad).long()
         eos = self.generation_config.eos_token_id
         ends = [self.tokens.end_of_chunk, *(eos if isinstance(eos, list) else [eos] if eos is not None else [])]
         defaults = {"pad_token_id": self.tokens.pad, "eos_token_id": ends, "suppress_tokens": [self.tokens.image]}
+        defaults["do_sample"] = False
         return super().generate(  # type: ignore[return-value]
             input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, **{**defaults, **kwargs}
         )

@@ -36,7 +36,7 @@ def load_open_flamingo(model: Flamingo, path: str | Path) -> None:
 
 
 def save_open_flamingo(model: Flamingo, path: str | Path) -> None:
-    """Save an unwrapped model in OpenFlamingo's layout, as .pt or .safetensors: what is trainable, and the embeddings."""
+    """Save an unwrapped model in OpenFlamingo's layout (.pt or .safetensors): what is trainable, and the embeddings."""
     state = model.state_dict()
     trainable = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     tensors: dict[str, Tensor] = {}

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..params import BackboneParams, ParamError
+from ..params.check import unknown_key
+
+_ALSO_READ = {"head_dim", "rope_theta", "rope_scaling", "rotary_pct", "partial_rotary_factor", "attn_implementation"}
+"""Keys that transformers reads where they are set, although the default configuration lacks them."""
 
 
 def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedModel:
@@ -26,9 +31,16 @@ def load_config(params: BackboneParams, field: str) -> Any:
         return _pretrained(AutoConfig, params.name, f"{field}.name")
     if "model_type" not in values:
         raise ParamError(f"{field}.config", f"{params.config!r} names no model_type; add one, such as llama")
+    kind = values.pop("model_type")
     try:
-        return AutoConfig.for_model(values.pop("model_type"), **values)
-    except (ValueError, TypeError) as error:
+        default = AutoConfig.for_model(kind)
+        unknown = [key for key in values if not hasattr(default, key) and key not in _ALSO_READ]
+        if unknown:
+            raise unknown_key(unknown[0], default.to_dict()).under(f"{field}.config")
+        return AutoConfig.for_model(kind, **values)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        if isinstance(error, ParamError):
+            raise
         raise ParamError(f"{field}.config", f"{params.config!r} is not a transformers configuration: {error}") from None
 
 

@@ -5,6 +5,8 @@ N pictures, C channels, H and W pixels, P patches, D width.
 
 from __future__ import annotations
 
+import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,8 @@ class VisionEncoder(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, C, H, W), normalized -> (N, P, D)."""
-        pixels = pixels.to(next(self.visual.parameters()).dtype)
-        tokens = self._tokens(pixels)
+        weight = next(self.visual.parameters(), None)  # none to see within a unit of FSDP1, which casts by itself
+        tokens = self._tokens(pixels if weight is None else pixels.to(weight.dtype))
         return tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens  # convolutions give (N, D, h, w)
 
     def _tokens(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -92,18 +94,10 @@ def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
     if folder and not meta:
         visual = open_clip.create_model(f"local-dir:{folder}").visual
     elif params.weights and not meta:
-        _known(params.name, open_clip.get_model_config(params.name), open_clip.list_models())
+        _builtin(params.name)
         visual = open_clip.create_model(params.name, pretrained=params.weights).visual
     else:
-        config = _known(params.name, open_clip.get_model_config(params.name) or params.config, open_clip.list_models())
-        config = {"quick_gelu": False, **config, **params.config}
-        keep = {key: config[key] for key in ("embed_dim", "vision_cfg", "quick_gelu") if key in config}
-        if len(keep) < 3:
-            raise ParamError(
-                "vision.config", f"{params.config!r} needs embed_dim and vision_cfg, as open_clip has them"
-            )
-        with torch.device("meta" if meta else "cpu"):
-            visual = open_clip.CLIP(**keep, text_cfg=_NO_TEXT).visual
+        visual = _untrained(params, folder, meta)
     size = visual.image_size
     looks = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
     return VisionEncoder(
@@ -114,13 +108,39 @@ def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
     )
 
 
-def _known(name: str, config: Any, names: list[str]) -> Any:
-    if config:
-        return config
-    import difflib
+def _untrained(params: BackboneParams, folder: str | None, meta: bool) -> nn.Module:
+    """The visual tower of open_clip's CLIP for a configuration, without the text tower's size or weights."""
+    import open_clip
 
-    near = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.3))
-    raise ParamError("vision.name", f"open_clip has no model {name!r}; near names are {near}; or give vision.config")
+    if folder:
+        config = json.loads((Path(folder) / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
+    else:
+        config = {**_builtin(params.name), **params.config}
+    unknown = config.keys() - {"embed_dim", "vision_cfg", "quick_gelu", "text_cfg", "custom_text", "preprocess_cfg"}
+    if unknown or not config.keys() >= {"embed_dim", "vision_cfg"}:
+        raise ParamError(
+            "vision.config",
+            f"{config!r} needs embed_dim and vision_cfg, and may hold text_cfg, quick_gelu "
+            "and preprocess_cfg, as in open_clip's own configurations",
+        )
+    try:
+        with torch.device("meta" if meta else "cpu"):
+            return open_clip.CLIP(
+                config["embed_dim"], config["vision_cfg"], _NO_TEXT, quick_gelu=config.get("quick_gelu", False)
+            ).visual
+    except (TypeError, RuntimeError) as error:
+        raise ParamError("vision.config", f"{config['vision_cfg']!r} is not open_clip's vision_cfg: {error}") from None
+
+
+def _builtin(name: str) -> dict[str, Any]:
+    """open_clip's own configuration of a name; empty for none. Raises ParamError for an unknown name."""
+    import open_clip
+
+    config = open_clip.get_model_config(name) if name else {}
+    if config is None:
+        near = ", ".join(difflib.get_close_matches(name, open_clip.list_models(), n=3, cutoff=0.3))
+        raise ParamError("vision.name", f"open_clip has no model {name!r}; near names are {near}; or set vision.config")
+    return config
 
 
 def _transformers(params: BackboneParams, meta: bool) -> VisionEncoder:

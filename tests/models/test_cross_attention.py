@@ -1,0 +1,77 @@
+"""What text may see, and the pieces that carry it."""
+
+import pytest
+import torch
+
+from mmfsdp.models.cross_attention import FlamingoLayer, GatedCrossAttention, media_mask
+from mmfsdp.models.perceiver import PerceiverResampler
+
+TIME = torch.tensor([[0, 1, 1, 2, 3]])
+
+
+def test_text_sees_the_latest_picture_only_or_all_preceding():
+    latest = media_mask(TIME, pictures=2, latents=2, attend_all=False)[0, 0].int().tolist()
+    assert latest == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]]
+    preceding = media_mask(TIME, pictures=2, latents=2, attend_all=True)[0, 0].int().tolist()
+    assert preceding == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+
+
+def open_layer() -> GatedCrossAttention:
+    torch.manual_seed(0)
+    layer = GatedCrossAttention(12, media_dim=6, heads=2, head_dim=4)
+    layer.attn_gate.data.fill_(0.5)
+    return layer
+
+
+@pytest.mark.parametrize("attend_all", [False, True])
+def test_a_token_reads_exactly_the_pictures_of_its_mask(attend_all):
+    layer, text, media = open_layer(), torch.randn(1, 5, 12), torch.randn(1, 4, 6)
+    mask = media_mask(TIME, pictures=2, latents=2, attend_all=attend_all)
+    out = layer(text, media, mask)
+    for picture in range(2):
+        other = media.clone()
+        other[:, 2 * picture : 2 * picture + 2] += 1
+        changed = (layer(text, other, mask) != out).any(-1)[0]
+        assert changed.tolist() == mask[0, 0, :, 2 * picture].tolist()
+
+
+def test_a_token_that_sees_no_picture_gets_nothing_and_no_nan():
+    layer, text, media = open_layer(), torch.randn(1, 5, 12, requires_grad=True), torch.randn(1, 4, 6)
+    nothing = torch.zeros(1, 1, 5, 4, dtype=torch.bool)
+    out = layer(text, media, nothing)
+    assert torch.equal(out, text) and torch.equal(layer(text, None, None), text)
+    out.sum().backward()
+    assert text.grad.isfinite().all() and all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
+
+
+def test_gates_start_closed_and_have_one_dim():
+    layer = GatedCrossAttention(12, media_dim=6, heads=2, head_dim=4)
+    text = torch.randn(1, 3, 12)
+    assert torch.equal(layer(text, torch.randn(1, 4, 6), torch.ones(1, 1, 3, 4, dtype=torch.bool)), text)
+    assert layer.attn_gate.shape == layer.ff_gate.shape == (1,)
+
+
+def test_decoders_can_read_their_layers_attributes():
+    inner = torch.nn.Linear(2, 2)
+    inner.attention_type = "sliding"
+    layer = FlamingoLayer(inner, None)
+    assert layer.attention_type == "sliding" and layer.cross_attention is None
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = layer.absent
+
+
+def test_the_perceiver_tells_frames_and_pictures_apart_by_their_embeddings_only():
+    torch.manual_seed(0)
+    features = torch.randn(2, 3, 2, 4, 8)  # 3 pictures of 2 frames of 4 patches
+    plain = PerceiverResampler(8, num_latents=5, depth=2, heads=2, head_dim=4)
+    out = plain(features)
+    assert out.shape == (2, 3, 5, 8)
+    torch.testing.assert_close(plain(features.flip(2)), out)
+    torch.testing.assert_close(plain(features.flip(1)), out.flip(1))
+    aware = PerceiverResampler(8, num_latents=5, depth=2, heads=2, head_dim=4, max_images=3, max_frames=2)
+    assert not torch.allclose(aware(features.flip(2)), aware(features))
+    assert not torch.allclose(aware(features.flip(1)), aware(features).flip(1))
+    with pytest.raises(ValueError, match="max_images: 3 embeddings, but the sample has 4"):
+        aware(torch.randn(1, 4, 2, 4, 8))
+    with pytest.raises(ValueError, match="max_frames: 2 embeddings, but the sample has 3"):
+        aware(torch.randn(1, 1, 3, 4, 8))

@@ -1,0 +1,243 @@
+"""Properties of Flamingo that hold for every language model family."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from mmfsdp.models import Flamingo, TokenIds
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def picture(batch: dict, sample: int, index: int) -> dict:
+    """The batch with another picture in one place."""
+    vision = batch["media"]["vision"].clone()
+    vision[sample, index] = torch.randn_like(vision[sample, index])
+    return {**batch, "media": {"vision": vision}}
+
+
+def test_with_closed_gates_it_is_the_language_model(family, build, batch, text_only):
+    tokens = TokenIds(image=3, end_of_chunk=60, pad=61, known=60, new=2)  # so that the text-only model knows <image>
+    language = text_only(family)
+    model = build(family, gate=0.0, tokens=tokens)
+    state = {
+        n.replace("decoder_layer.", "").replace("table.", ""): p for n, p in model.language_model.state_dict().items()
+    }
+    language.load_state_dict({n: state[n] for n in language.state_dict()})
+    ids = batch(model)["input_ids"].clamp(max=59)
+    media = batch(model)["media"]
+
+    logits = model(ids, media=media).logits
+    assert torch.equal(logits[..., :60], language(ids).logits)
+    for module in model.modules():
+        if hasattr(module, "attn_gate"):
+            module.attn_gate.data.fill_(0.5)
+    assert not torch.allclose(model(ids, media=media).logits, logits)
+
+
+def test_text_sees_the_pictures_before_it_and_no_later_ones(family, build, batch):
+    model = build(family)
+    inputs = batch(model)
+    logits = model(**inputs).logits
+
+    first = model(**picture(inputs, 0, 0)).logits
+    assert torch.equal(first[0, :2], logits[0, :2])
+    assert not torch.isclose(first[0, 2:], logits[0, 2:]).all(dim=-1).any()
+    second = model(**picture(inputs, 0, 1)).logits
+    assert torch.equal(second[0, :6], logits[0, :6])
+    assert not torch.isclose(second[0, 6:], logits[0, 6:]).all(dim=-1).any()
+    assert torch.equal(first[1], logits[1]) and torch.equal(second[1], logits[1])
+
+
+def test_padding_side_and_batch_order_do_not_matter(family, build, batch, left):
+    model = build(family)
+    inputs = batch(model)
+    logits = model(**inputs).logits
+
+    ids, mask = left(inputs["input_ids"], inputs["attention_mask"])
+    padded_left = model(ids, attention_mask=mask, media=inputs["media"]).logits
+    torch.testing.assert_close(padded_left[1, 2:], logits[1, :8], **CLOSE)
+    turned = model(
+        inputs["input_ids"].flip(0),
+        attention_mask=inputs["attention_mask"].flip(0),
+        media={"vision": inputs["media"]["vision"].flip(0)},
+    ).logits.flip(0)
+    torch.testing.assert_close(turned[0], logits[0], **CLOSE)
+    torch.testing.assert_close(turned[1, :8], logits[1, :8], **CLOSE)
+
+
+def test_generation_is_greedy_decoding_with_and_without_cache(family, build, batch, left):
+    model = build(family)
+    inputs = batch(model)
+    ids, mask = left(inputs["input_ids"], inputs["attention_mask"])
+    model.generation_config.eos_token_id = None
+    rest = {"attention_mask": mask, "media": inputs["media"], "eos_token_id": None, "max_new_tokens": 5}
+
+    cached = model.generate(ids, **rest)
+    assert torch.equal(cached, model.generate(ids, **rest, use_cache=False))
+    said, seen = ids, mask
+    for _ in range(5):
+        logits = model(said, attention_mask=seen, media=inputs["media"]).logits[:, -1]
+        logits[:, model.tokens.image] = -torch.inf
+        said = torch.cat((said, logits.argmax(-1, keepdim=True)), dim=1)
+        seen = torch.cat((seen, torch.ones_like(seen[:, :1])), dim=1)
+    assert torch.equal(cached, said)
+    assert torch.equal(
+        model.generate(
+            ids[1:, 2:], media={"vision": inputs["media"]["vision"][1:]}, **{"eos_token_id": None, "max_new_tokens": 5}
+        )[0],
+        said[1, 2:],
+    )
+
+
+def test_beam_search_and_sampling_see_the_right_pictures(family, build, batch, left):
+    model = build(family)
+    inputs = batch(model)
+    ids, mask = left(inputs["input_ids"], inputs["attention_mask"])
+    rest = {"attention_mask": mask, "media": inputs["media"], "max_new_tokens": 4}
+    beams = model.generate(ids, **rest, num_beams=3, use_cache=True)
+    assert torch.equal(beams, model.generate(ids, **rest, num_beams=3, use_cache=False))
+    sampled = model.generate(ids, **rest, do_sample=True, num_return_sequences=2)
+    assert len(sampled) == 4 and torch.equal(sampled[1, :10], ids[0])
+    assert (beams[:, 10:] != model.tokens.image).all() and (sampled[:, 10:] != model.tokens.image).all()
+
+
+def test_generation_stops_at_the_end_of_a_chunk(build, batch):
+    model = build("llama")
+    head = model.language_model.get_output_embeddings()
+    head.new_tokens.weight.data[0] = 0
+    inputs = {k: v[:1] if k != "media" else {"vision": v["vision"][:1]} for k, v in batch(model).items()}
+    norm = model.language_model.model.norm
+    norm.register_forward_hook(lambda _, __, out: out.index_fill(-1, torch.tensor([0]), 9.0))
+    head.new_tokens.weight.data[0, 0] = 1e4
+    assert model.generate(**inputs)[0, 10:].tolist() == [model.tokens.end_of_chunk]
+
+
+def test_loss_is_the_mean_over_label_tokens(build, batch):
+    model = build("llama")
+    inputs = batch(model)
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    labels[0, :7] = -100
+    out = model(**inputs, labels=labels)
+    logits = out.logits.log_softmax(-1)
+    wanted = [-logits[r, i - 1, labels[r, i]] for r in range(2) for i in range(1, 10) if labels[r, i] != -100]
+    assert len(wanted) == 3 + 7
+    torch.testing.assert_close(out.loss, torch.stack(wanted).mean())
+    assert model(**inputs).loss is None
+    nothing = model(**inputs, labels=torch.full_like(labels, -100)).loss
+    nothing.backward()
+    assert nothing == 0
+
+
+def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
+    model = build(family)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name)
+    before = copy.deepcopy(model.state_dict())
+    inputs = batch(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained)
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+    optimizer.step()
+    for name, value in model.state_dict().items():
+        changes = name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name
+        assert torch.equal(value, before[name]) != changes, name
+
+
+def test_on_the_meta_device_it_has_the_same_parameters(family, build):
+    real, meta = build(family), build(family, meta=True)
+    assert {n: p.shape for n, p in real.named_parameters()} == {n: p.shape for n, p in meta.named_parameters()}
+    assert {p.device.type for p in [*meta.parameters(), *meta.vision_encoder.buffers()]} == {"meta"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mpt"])
+@pytest.mark.parametrize("where", ["layer", "children"])
+def test_recomputed_activations_give_the_same_gradients(kind, where, build, batch):
+    def gradients(model: Flamingo) -> dict:
+        inputs = batch(model)
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        return {n.replace("_checkpoint_wrapped_module.", ""): p.grad for n, p in model.named_parameters()}
+
+    plain, recomputing = build(kind), build(kind)
+    for i, layer in enumerate(recomputing.layers):
+        if where == "layer":
+            recomputing.layers[i] = checkpoint_wrapper(layer)
+        else:
+            for name, child in list(layer.named_children()):
+                setattr(layer, name, checkpoint_wrapper(child))
+    one, other = gradients(plain), gradients(recomputing)
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])
+
+
+def test_nothing_stays_on_the_layers_after_a_call(family, build, batch):
+    model = build(family)
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    hooks = sum(len(m._forward_pre_hooks) for m in model.modules())
+    model(**batch(model))
+    model.generate(**batch(model), max_new_tokens=2)
+    assert before == {name: set(vars(module)) for name, module in model.named_modules()}
+    assert hooks == sum(len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_pictures_can_be_encoded_once(build, batch):
+    model = build("llama")
+    inputs = batch(model)
+    media_tokens = model(media=inputs["media"]).media_tokens
+    assert media_tokens.shape == (2, 2, 3, 24)
+    assert torch.equal(model(**inputs).logits, model(**{**inputs, "media": None}, media_tokens=media_tokens).logits)
+
+
+def test_blank_and_absent_pictures_are_the_same_to_text_without_any(build):
+    model = build("llama")
+    ids = torch.randint(4, 60, (2, 6))
+    blank = model(ids, media={"vision": torch.zeros(2, 1, 1, 3, 16, 16)}).logits
+    torch.testing.assert_close(blank, model(ids).logits)
+
+
+def test_frozen_parts_stay_in_eval_mode(build, batch):
+    dropout = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
+    model = build("gpt2", config=dropout)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith("perceiver.") or ".cross_attention." in name)
+    model.train()
+    assert model.training and model.perceiver.norm.training and model.layers[1].cross_attention.ff.training
+    assert not model.vision_encoder.visual.training and not model.layers[1].decoder_layer.training
+    inputs = batch(model)
+    assert torch.equal(model(**inputs).logits, model(**inputs).logits)
+    model.requires_grad_(True).train()
+    assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
+
+
+def test_frozen_parts_may_be_in_another_format(family, build, batch):
+    model = build(family)
+    for name, p in model.named_parameters():
+        if not (name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name):
+            p.data = p.data.bfloat16()
+    inputs = batch(model)
+    out = model(**inputs, labels=inputs["input_ids"])
+    out.loss.backward()
+    assert out.logits.dtype == torch.bfloat16 and model.perceiver.latents.grad.dtype == torch.float32
+
+
+def test_mistakes_are_named(build, batch):
+    model = build("llama")
+    inputs = batch(model)
+    with pytest.raises(ValueError, match="pictures for 1 samples, but input_ids has 2"):
+        model(inputs["input_ids"], media={"vision": inputs["media"]["vision"][:1]})
+    with pytest.raises(ValueError, match=r"'vision': \(2, 3, 16, 16\).*\(batch, pictures, frames, C, H, W\)"):
+        model(inputs["input_ids"], media={"vision": torch.zeros(2, 3, 16, 16)})
+    with pytest.raises(ValueError, match="audio"):
+        model(inputs["input_ids"], media={**inputs["media"], "audio": torch.zeros(1)})
+    cache = model(**inputs, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="media_time: needed with past_key_values"):
+        model(inputs["input_ids"][:, -1:], past_key_values=cache)
+    with pytest.raises(ValueError, match="a sample has 2 image tokens in input_ids but 0 pictures"):
+        model(inputs["input_ids"])
+    with pytest.raises(ValueError, match="a sample has 2 image tokens in input_ids but 1 pictures"):
+        model.generate(inputs["input_ids"], media={"vision": inputs["media"]["vision"][:, :1]})

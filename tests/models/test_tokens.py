@@ -1,0 +1,59 @@
+"""New tokens beside the frozen tables."""
+
+import pytest
+import torch
+
+from mmfsdp.models import TokenIds
+
+TIED = [("llama", False), ("llama", True), ("gpt2", True), ("gpt2", False), ("opt", True), ("gpt_neox", False)]
+
+
+@pytest.mark.parametrize(("family", "tied"), TIED)
+def test_tables_are_kept_and_shared_as_before(family, tied, build):
+    model = build(family, config={"tie_word_embeddings": tied})
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert (embedding.table.weight is head.table.weight) == tied
+    assert (embedding.new_tokens.weight is head.new_tokens.weight) == tied
+    assert embedding.table.weight.shape[0] == 60 and embedding.new_tokens.weight.shape[0] == 3
+
+    ids = torch.tensor([[4, 60, 59, 62]])
+    rows = torch.cat((embedding.table.weight, embedding.new_tokens.weight))
+    assert torch.equal(embedding(ids), rows[ids])
+    hidden = torch.randn(1, 4, rows.shape[1])
+    out_rows = torch.cat((head.table.weight, head.new_tokens.weight))
+    torch.testing.assert_close(head(hidden), hidden @ out_rows.T)
+
+
+def test_only_the_rows_that_are_used_get_gradients(build):
+    model = build("llama")
+    embedding = model.get_input_embeddings()
+    embedding(torch.tensor([[4, 61, 61]])).sum().backward()
+    assert embedding.new_tokens.weight.grad.sum(1).tolist() == [0, 64, 0]
+
+
+def test_a_table_with_more_rows_than_tokens_is_cut_at_the_tokens(build):
+    model = build("qwen2", tokens=TokenIds(image=51, end_of_chunk=50, pad=52, known=50, new=3))
+    assert model(torch.tensor([[4, 49]])).logits.shape == (1, 2, 53)
+    embedding = model.get_input_embeddings()
+    assert torch.equal(embedding(torch.tensor([50])), embedding.new_tokens.weight[:1])
+    assert model.config.vocab_size == 53
+
+
+def test_without_new_tokens_nothing_is_added(build):
+    model = build("llama", tokens=TokenIds(image=1, end_of_chunk=2, pad=0, known=60, new=0))
+    assert not [name for name, _ in model.named_parameters() if "new_tokens" in name]
+
+
+def test_a_tokenizer_of_another_model_is_an_error(build):
+    with pytest.raises(ValueError, match="the tokenizer has 70 tokens but the embedding table only 60 rows"):
+        build("llama", tokens=TokenIds.after(70))
+
+
+def test_new_rows_start_near_the_mean_of_the_table(build):
+    torch.manual_seed(0)
+    from mmfsdp.models.tokens import ExtendedEmbedding
+
+    table = torch.nn.Embedding(60, 32)
+    table.weight.data += 5
+    rows = ExtendedEmbedding(table, 60, 3).new_tokens.weight
+    assert (rows - table.weight.mean(0)).abs().max() < 0.5 and len({tuple(row.tolist()) for row in rows}) == 3

@@ -1,0 +1,77 @@
+"""Patch tokens from the towers of both libraries."""
+
+import pytest
+import torch
+
+from mmfsdp.models import build_vision
+from mmfsdp.params import BackboneParams, ParamError
+
+VIT = {"embed_dim": 16, "vision_cfg": {"image_size": 32, "layers": 2, "width": 24, "patch_size": 8, "head_width": 12}}
+RESNET = {"embed_dim": 16, "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8}}
+TIMM = {"image_size": 160, "timm_pool": "avg", "timm_proj": "linear"}
+SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+TOWERS = {
+    "open_clip ViT": ("open_clip", VIT, 16, 24),
+    "open_clip ResNet": ("open_clip", RESNET, 4, 256),
+    "timm ViT": ("open_clip", {"embed_dim": 16, "vision_cfg": {"timm_model_name": "test_vit", **TIMM}}, 100, 64),
+    "timm ConvNeXt": (
+        "open_clip",
+        {"embed_dim": 16, "vision_cfg": {"timm_model_name": "test_convnext", **TIMM}},
+        25,
+        64,
+    ),
+    "CLIP": ("transformers", {"model_type": "clip_vision_model", "intermediate_size": 48, **SMALL}, 16, 24),
+    "SigLIP": ("transformers", {"model_type": "siglip_vision_model", "intermediate_size": 48, **SMALL}, 16, 24),
+    "DINOv2": ("transformers", {"model_type": "dinov2", **SMALL}, 16, 24),
+    "ViT": ("transformers", {"model_type": "vit", "intermediate_size": 48, **SMALL}, 16, 24),
+}
+
+
+@pytest.mark.parametrize("tower", TOWERS)
+def test_towers_give_patch_tokens(tower):
+    source, config, tokens, dim = TOWERS[tower]
+    params = BackboneParams(source=source, config=config)
+    encoder = build_vision(params).eval()
+    assert (encoder.num_tokens, encoder.dim) == (tokens, dim)
+    pixels = torch.randn(3, 3, encoder.image_size, encoder.image_size)
+    with torch.no_grad():
+        out = encoder(pixels)
+    assert out.shape == (3, tokens, dim) and out.isfinite().all()
+    assert all(p.device.type == "cpu" for p in encoder.parameters())  # the probe left no trace
+
+    meta = build_vision(params, meta=True)
+    assert {n: p.shape for n, p in encoder.named_parameters()} == {n: p.shape for n, p in meta.named_parameters()}
+    assert {p.device.type for p in [*meta.parameters(), *meta.buffers()]} == {"meta"}
+
+
+def test_class_tokens_are_left_out():
+    """A patch token follows its own patch more than any other; a class token would shift them all by one."""
+    for source, config in (("open_clip", VIT), ("transformers", TOWERS["CLIP"][1]), ("transformers", TOWERS["ViT"][1])):
+        torch.manual_seed(0)
+        encoder = build_vision(BackboneParams(source=source, config=config)).eval()
+        pixels = torch.randn(1, 3, 32, 32)
+        other = pixels.clone()
+        other[..., 8:16, 16:24] += 3  # row 1, column 2 of a 4 x 4 grid
+        with torch.no_grad():
+            change = (encoder(other) - encoder(pixels)).norm(dim=-1)[0]
+        assert change.argmax() == 6
+
+
+def test_normalization_belongs_to_the_model():
+    siglip = build_vision(BackboneParams(config=TOWERS["SigLIP"][1]), meta=True)
+    assert siglip.mean == siglip.std == (0.5, 0.5, 0.5)
+    own = {**VIT, "preprocess_cfg": {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}}
+    assert build_vision(BackboneParams(source="open_clip", config=own)).mean == (0.1, 0.2, 0.3)
+
+
+def test_mistakes_name_the_field_and_near_names():
+    with pytest.raises(ParamError, match="vision.name: open_clip has no model 'ViT-B-33'; near names are .*ViT-B-32"):
+        build_vision(BackboneParams(source="open_clip", name="ViT-B-33"))
+    with pytest.raises(ParamError, match="vision.config: .*needs embed_dim and vision_cfg"):
+        build_vision(BackboneParams(source="open_clip", config={"vision_cfg": {}}))
+    with pytest.raises(ParamError, match="vision.config: .*unexpected keyword argument 'depth'"):
+        build_vision(BackboneParams(source="open_clip", config={"embed_dim": 8, "vision_cfg": {"depth": 1}}))
+    with pytest.raises(ParamError, match="vision.config.hiden_size: no such field; did you mean hidden_size"):
+        build_vision(BackboneParams(config={"model_type": "vit", "hiden_size": 8}))
+    with pytest.raises(ParamError, match="vision.config: .*names no model_type"):
+        build_vision(BackboneParams(config={"hidden_size": 8}))
