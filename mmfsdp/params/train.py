@@ -69,6 +69,20 @@ class TrainParams:
         )
 
 
+_TABLES = ("latents", "embs", "embed", "embedding", "embeddings", "token", "query", "queries")
+"""Endings of parameters that are vectors learned as such, not matrices that vectors go through."""
+
+
+def decays(name: str, *, ndim: int, owner: str) -> bool:
+    """True if `weight_decay` is for this parameter: a matrix, and neither norm, bias, gate nor embedding.
+
+    name: dotted, in the unwrapped model; owner: class name of the module that holds it.
+    """
+    path, _, leaf = name.rpartition(".")
+    embeds = "Embedding" in owner or path.endswith("new_tokens") or leaf.endswith(_TABLES)
+    return ndim > 1 and not embeds
+
+
 _NAME = re.compile(r"[\w][\w.+-]{0,99}")
 
 

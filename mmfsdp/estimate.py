@@ -1,0 +1,158 @@
+"""estimate: what a plan will cost each rank in memory and on the wire. Pure functions of plain data.
+
+Wire bytes are what one rank sends in one optimizer step, by ring algorithms: an all-gather or a reduce-scatter of a
+tensor of N bytes over W ranks sends N (W-1)/W, an all-reduce twice that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .params import Backend, TrainParams
+from .plan import ITEMSIZE, Unit, WrapPlan
+from .plan.table import size
+
+CONTROL_CALLS = 2
+CONTROL_BYTES = 16
+"""`train_step` agrees with the other ranks twice a step, on two float64 numbers each time."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank."""
+
+    parameters: int
+    """Parameters at rest."""
+    gathered: int
+    """Most that gathered units take beyond that, at one time."""
+    gradients: int
+    """Gradients between backward and the optimizer's step."""
+    optimizer: int
+    """AdamW's two moments."""
+
+    @property
+    def total(self) -> int:
+        """Their sum: activations come on top."""
+        return self.parameters + self.gathered + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One kind of collective in one optimizer step, as one rank sees it."""
+
+    kind: str
+    """all-gather, reduce-scatter or all-reduce."""
+    phase: str
+    """forward, backward or control."""
+    count: int
+    bytes: int
+    """Of the whole tensors, all ranks' parts together."""
+    wire_bytes: int
+    """What this rank sends."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan costs each rank, itemized."""
+
+    memory: Memory
+    wire: tuple[Wire, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Parameters, gathered units, gradients and optimizer states; activations come on top."""
+        return self.memory.total
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes this rank sends in one optimizer step."""
+        return sum(w.wire_bytes for w in self.wire)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, totals included."""
+        totals = {"memory_bytes": self.memory_bytes, "wire_bytes": self.wire_bytes}
+        return totals | {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
+
+    def to_json(self) -> str:
+        """The estimate as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        memory = ", ".join(f"{name} {size(value)}" for name, value in asdict(self.memory).items())
+        lines = [f"memory per rank, without activations: {size(self.memory_bytes)} ({memory})"]
+        lines.append(f"sent per rank and optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
+        for w in self.wire:
+            lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
+        return "\n".join(lines)
+
+
+def estimate(plan: WrapPlan, train: TrainParams | None = None) -> Estimate:
+    """What each rank will hold and send in one optimizer step of `train.accumulation` micro-steps."""
+    train = train or TrainParams()
+    return Estimate(memory=_memory(plan), wire=tuple(w for w in _wire(plan, train.accumulation) if w.count))
+
+
+def _memory(plan: WrapPlan) -> Memory:
+    trainable = sum(u.held_bytes * u.trainable_numel // u.numel for u in plan.units if u.numel)
+    return Memory(
+        parameters=sum(u.held_bytes for u in plan.units),
+        gathered=_gathered_peak(plan),
+        gradients=trainable,
+        optimizer=sum(2 * _shard_bytes(plan, u) for u in plan.units),
+    )
+
+
+def _shard_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Bytes of this rank's part of the trainable parameters."""
+    parts = plan.shard if unit.sharded else 1
+    return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable)
+
+
+def _gathered_peak(plan: WrapPlan) -> int:
+    """Units that stay gathered to the end of forward, and the largest two of the others (one runs, one comes next)."""
+    sharded = [u for u in plan.units if u.sharded]
+    stay = sum(u.gathered_bytes for u in sharded if not u.reshard_after_forward)
+    others = sorted((u.gathered_bytes for u in sharded if u.reshard_after_forward), reverse=True)
+    return stay + sum(others[:2])
+
+
+def _wire(plan: WrapPlan, micro_steps: int) -> list[Wire]:
+    forward = sum(_gathers(u, u.gathers_forward, micro_steps) for u in plan.units)
+    backward = sum(_gathers(u, u.gathers_backward, micro_steps) for u in plan.units)
+    sharded = [u for u in plan.units if u.sharded]
+    control = CONTROL_CALLS if plan.world_size > 1 else 0
+    return [
+        _ring("all-gather", "forward", forward, _gathered(sharded, "gathers_forward", micro_steps), plan.shard),
+        _ring("all-gather", "backward", backward, _gathered(sharded, "gathers_backward", micro_steps), plan.shard),
+        *_reductions(plan, [u for u in sharded if u.reduced_bytes]),
+        _ring("all-reduce", "control", control, control * CONTROL_BYTES, plan.world_size),
+    ]
+
+
+def _gathers(unit: Unit, each: int, micro_steps: int) -> int:
+    """All-gathers of a unit in one optimizer step: one that is held is gathered in the first micro-step only."""
+    return each if unit.hold else each * micro_steps
+
+
+def _gathered(units: list[Unit], which: str, micro_steps: int) -> int:
+    return sum(u.gathered_bytes * _gathers(u, getattr(u, which), micro_steps) for u in units)
+
+
+def _reductions(plan: WrapPlan, sharded: list[Unit]) -> list[Wire]:
+    """Gradients: a reduce-scatter per sharded unit, then an all-reduce over the replicas; in DDP an all-reduce."""
+    if plan.backend is Backend.DDP:
+        reduced = sum(u.reduced_bytes for u in plan.units)
+        return [_ring("all-reduce", "backward", 1 if reduced else 0, reduced, plan.world_size)]
+    total = sum(u.reduced_bytes for u in sharded)
+    return [
+        _ring("reduce-scatter", "backward", len(sharded), total, plan.shard),
+        _ring("all-reduce", "backward", len(sharded) * (plan.replicate > 1), total // plan.shard, plan.replicate),
+    ]
+
+
+def _ring(kind: str, phase: str, count: int, nbytes: int, ranks: int) -> Wire:
+    sent = nbytes * (ranks - 1) // ranks * (2 if kind == "all-reduce" else 1)
+    alone = ranks == 1 or not count
+    return Wire(kind, phase, 0 if alone else count, 0 if alone else nbytes, 0 if alone else sent)

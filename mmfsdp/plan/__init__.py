@@ -1,0 +1,59 @@
+"""make_plan: which parameters share a shard, what each rank will hold and send. Plain data, before any rank starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
+from .build import build_units
+from .group import group
+from .ties import join_tied, split_for_fsdp1
+from .trace import trace
+from .units import ITEMSIZE, ROOT, Finding, Param, Unit, WrapPlan
+
+__all__ = ["ITEMSIZE", "ROOT", "Finding", "Param", "Unit", "WrapPlan", "make_plan", "mesh_shape"]
+
+
+def make_plan(
+    model: nn.Module, params: FSDPParams | None = None, *, world_size: int, example: dict[str, Any] | None = None
+) -> WrapPlan:
+    """Plan how a model will be wrapped. Needs no process group and no weights: the meta device will do.
+
+    example: keyword arguments of one forward (their values do not matter). With it, the order of units and where
+    backward goes are seen rather than assumed from the order in which modules were registered.
+    Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
+    """
+    params = params or FSDPParams()
+    if params.frozen_policy is FrozenPolicy.AUTO:
+        raise ParamError("frozen_policy", "AUTO is not there yet; choose SHARD, KEEP or REPLICATE")
+    replicate, shard = mesh_shape(params, world_size)
+    seen = trace(model, example)
+    groups = group(model, params, seen)
+    whole: set[str] = set()
+    if params.effective_backend is Backend.FSDP1:
+        groups, whole = split_for_fsdp1(model, groups)
+    else:
+        groups = join_tied(model, groups, seen)
+    units = build_units(model, params, groups, whole, seen, shard=shard)
+    return WrapPlan(fsdp=params, world_size=world_size, replicate=replicate, shard=shard, units=units)
+
+
+def mesh_shape(params: FSDPParams, world_size: int, *, ranks_per_node: int | None = None) -> tuple[int, int]:
+    """(replicate, shard): ranks along each axis of the mesh. Raises ParamError if they do not make the world size."""
+    if params.effective_backend is Backend.DDP:
+        return world_size, 1
+    if not params.sharding_strategy.hybrid:
+        return 1, world_size
+    replicate, shard = params.dp_replicate, params.dp_shard
+    if replicate is None and shard is None:
+        shard = min(ranks_per_node or world_size, world_size)
+    shard = shard or world_size // (replicate or 1)
+    replicate = replicate or world_size // shard
+    if replicate * shard != world_size:
+        raise ParamError(
+            "dp_replicate",
+            f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, not {world_size}; change one of them",
+        )
+    return replicate, shard

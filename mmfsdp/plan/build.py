@@ -1,0 +1,183 @@
+"""From groups of modules to units: kinds, policies, dtypes, gathers and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+import torch
+from torch import nn
+
+from ..params import Backend, FrozenPolicy, FSDPParams
+from ..params.train import decays
+from .ties import home
+from .trace import Trace
+from .units import ITEMSIZE, ROOT, Param, Unit
+
+FSDP1_ALIGNMENT = 16
+"""Bytes to which FSDP1 aligns each parameter in its flat one, where it keeps the original ones."""
+
+
+def build_units(
+    model: nn.Module, fsdp: FSDPParams, groups: list[list[str]], whole: set[str], seen: Trace, *, shard: int
+) -> tuple[Unit, ...]:
+    """Units in the order in which they run, the root's first. `whole`: parameters that must be replicated."""
+    params = _params(model, fsdp)
+    by_group: dict[int | None, list[Param]] = {i: [] for i in range(len(groups))} | {None: []}
+    replicated: list[Param] = []
+    for p in params:
+        (replicated if p.name in whole else by_group[home(p.name, groups)]).append(p)
+    order = sorted(range(len(groups)), key=lambda i: min(seen.enter.get(m, 0) for m in groups[i]))
+    modules: list[tuple[tuple[str, ...], list[Param]]] = [(("",), by_group[None])]
+    modules += [(tuple(groups[i]), by_group[i]) for i in order if by_group[i]]
+    if replicated:
+        modules.append((tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in replicated)), replicated))
+    tail = _tail(model, [m for m, _ in modules], seen)
+    ends = sorted(range(len(modules)), key=lambda i: max(seen.leave.get(name, 0) for name in modules[i][0]))
+    units = [
+        _unit(m, ps, fsdp, whole=ps is replicated, flow=any(p.name in seen.flow for p in ps), tail=m in tail)
+        for m, ps in modules
+    ]
+    return tuple(_with_bytes(replace(u, order=i, ends=ends.index(i)), fsdp, shard) for i, u in enumerate(units))
+
+
+def _params(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
+    """Every parameter once, as it will rest."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    found = []
+    for name, p in model.named_parameters():
+        at_rest = p.dtype
+        if fsdp.frozen_dtype and not p.requires_grad and p.is_floating_point():
+            at_rest = fsdp.frozen_dtype.to_torch()
+        found.append(
+            Param(
+                name=name,
+                shape=tuple(p.shape),
+                dtype=str(at_rest).removeprefix("torch."),
+                trainable=p.requires_grad,
+                aliases=tuple(names[id(p)][1:]),
+                decays=p.requires_grad and _decays(model, p, names[id(p)]),
+            )
+        )
+    return found
+
+
+def _decays(model: nn.Module, p: nn.Parameter, names: list[str]) -> bool:
+    owners = [type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
+    return all(decays(name, ndim=p.ndim, owner=owner) for name, owner in zip(names, owners, strict=True))
+
+
+def _tail(model: nn.Module, modules: list[tuple[str, ...]], seen: Trace) -> set[tuple[str, ...]]:
+    """Units that end after the last repeated layer: backward begins with them, so they stay gathered till then."""
+    ends = {m: max(seen.leave.get(name, 0) for name in m) for m in modules}
+    leaves = [m for m in modules if not any(_inside(other, m) for other in modules if other is not m)]
+    last = max(leaves, key=lambda m: ends[m])
+    layers = [m for m in leaves if any(_in_list(model, name) for name in m)]
+    after = max((ends[m] for m in layers if m != last), default=0)
+    return {m for m in modules if ends[m] > after or _inside(last, m) or m == last}
+
+
+def _in_list(model: nn.Module, name: str) -> bool:
+    parts = name.split(".")
+    around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    return any(isinstance(module, (nn.ModuleList, nn.Sequential)) for module in around)
+
+
+def _inside(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
+    return any(a != b and (not b or a.startswith(f"{b}.")) for a in inner for b in outer)
+
+
+_KINDS = {frozenset(): "empty", frozenset([False]): "frozen", frozenset([True]): "trainable"}
+_KINDS[frozenset([False, True])] = "mixed"
+
+
+def _unit(
+    modules: tuple[str, ...], params: list[Param], fsdp: FSDPParams, *, whole: bool, flow: bool, tail: bool
+) -> Unit:
+    kind = _KINDS[frozenset(p.trainable for p in params)]
+    ddp = fsdp.effective_backend is Backend.DDP
+    policy = None
+    if kind == "frozen":
+        policy = FrozenPolicy.REPLICATE if ddp or whole else fsdp.frozen_policy
+    sharded = not ddp and policy is not FrozenPolicy.REPLICATE
+    flow = flow or kind in ("trainable", "mixed")
+    root = modules == ("",)
+    keep = policy is FrozenPolicy.KEEP or (kind != "frozen" and not fsdp.sharding_strategy.reshard_after_forward)
+    reshard = sharded and not root and (not flow or not (keep or tail))
+    compute = _compute_dtype(params, fsdp)
+    if not sharded and not ddp and compute:  # nothing casts them on the way: they rest as they compute
+        params = [replace(p, dtype=compute) if _floating(p) else p for p in params]
+    return Unit(
+        name=(modules[0] or ROOT) + (f" +{len(modules) - 1}" if len(modules) > 1 else ""),
+        modules=modules,
+        params=tuple(params),
+        order=0,
+        ends=0,
+        kind=kind,
+        compute_dtype=compute,
+        grad_flow=flow,
+        frozen_policy=policy,
+        sharded=sharded,
+        reshard_after_forward=reshard,
+        hold=sharded and keep,
+        gathers_forward=int(sharded and bool(params)),
+        gathers_backward=int(sharded and bool(params) and flow and reshard),
+    )
+
+
+def _compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
+    """Mixed precision's; else fp32 where frozen weights rest in something smaller; else each parameter's own."""
+    if fsdp.mixed_precision:
+        return str(fsdp.mixed_precision.to_torch()).removeprefix("torch.")
+    if fsdp.frozen_dtype and any(not p.trainable for p in params):
+        return "float32"
+    return ""
+
+
+def _with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
+    """The unit with the bytes that each rank holds, gathers and reduces."""
+    reduce = ITEMSIZE[str(fsdp.reduce_dtype.to_torch()).removeprefix("torch.")]
+    if fsdp.effective_backend is Backend.FSDP1 and unit.sharded:
+        return _flat_bytes(unit, shard, reduce, orig=fsdp.use_orig_params is not False)
+    held = gathered = reduced = 0
+    for p in unit.params:
+        padded = p.padded(shard) if unit.sharded else p.numel
+        held += padded // (shard if unit.sharded else 1) * ITEMSIZE[p.dtype]
+        gathered += padded * _compute_size(unit, p)
+        if p.trainable:
+            reduced += padded * (reduce if unit.sharded else ITEMSIZE[p.dtype])
+    return replace(unit, held_bytes=held, gathered_bytes=gathered, reduced_bytes=reduced)
+
+
+def _compute_size(unit: Unit, p: Param) -> int:
+    return ITEMSIZE[unit.compute_dtype if unit.compute_dtype and _floating(p) else p.dtype]
+
+
+def _floating(p: Param) -> bool:
+    return p.dtype.startswith(("float", "bfloat"))
+
+
+def _flat_bytes(unit: Unit, shard: int, reduce: int, *, orig: bool) -> Unit:
+    """FSDP1: one flat parameter, aligned inside where the original ones are kept, and padded to the ranks."""
+    if not unit.params:
+        return unit
+    size = max(_compute_size(unit, p) for p in unit.params)
+    align = FSDP1_ALIGNMENT // size if orig else 1
+    numel = 0
+    for p in unit.params:
+        numel = ceil(numel / align) * align + p.numel
+    numel = ceil(numel / shard) * shard
+    at_rest = max(ITEMSIZE[p.dtype] for p in unit.params)
+    return replace(
+        unit,
+        held_bytes=numel // shard * at_rest,
+        gathered_bytes=numel * size,
+        reduced_bytes=numel * reduce if unit.kind != "frozen" else 0,
+    )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a plan's name for it."""
+    return getattr(torch, name)

@@ -1,0 +1,77 @@
+"""Which group fetches each parameter; groups that share a tied parameter become one."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .trace import Trace
+
+
+def home(param_name: str, groups: list[list[str]]) -> int | None:
+    """Index of the group that fetches a parameter: the one with the innermost module around it; None is the root."""
+    parts = param_name.split(".")[:-1]
+    holders = {module: i for i, modules in enumerate(groups) for module in modules}
+    for depth in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:depth])) in holders:
+            return holders[name]
+    return None
+
+
+def join_tied(model: nn.Module, groups: list[list[str]], seen: Trace) -> list[list[str]]:
+    """FSDP2: one unit of several modules fetches what they share."""
+    for names in tied_names(model).values():
+        homes = {home(name, groups) for name in names}
+        if len(homes) == 1:
+            continue
+        joined = sorted(i for i in homes if i is not None)
+        modules = [m for i in joined for m in groups[i]]
+        modules += [o for n in names if home(n, groups) is None and (o := _runner(model, n, seen)) and o not in modules]
+        groups = [g for i, g in enumerate(groups) if i not in joined]
+        groups.append([m for m in modules if not any(m.startswith(f"{other}.") for other in modules)])
+    return groups
+
+
+def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[list[str]], set[str]]:
+    """FSDP1: a unit is one module. Also the names of tied frozen parameters that no single unit can hold.
+
+    A tied trainable parameter's unit is the innermost module around all its places.
+    """
+    groups = [[module] for modules in groups for module in modules]
+    whole: set[str] = set()
+    for first, names in tied_names(model).items():
+        if len({home(name, groups) for name in names}) == 1:
+            continue
+        if not model.get_parameter(first).requires_grad:
+            whole.update(names)
+            continue
+        around = _common([name.split(".")[:-1] for name in names])
+        inside = {i for name in names if (i := home(name, groups)) is not None}
+        groups = [g for i, g in enumerate(groups) if i not in inside or ".".join(around).startswith(g[0])]
+        if around and [".".join(around)] not in groups:
+            groups.append([".".join(around)])
+    return groups, whole
+
+
+def tied_names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter that has several, by its first one."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return {found[0]: found for found in names.values() if len(found) > 1}
+
+
+def _runner(model: nn.Module, param_name: str, seen: Trace) -> str:
+    """The innermost module around a parameter whose forward runs; empty where only the root's does."""
+    name = param_name.rpartition(".")[0]
+    while name and not seen.runs(name, model.get_submodule(name)):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _common(paths: list[list[str]]) -> list[str]:
+    together = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        together.append(parts[0])
+    return together

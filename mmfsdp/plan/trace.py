@@ -1,0 +1,130 @@
+"""The order in which modules run, and which frozen weights backward passes through.
+
+By an example forward on fake tensors where one is given; else by registration order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+@dataclass
+class Trace:
+    """How a model runs, by module and parameter name."""
+
+    enter: dict[str, float] = field(default_factory=dict)
+    """When a module's forward is first entered; any unit of order."""
+    leave: dict[str, float] = field(default_factory=dict)
+    """When a module's forward is last left."""
+    calls: Counter[str] | None = None
+    """How often a module's forward runs; None where no example told."""
+    flow: set[str] = field(default_factory=set)
+    """Frozen parameters (first names) that backward passes through."""
+
+    def runs(self, name: str, module: nn.Module) -> bool:
+        """True if hooks on the module's forward will fire."""
+        if self.calls is not None and name:
+            return self.calls[name] > 0
+        return type(module).forward is not nn.Module.forward
+
+
+def trace(model: nn.Module, example: dict[str, Any] | None) -> Trace:
+    """Run `model(**example)` on fake tensors (no memory, no arithmetic), or go by registration order."""
+    return _run(model, example) if example is not None else _registration(model)
+
+
+def _registration(model: nn.Module) -> Trace:
+    """Assume that modules run in the order in which they were registered.
+
+    Whatever comes after something trainable has grad flow, but an embedding: its input is whole numbers.
+    """
+    seen = Trace()
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for place, name in enumerate(names):
+        seen.enter[name] = place
+        parts = name.split(".") if name else []
+        for depth in range(len(parts) + 1):  # a module is left after all that is inside, inner ones first
+            seen.leave[".".join(parts[:depth])] = place + 1 / (depth + 2)
+    first = {id(p): name for name, p in model.named_parameters()}
+    upstream = False
+    for name, p in model.named_parameters(remove_duplicate=False):  # a table tied to an output matrix flows as that
+        upstream |= p.requires_grad
+        if upstream and not p.requires_grad and not isinstance(_owner(model, name), nn.Embedding):
+            seen.flow.add(first[id(p)])
+    return seen
+
+
+def _owner(model: nn.Module, param_name: str) -> nn.Module:
+    return model.get_submodule(param_name.rpartition(".")[0])
+
+
+def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    twin = _fake_copy(model, mode)
+    inputs = tree_map(lambda v: _fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
+    seen = Trace(calls=Counter())
+    watch = _Watch({id(p): name for name, p in twin.named_parameters()}, seen.flow)
+    clock = iter(range(10**9))
+
+    def enter(name: str) -> None:
+        seen.enter.setdefault(name, next(clock))
+        seen.calls[name] += 1  # type: ignore[index]
+
+    handles = []
+    for name, module in twin.named_modules(remove_duplicate=False):
+        handles.append(module.register_forward_pre_hook(lambda *_, n=name: enter(n)))
+        handles.append(module.register_forward_hook(lambda *_, n=name: seen.leave.__setitem__(n, next(clock))))
+    try:
+        with mode, watch, torch.enable_grad():
+            twin(**inputs)
+    except Exception as error:
+        raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
+    return seen
+
+
+def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy whose parameters and buffers have shapes but no storage."""
+    memo: dict[int, Any] = {}
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(_fake(p, mode), requires_grad=p.requires_grad)
+    for b in model.buffers():
+        memo[id(b)] = _fake(b, mode)
+    return copy.deepcopy(model, memo)
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+class _Watch(TorchFunctionMode):
+    """Notes each frozen parameter that goes into something that requires grad."""
+
+    def __init__(self, names: dict[int, str], flow: set[str]):
+        super().__init__()
+        self.names = names
+        self.flow = flow
+        self.kept: list[torch.Tensor] = []  # so that no id is given out twice
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        weights = [self.names[id(t)] for t in given if not t.requires_grad and id(t) in self.names]
+        if weights:
+            results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            if any(t.requires_grad for t in results):
+                self.flow.update(weights)
+            elif len(weights) == len(given) == 1:  # the weight itself in another dtype or shape
+                for t in results:
+                    self.names.setdefault(id(t), weights[0])
+                    self.kept.append(t)
+        return out

@@ -1,0 +1,170 @@
+"""WrapPlan: which parameters share a shard, as plain data. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+from ..params import Backend, FrozenPolicy, FSDPParams
+from ..params.run import build, plain
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+"""Bytes of one element, by torch's dtype name."""
+ROOT = "(root)"
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter, once, whatever its number of names."""
+
+    name: str
+    """Its first dotted name in the model."""
+    shape: tuple[int, ...]
+    dtype: str
+    """At rest, by torch's name: float32, bfloat16, ..."""
+    trainable: bool
+    aliases: tuple[str, ...] = ()
+    """Its other names, where it is tied."""
+    decays: bool = False
+    """AdamW's weight decay applies: a matrix that is no embedding, norm, bias or gate."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        count = 1
+        for n in self.shape:
+            count *= n
+        return count
+
+    def padded(self, shards: int) -> int:
+        """Elements after FSDP2 pads the first dim so that every shard is as large as the first."""
+        rest = self.numel // self.shape[0] if self.shape and self.shape[0] else 0
+        return shards * ceil(self.shape[0] / shards) * rest if self.shape else 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Modules whose parameters one call groups: one all-gather fetches them all."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Dotted names of the modules; an empty one is the model itself."""
+    params: tuple[Param, ...]
+    order: int
+    """Place in the order in which units begin forward; from 0."""
+    ends: int
+    """Place in the order in which units end forward; from 0."""
+    kind: str
+    """frozen, trainable, mixed, or empty (only the root: it holds nothing and starts the others)."""
+    compute_dtype: str
+    """What its parameters are gathered and computed in, by torch's name; empty: each in its own."""
+    grad_flow: bool
+    """Backward passes through it, so its weights are needed there."""
+    frozen_policy: FrozenPolicy | None
+    """SHARD, KEEP or REPLICATE for a frozen unit; None for others."""
+    sharded: bool
+    """Each rank holds a part; else each holds the whole."""
+    reshard_after_forward: bool
+    """Gathered weights are freed between forward and backward."""
+    hold: bool
+    """Stays gathered over accumulated micro-steps."""
+    gathers_forward: int = 0
+    """All-gathers in one micro-step's forward."""
+    gathers_backward: int = 0
+    """All-gathers in one micro-step's backward."""
+    held_bytes: int = 0
+    """Bytes of parameters at rest on each rank."""
+    gathered_bytes: int = 0
+    """Bytes of the whole unit once gathered, as computed with; padding included."""
+    reduced_bytes: int = 0
+    """Bytes of gradients that one reduction takes in, padding included."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.numel for p in self.params)
+
+    @property
+    def trainable_numel(self) -> int:
+        """Elements of the trainable parameters."""
+        return sum(p.numel for p in self.params if p.trainable)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake that the lint saw, with its fix."""
+
+    level: str
+    """error (a launch stops) or warning."""
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class WrapPlan:
+    """What `apply_plan` will do: the units in order, and the mesh."""
+
+    fsdp: FSDPParams
+    world_size: int
+    replicate: int
+    """Ranks along the replicate axis: each shard exists so many times."""
+    shard: int
+    """Ranks along the shard axis."""
+    units: tuple[Unit, ...]
+    lint: tuple[Finding, ...] = ()
+
+    @property
+    def backend(self) -> Backend:
+        """The wrapper that really runs."""
+        return self.fsdp.effective_backend
+
+    @property
+    def params(self) -> Iterable[Param]:
+        """Every parameter, unit by unit."""
+        return (p for unit in self.units for p in unit.params)
+
+    @cached_property
+    def by_name(self) -> dict[str, Param]:
+        """Every parameter by each of its names."""
+        return {name: p for p in self.params for name in (p.name, *p.aliases)}
+
+    def check(self) -> None:
+        """Raise ValueError with every error that the lint found."""
+        errors = [f.message for f in self.lint if f.level == "error"]
+        if errors:
+            raise ValueError("; ".join(errors))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values."""
+        return plain(asdict(self))
+
+    def to_json(self) -> str:
+        """The plan as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
+        """The inverse of `to_dict`."""
+        units = tuple(_unit(u) for u in values["units"])
+        lint = tuple(Finding(**f) for f in values["lint"])
+        return cls(**{**values, "fsdp": build(FSDPParams, values["fsdp"]), "units": units, "lint": lint})
+
+    @classmethod
+    def from_json(cls, text: str) -> WrapPlan:
+        """The inverse of `to_json`."""
+        return cls.from_dict(json.loads(text))
+
+    def __str__(self) -> str:
+        from .table import plan_table
+
+        return plan_table(self)
+
+
+def _unit(values: dict[str, Any]) -> Unit:
+    params = tuple(Param(**{**p, "shape": tuple(p["shape"]), "aliases": tuple(p["aliases"])}) for p in values["params"])
+    policy = FrozenPolicy(values["frozen_policy"]) if values["frozen_policy"] else None
+    return Unit(**{**values, "params": params, "modules": tuple(values["modules"]), "frozen_policy": policy})

@@ -1,0 +1,273 @@
+"""The optimizer, its schedule, and one training step: global loss, global gradient norm, one clip."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from .data.batch import Batch
+from .params import Schedule, TrainParams
+from .params.train import decays
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step, over all ranks. Reading a figure that is still on a GPU waits for it; holding does not."""
+
+    figures: torch.Tensor
+    """(4,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples."""
+    lr: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    """Seconds of this rank's host; on a GPU work goes on after them."""
+    _read: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def _figure(self, place: int) -> float:
+        if not self._read:
+            self._read.update(zip("0123", self.figures.tolist(), strict=True))
+        return self._read[str(place)]
+
+    @property
+    def loss(self) -> float:
+        """Mean over the label tokens of all ranks and micro-steps."""
+        return self._figure(0)
+
+    @property
+    def grad_norm(self) -> float:
+        """2-norm of the whole gradient, before clipping."""
+        return self._figure(1)
+
+    @property
+    def tokens(self) -> int:
+        """Label tokens of all ranks and micro-steps."""
+        return int(self._figure(2))
+
+    @property
+    def samples(self) -> int:
+        """Samples of all ranks and micro-steps."""
+        return int(self._figure(3))
+
+    @property
+    def skipped(self) -> bool:
+        """The loss or the norm was not finite, and no rank changed its weights."""
+        return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of a metrics line."""
+        names = ("loss", "lr", "grad_norm", "samples", "tokens", "forward_s", "backward_s", "optimizer_s", "skipped")
+        return {name: getattr(self, name) for name in names}
+
+
+def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
+    """AdamW over what trains only, and its learning rate: call `schedule.step()` after each step.
+
+    Weight decay is for matrices: norms, biases, gates and embeddings have none.
+    """
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, []).append(name)
+    for p, called in names.items():
+        if p.requires_grad:
+            groups[_decays(model, called, p)].append(p)
+    decay = {True: params.weight_decay, False: 0.0}
+    optimizer = AdamW(
+        [{"params": ps, "weight_decay": decay[kind]} for kind, ps in groups.items() if ps], lr=params.lr, fused=True
+    )
+    return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
+
+
+def lr_factor(step: int, params: TrainParams) -> float:
+    """Share of the peak learning rate in optimizer step `step`, from 0: a linear warm-up, then the schedule to 0."""
+    if step < params.warmup_steps:
+        return (step + 1) / params.warmup_steps
+    done = (step - params.warmup_steps) / max(1, params.steps - params.warmup_steps)
+    if params.schedule is Schedule.LINEAR:
+        return max(0.0, 1 - done)
+    if params.schedule is Schedule.COSINE:
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return 1.0
+
+
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    optimizer: Optimizer,
+    *,
+    schedule: LambdaLR | None = None,
+    max_grad_norm: float | None = None,
+) -> StepMetrics:
+    """One optimizer step over the micro-batches of this rank. Every rank must call it with as many.
+
+    The loss is the mean over the label tokens of all ranks and micro-steps, as if one process had them all in one
+    batch; so is the gradient. Its norm is global and clipped once. If either is not finite, no rank changes weights.
+    """
+    device = _device(model)
+    clock = _Clock()
+    local = [_label_tokens(batch) for batch in micro_batches]
+    counts = _sum_over_ranks([sum(local), sum(batch.size for batch in micro_batches)], device)
+    per_token = _world_size() / counts[0].clamp(min=1)  # wrappers average gradients over ranks; we want their sum
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    for i, batch in enumerate(micro_batches):
+        with _accumulating(model, last=i == len(micro_batches) - 1):
+            share = _token_sum(model(**batch.to(device).inputs()).loss, local[i])
+            loss += share.detach()
+            clock.lap("forward")
+            (share * per_token.to(share.dtype)).backward()
+            clock.lap("backward")
+    loss, norm = _global_loss_and_norm(model, loss / counts[0].clamp(min=1))
+    lr = optimizer.param_groups[0]["lr"]
+    _update(optimizer, norm, finite=torch.isfinite(norm + loss), max_grad_norm=max_grad_norm)
+    if schedule is not None:
+        schedule.step()
+    clock.lap("optimizer")
+    figures = torch.stack([loss, norm, counts[0], counts[1]])
+    return StepMetrics(figures, lr, clock.spent["forward"], clock.spent["backward"], clock.spent["optimizer"])
+
+
+class _Clock:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.spent = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.spent[name] += now - self.last
+        self.last = now
+
+
+def _label_tokens(batch: Batch) -> int:
+    """Tokens that a causal model is asked for: the first of a sequence never is."""
+    assert batch.labels is not None
+    return int((batch.labels[:, 1:] != -100).sum())
+
+
+def _token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The loss summed over its tokens; 0, with a gradient of 0, where there are none and the mean is 0/0."""
+    return mean * tokens if tokens else torch.nan_to_num(mean) * 0
+
+
+@contextmanager
+def _accumulating(model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Gradients meet the other ranks' in the last micro-step only; units that are held stay gathered until then."""
+    if isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)):
+        if last:
+            yield
+        else:
+            with model.no_sync():
+                yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        for module in model.modules():
+            unit = getattr(module, "mmfsdp_unit", None)
+            if isinstance(module, FSDPModule) and unit is not None and unit.hold:
+                module.set_reshard_after_forward(last and unit.reshard_after_forward, recurse=False)
+                module.set_reshard_after_backward(last, recurse=False)
+    yield
+
+
+def _global_loss_and_norm(model: nn.Module, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, gradient norm) over all ranks, float64. Each element of the gradient counts once, wherever it is held."""
+    squares: dict[int, list[torch.Tensor]] = {}
+    for p in _trainable(model):
+        if p.grad is not None:
+            squares.setdefault(_copies(model, p), []).append(_local(p.grad))
+    total = loss.new_zeros(())
+    for copies, grads in squares.items():
+        norms = torch.stack(torch._foreach_norm(grads)).to(device=loss.device, dtype=torch.float64)
+        total += norms.square().sum() / copies
+    summed = _sum_over_ranks(torch.stack([loss, total]), loss.device)
+    return summed[0], summed[1].sqrt()
+
+
+def _copies(model: nn.Module, p: nn.Parameter) -> int:
+    """How many ranks hold the same elements of a gradient."""
+    if isinstance(p, DTensor):
+        sizes = zip(p.placements, p.device_mesh.shape, strict=True)
+        return math.prod(size for placement, size in sizes if not isinstance(placement, Shard))
+    if isinstance(model, FullyShardedDataParallel):
+        plan = getattr(model, "mmfsdp_plan", None)
+        return plan.replicate if plan else 1
+    return _world_size()
+
+
+def _update(optimizer: Optimizer, norm: torch.Tensor, *, finite: torch.Tensor, max_grad_norm: float | None) -> None:
+    """Clip and step; all on the device, so that nobody waits for the norm."""
+    if max_grad_norm is not None:
+        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grads in _by_kind(
+            _local(p.grad) for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+        ):
+            torch._foreach_mul_(grads, scale.to(dtype=grads[0].dtype, device=grads[0].device))
+    if bool(finite):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for t in tensors:
+        kinds.setdefault((t.dtype, t.device), []).append(t)
+    return list(kinds.values())
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _decays(model: nn.Module, names: list[str], p: nn.Parameter) -> bool:
+    """By the plan where there is one: FSDP1's shards no longer show whether they are of a matrix."""
+    plan = getattr(model, "mmfsdp_plan", None)
+    if plan is not None:
+        return plan.by_name[_plain(names[0])].decays
+    owners = [type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
+    return all(decays(name, ndim=p.ndim, owner=owner) for name, owner in zip(names, owners, strict=True))
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what wrappers put into it."""
+    return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where the model computes."""
+    if isinstance(model, FSDPModule):
+        mesh = next((p.device_mesh for p in model.parameters() if isinstance(p, DTensor)), None)
+        if mesh is not None and mesh.device_type == "cuda":
+            return torch.device("cuda", torch.cuda.current_device())
+    if isinstance(model, FullyShardedDataParallel):
+        return torch.device(model.compute_device or "cpu")
+    return next(model.parameters()).device
+
+
+def _sum_over_ranks(values: Any, device: torch.device) -> torch.Tensor:
+    """The sum over all ranks, float64."""
+    total = torch.as_tensor(values, dtype=torch.float64, device=device)
+    if _world_size() > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

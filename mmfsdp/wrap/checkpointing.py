@@ -1,0 +1,43 @@
+"""Activation checkpointing: forward runs again in backward instead of keeping what it computed."""
+
+from __future__ import annotations
+
+import functools
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..params import ParamError
+from ..plan import WrapPlan
+
+
+def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
+    """Checkpoint the modules that the plan's `activation_checkpointing` names, in place.
+
+    Only `forward` is replaced, so names stay, and FSDP's hooks stay outside: recomputing gathers nothing anew.
+    """
+    for name in checkpointed(model, plan):
+        module = model.get_submodule(name)
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+
+def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:
+    """Names of the modules to checkpoint. Raises ParamError for a pattern that matches none."""
+    choice = plan.fsdp.activation_checkpointing
+    if choice == "none":
+        return []
+    if choice == "all" or choice.startswith("every:"):
+        units = [u.modules for u in plan.units if u.grad_flow and u.params and u.modules != ("",)]
+        names = _innermost([name for modules in units for name in modules])
+        return names[:: int(choice[6:]) if choice != "all" else 1]
+    names = [name for name, _ in model.named_modules() if name and fnmatchcase(name, choice)]
+    names = [n for n in names if type(model.get_submodule(n)).forward is not nn.Module.forward]
+    if not names:
+        raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
+    return [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
+
+
+def _innermost(names: list[str]) -> list[str]:
+    """Without the modules that hold others of the list: a whole tower checkpointed at once saves nothing."""
+    return [n for n in names if not any(other.startswith(f"{n}.") for other in names)]

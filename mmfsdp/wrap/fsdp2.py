@@ -1,0 +1,80 @@
+"""A plan applied as FSDP2: one fully_shard per unit, inner ones first."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from ..params import BackwardPrefetch
+from ..plan import Unit, WrapPlan
+from ..plan.build import torch_dtype
+from .replicated import replicated_params, serve_replicated
+
+FORWARD_METHODS = ("generate",)
+"""Methods other than forward that people call on a whole model."""
+
+
+def wrap_fsdp2(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
+    """Shard in place as planned. Returns the model."""
+    whole = replicated_params(model, plan)
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
+    serve_replicated(model, plan, device)
+    sharded = [unit for unit in plan.units if unit.sharded]
+    for unit in sorted(sharded, key=_depth, reverse=True):
+        modules = [model.get_submodule(name) for name in unit.modules]
+        fully_shard(
+            modules if len(modules) > 1 else modules[0],
+            mesh=mesh,
+            reshard_after_forward=unit.reshard_after_forward,
+            mp_policy=_precision(unit, plan),
+            offload_policy=offload,
+            ignored_params=whole,
+        )
+    _order_gathers(model, plan, sharded)
+    for name in FORWARD_METHODS:
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
+    return model
+
+
+def _depth(unit: Unit) -> int:
+    return min(name.count(".") + bool(name) for name in unit.modules)
+
+
+def _precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
+    # reduce_dtype is always given: what None means has changed between versions of torch.
+    return MixedPrecisionPolicy(
+        param_dtype=torch_dtype(unit.compute_dtype) if unit.compute_dtype else None,
+        reduce_dtype=plan.fsdp.reduce_dtype.to_torch(),
+        cast_forward_inputs=plan.fsdp.mixed_precision is not None,
+    )
+
+
+def _order_gathers(model: nn.Module, plan: WrapPlan, sharded: list[Unit]) -> None:
+    """What is gathered ahead of need, what never in backward, and what stays over accumulated micro-steps."""
+    first = {unit.order: _module(model, unit) for unit in sharded if unit.params}
+    for unit in sharded:
+        module = _module(model, unit)
+    X
+        if unit.params and not unit.grad_flow:
+            module.set_unshard_in_backward(False)
+        if plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
+            module.set_modules_to_backward_prefetch([module])  # which is there already; an empty list means default
+        after = [order for order in first if order > unit.order]
+        if plan.fsdp.forward_prefetch and after:
+            module.set_modules_to_forward_prefetch([first[min(after)]])
+
+
+def _module(model: nn.Module, unit: Unit) -> FSDPModule:
+    module = model.get_submodule(unit.modules[0])
+    assert isinstance(module, FSDPModule)
+    return module

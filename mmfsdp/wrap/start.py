@@ -1,0 +1,102 @@
+"""Every rank starts from rank 0's weights."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ..plan import WrapPlan
+from ..plan.build import torch_dtype
+
+
+def some_rank_is_meta(model: nn.Module, device: torch.device) -> bool:
+    """True on every rank if any rank's model is on the meta device. Raises ValueError if rank 0's is."""
+    here = any(t.is_meta for t in chain(model.parameters(), model.buffers()))
+    if here and dist.get_rank() == 0:
+        raise ValueError("model: rank 0 has it on the meta device, and so nobody has weights; load them on rank 0")
+    flag = torch.tensor([float(here)], device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Move a model to the meta device and return what it held: weights on rank 0, nothing elsewhere."""
+    held = {name: t.detach() for name, t in _tensors(model)} if dist.get_rank() == 0 else {}
+    ties = _ties(model)
+    model.to("meta")
+    _tie(model, ties)
+    return held
+
+
+@torch.no_grad()
+def copy_from_rank0(model: nn.Module, device: torch.device) -> None:
+    """Overwrite each parameter and buffer with rank 0's."""
+    if dist.get_world_size() == 1:
+        return
+    for _, tensor in _tensors(model):
+        tensor.copy_(_sent(tensor, tensor.shape, tensor.dtype, device))
+
+
+@torch.no_grad()
+def hand_out(
+    model: nn.Module, plan: WrapPlan, weights: dict[str, torch.Tensor], *, device: torch.device, via: torch.device
+) -> None:
+    """Give a model that is on the meta device storage on `device` and rank 0's weights, one tensor at a time.
+
+    via: where the collectives run. A sharded parameter receives its part only.
+    """
+    ties = _ties(model)
+    model.to_empty(device=device)
+    _tie(model, ties)
+    for name, tensor in _tensors(model):
+        whole = _sent(weights.get(name), tensor.shape, tensor.dtype, via)
+        if isinstance(tensor, DTensor):
+            whole = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None).to_local()
+            tensor = tensor.to_local()
+        tensor.copy_(whole)
+        weights.pop(name, None)
+
+
+@torch.no_grad()
+def cast_at_rest(model: nn.Module, plan: WrapPlan) -> None:
+    """Give every parameter the dtype that the plan says it rests in."""
+    for name, p in model.named_parameters():
+        dtype = torch_dtype(plan.by_name[name].dtype)
+        if p.dtype != dtype:
+            p.data = p.data.to(dtype)
+
+
+def _sent(tensor: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, via: torch.device) -> torch.Tensor:
+    """Rank 0's tensor, on every rank."""
+    if dist.get_rank() == 0:
+        assert tensor is not None
+        whole = tensor.to(device=via, dtype=dtype).contiguous()
+    else:
+        whole = torch.empty(shape, dtype=dtype, device=via)
+    dist.broadcast(whole, 0)
+    return whole
+
+
+def _tensors(model: nn.Module):
+    return chain(model.named_parameters(), model.named_buffers())
+
+
+def _ties(model: nn.Module) -> list[tuple[str, str]]:
+    """(first name, other name) of parameters that have several."""
+    first: dict[int, str] = {}
+    found = []
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(p), name) != name:
+            found.append((first[id(p)], name))
+    return found
+
+
+def _tie(model: nn.Module, ties: list[tuple[str, str]]) -> None:
+    """A change of device makes two parameters of a tied one; make them one again."""
+    for first, other in ties:
+        owner, _, leaf = other.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, model.get_parameter(first))

@@ -1,0 +1,32 @@
+"""Real ranks for tests: processes that train over gloo on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def on_ranks(check: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+    """Run `check(*args)` on so many ranks; what each returned (plain data), by rank. A failure on any rank raises."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, (ranks, folder, check, args), nprocs=ranks, start_method="spawn")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def _rank(rank: int, ranks: int, folder: str, check: Callable[..., Any], args: tuple) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    try:
+        Path(folder, f"{rank}.json").write_text(json.dumps(check(*args)))
+    finally:
+        dist.destroy_process_group()

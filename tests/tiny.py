@@ -1,0 +1,61 @@
+"""A Flamingo small enough for tests, frozen as by default, and batches for it."""
+
+from __future__ import annotations
+
+import torch
+
+from mmfsdp.data.batch import Batch
+from mmfsdp.freeze import freeze
+from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
+from mmfsdp.params import BackboneParams, ModelParams
+
+KNOWN = 50
+VISION = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 24, "layers": 2, "head_width": 12},
+    "quick_gelu": False,
+}
+LANGUAGE = {
+    "model_type": "llama",
+    "hidden_size": 20,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": KNOWN,
+}
+
+
+def tiny_flamingo(*, tied: bool = False, seed: int = 0) -> Flamingo:
+    """Weights by seed; gates opened, since at 0 nothing behind them would learn."""
+    torch.manual_seed(seed)
+    vision = build_vision(BackboneParams(source="open_clip", config=VISION))
+    language = build_language(BackboneParams(config={**LANGUAGE, "tie_word_embeddings": tied}))
+    model = Flamingo(
+        vision,
+        language,
+        tokens=TokenIds.after(KNOWN),
+        cross_attention_every=2,
+        num_latents=3,
+        perceiver_depth=2,
+        attention_heads=2,
+        attention_head_dim=8,
+    )
+    for name, p in model.named_parameters():
+        if name.endswith("_gate"):
+            p.data.fill_(0.5)
+    freeze(model, ModelParams(language=BackboneParams(name="x")).freeze)
+    return model
+
+
+def tiny_batch(size: int = 2, *, seed: int = 0) -> Batch:
+    """Samples of one picture each; labels of unequal number."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, KNOWN, (size, 9), generator=g)
+    ids[:, 0] = KNOWN + 1
+    labels = ids.clone()
+    labels[:, :2] = -100
+    for row in range(size):
+        labels[row, 9 - (seed + row) % 5 :] = -100
+    vision = torch.randn(size, 1, 1, 3, 16, 16, generator=g)
+    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media={"vision": vision})
