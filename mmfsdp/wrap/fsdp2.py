@@ -64,7 +64,7 @@ def _order_gathers(model: nn.Module, plan: WrapPlan, sharded: list[Unit]) -> Non
     first = {unit.order: _module(model, unit) for unit in sharded if unit.params}
     for unit in sharded:
         module = _module(model, unit)
-    X
+        module.mmfsdp_unit = unit  # type: ignore[attr-defined]  # accumulation must know what to hold
         if unit.params and not unit.grad_flow:
             module.set_unshard_in_backward(False)
         if plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
