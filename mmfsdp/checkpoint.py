@@ -27,8 +27,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from .params import ParamError, StateDictType
+from .wrap import plan_of
 
 MARKER = "complete.json"
 _NAME = re.compile(r"step_(\d{8})")
@@ -87,7 +89,7 @@ def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:
     Raises ParamError when the model and the checkpoint do not hold the same trainable parameters.
     """
     marker = json.loads((checkpoint / MARKER).read_text())
-    state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    state = _trained(model)
     names = set(state)
     if names != set(marker["names"]):
         odd = sorted(names ^ set(marker["names"]))
@@ -102,16 +104,31 @@ def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:
 
 
 def _write_tensors(folder: Path, model: nn.Module, kind: StateDictType) -> list[str]:
-    full = kind is StateDictType.FULL_STATE_DICT
-    options = StateDictOptions(ignore_frozen_params=True, full_state_dict=full, cpu_offload=full)
-    state = get_model_state_dict(model, options=options)
-    if full:
+    state = _trained(model)
+    if kind is StateDictType.FULL_STATE_DICT:
+        whole = {name: _whole(tensor) for name, tensor in state.items()}
         if _rank() == 0:
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+            save_file(whole, folder / "model.safetensors")
     else:
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         dcp.save(state, storage_writer=writer, no_dist=not _distributed())
     return list(state)
+
+
+def _trained(model: nn.Module) -> dict[str, Any]:
+    """Trainable parameters and buffers by name, sharded as they are; a tied one once, by its first name."""
+    state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    plan = plan_of(model)
+    if plan is not None:
+        return {name: t for name, t in state.items() if name not in plan.by_name or plan.by_name[name].name == name}
+    first = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {name: t for name, t in state.items() if name in first}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor gathered from all ranks, in CPU memory on rank 0 and nowhere else."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous() if _rank() == 0 else torch.empty(0)
 
 
 def _write_marker(path: Path, marker: dict[str, Any]) -> None:

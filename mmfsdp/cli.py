@@ -149,8 +149,9 @@ def finish(folder: Path) -> int:
     result = caption_held_out(folder)
     for row in result["captions"][:5]:
         print(f"  {'=' if row['caption'] == row['truth'] else 'x'} {row['caption']:<48} truth: {row['truth']}")
-    for key in ("heldout_exact_match", "unseen_combination_exact_match", "text_only_exact_match", "seconds"):
-        print(f"  {key}: {result[key]:.3f}")
+    for key, value in result.items():
+        if key != "captions":
+            print(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
     print(f"report: {write_report(folder)}")
     return 0
 

@@ -30,7 +30,7 @@ def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
     Raises ParamError where the run has no checkpoint.
     """
     params = RunParams.from_yaml(folder / "params.yaml")
-    newest = checkpoint.latest(folder / runs.CHECKPOINTS)
+    newest = checkpoint.latest(folder / "checkpoints")
     model, processor = build_model(params.model)
     freeze(model, params.model.freeze)
     checkpoint.load(model, newest)
@@ -44,7 +44,7 @@ def caption_held_out(folder: Path) -> dict[str, Any]:
     of samples whose whole text is right; captions: picture file, truth, caption and split of the first few.
     """
     params, model, processor = load_run(folder)
-    result: dict[str, Any] = runs.read_json(folder / runs.RESULT)
+    result: dict[str, Any] = runs.read_json(folder / "result.json") or {}
     rows: list[dict[str, str]] = []
     splits = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
     for split, key in splits.items():
@@ -58,8 +58,9 @@ def caption_held_out(folder: Path) -> dict[str, Any]:
         if split == "heldout":
             result["text_only_exact_match"] = exact_match(captions(model, processor, samples, blank=True), samples)
     result["captions"] = rows
-    result["seconds"] = time.time() - runs.read_record(folder).created
-    runs.write_json(folder / runs.RESULT, result)
+    record = runs.RunRecord.read(folder)
+    result["seconds"] = time.time() - record.created if record else None
+    runs.write_json(folder / "result.json", result)
     return result
 
 

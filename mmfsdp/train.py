@@ -41,7 +41,7 @@ def run(folder: Path) -> None:
         plan, cost = plan_for(model, params)
         plan.check()
         if dist.get_rank() == 0:
-            runs.write_json(folder / runs.PLAN, {"plan": plan.to_dict(), "estimate": cost.to_dict()})
+            runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
         model = apply_plan(model, plan, device=device)
         before = frozen_fingerprints(model)
         measured = train(folder, params, model, processor, device)
@@ -53,7 +53,7 @@ def run(folder: Path) -> None:
                 "frozen_parameters_changed": changed,
                 "world_size": dist.get_world_size(),
             }
-            runs.write_json(folder / runs.RESULT, result)
+            runs.write_json(folder / "result.json", result)
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def train(folder: Path, params: RunParams, model: nn.Module, processor: Processo
 
 def save(folder: Path, params: RunParams, model: nn.Module, step: int) -> None:
     path = checkpoint.save(
-        folder / runs.CHECKPOINTS,
+        folder / "checkpoints",
         model=model,
         step=step,
         kind=params.fsdp.state_dict_type,

@@ -1,0 +1,94 @@
+"""Checkpoints: what real ranks save, one process loads, bit for bit; half-written ones do not count."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mmfsdp import checkpoint
+from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
+from mmfsdp.step import build_optimizer, train_step
+from mmfsdp.wrap import wrap_fsdp
+from tests.ranks import on_ranks
+from tests.tiny import tiny_batch, tiny_flamingo
+
+CASES = {
+    f"{backend}-{kind}": {"backend": backend, "state_dict_type": kind}
+    for backend in ("DDP", "FSDP1", "FSDP2")
+    for kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+} | {"FSDP2-replicated-tied": {"backend": "FSDP2", "frozen_policy": "REPLICATE", "tied": True}}
+
+
+def save_and_answer(fields: dict, folder: str) -> float:
+    """Train two steps, saving after each; the loss of the result on a batch of its own."""
+    fields = dict(fields)
+    model = wrap_fsdp(tiny_flamingo(tied=fields.pop("tied", False)), fsdp := FSDPParams(**fields))
+    optimizer, _ = build_optimizer(model, TrainParams(lr=1e-2))
+    for step in (1, 2):
+        train_step(model, [tiny_batch(seed=dist.get_rank() + step)], optimizer)
+        checkpoint.save(Path(folder), model=model, step=step, kind=fsdp.state_dict_type, keep_last=1)
+    with torch.no_grad():
+        return model(**tiny_batch(seed=9).inputs()).loss.item()
+
+
+def all_cases(folder: str) -> dict[str, float]:
+    return {name: save_and_answer(fields, f"{folder}/{name}") for name, fields in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return folder, on_ranks(all_cases, 2, str(folder))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_loads_what_ranks_saved(saved, name):
+    folder, answers = saved
+    newest = checkpoint.latest(folder / name)
+    assert [p.name for p in checkpoint.complete(folder / name)] == ["step_00000002"], "keep_last keeps the newest"
+    model = tiny_flamingo(tied=CASES[name].get("tied", False), seed=5)
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    fresh = tiny_flamingo(tied=CASES[name].get("tied", False))
+    for n, p in model.named_parameters():  # the frozen backbones are not in a checkpoint: they come from where they did
+        if not p.requires_grad:
+            p.data.copy_(fresh.get_parameter(n))
+            frozen[n] = p.clone()
+    marker = checkpoint.load(model, newest)
+    assert marker["step"] == 2 and set(marker["names"]) == {n for n, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        loss = model(**tiny_batch(seed=9).inputs()).loss.item()
+    assert loss == pytest.approx(answers[0][name], rel=1e-6) and loss == pytest.approx(answers[1][name], rel=1e-6)
+    assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
+
+
+def test_all_backends_trained_and_saved_the_same(saved):
+    folder, _ = saved
+    states = []
+    for name in CASES:
+        if "tied" not in CASES[name]:
+            model = tiny_flamingo()
+            checkpoint.load(model, checkpoint.latest(folder / name))
+            states.append(torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad]))
+    for state in states[1:]:
+        torch.testing.assert_close(state, states[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_half_written_checkpoint_does_not_count(tmp_path):
+    model = tiny_flamingo()
+    good = checkpoint.save(tmp_path, model=model, step=3)
+    (tmp_path / "step_00000009").mkdir()
+    (tmp_path / ".step_00000010.writing").mkdir()
+    assert checkpoint.latest(tmp_path) == good
+    with pytest.raises(ParamError, match="holds no complete checkpoint"):
+        checkpoint.latest(tmp_path / "nothing")
+
+
+def test_another_model_is_refused_by_parameter_name(tmp_path):
+    model = tiny_flamingo()
+    path = checkpoint.save(tmp_path, model=model, step=1, kind=StateDictType.FULL_STATE_DICT)
+    model.perceiver.latents.requires_grad_(False)
+    with pytest.raises(ParamError, match="perceiver.latents"):
+        checkpoint.load(model, path)
+    assert not list(path.glob("*.pt")) and json.loads((path / "complete.json").read_text())["step"] == 1
