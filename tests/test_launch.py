@@ -13,7 +13,9 @@ import pytest
 
 from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.launch.start import make_folder
-from mmfsdp.runs import RunRecord, RunState, Status, process_start, rank_word, read_json
+from mmfsdp.runs import RunRecord, RunState, Status, read_json
+from mmfsdp.runs.processes import process_start
+from mmfsdp.runs.state import rank_word
 from mmfsdp.watch import Tail
 
 TESTS = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from mmfsdp import runs
-from mmfsdp.runs import MetricsWriter, RunRecord, Status, read_metrics, run_state
+from mmfsdp.runs import MetricsWriter, RunRecord, Status, processes, read_metrics, run_state
 
 
 def record(**changes) -> RunRecord:
@@ -27,7 +27,7 @@ def record(**changes) -> RunRecord:
         device="cpu",
         host=socket.gethostname(),
         pid=os.getpid(),
-        start=runs.process_start(os.getpid()),
+        start=processes.process_start(os.getpid()),
         identity="this one",
         created=time.time(),
         version="0",
@@ -39,7 +39,7 @@ def record(**changes) -> RunRecord:
 def dead() -> dict[str, float]:
     """A process id that no process has any more."""
     process = subprocess.Popen([sys.executable, "-c", ""])
-    start = runs.process_start(process.pid) or time.time()
+    start = processes.process_start(process.pid) or time.time()
     process.wait()
     return {"pid": process.pid, "start": start}
 
@@ -111,12 +111,12 @@ def test_many_rows_are_read_in_pieces_or_from_the_end(tmp_path):
 
 
 def test_a_process_is_known_by_its_id_and_start():
-    start = runs.process_start(os.getpid())
-    assert runs.alive(os.getpid(), start)
-    assert not runs.alive(os.getpid(), start - 3600), "another process has been given the id"
+    start = processes.process_start(os.getpid())
+    assert processes.alive(os.getpid(), start)
+    assert not processes.alive(os.getpid(), start - 3600), "another process has been given the id"
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert runs.process_start(zombie.pid) is None
+    assert processes.process_start(zombie.pid) is None
     zombie.wait()
 
 
@@ -126,10 +126,10 @@ def test_members_outlive_their_leader_and_strangers_are_left_alone():
     start = time.time()
     leader = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, env=environment)
     leader.wait()
-    assert len(runs.members(leader.pid, start, "this one")) == 1
-    assert runs.members(leader.pid, start, "another") == []
-    assert runs.stop(leader.pid, start, "this one")
-    assert runs.members(leader.pid, start, "this one") == []
+    assert len(processes.members(leader.pid, start, "this one")) == 1
+    assert processes.members(leader.pid, start, "another") == []
+    assert processes.stop(leader.pid, start, "this one")
+    assert processes.members(leader.pid, start, "this one") == []
 
 
 HALF_WRITTEN = {

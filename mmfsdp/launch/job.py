@@ -15,7 +15,8 @@ from typing import Any
 
 from submitit import JobEnvironment
 
-from ..runs import RunRecord, process_start, write_json
+from ..runs import RunRecord, write_json
+from ..runs.processes import process_start
 
 VISIBLE = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import mmfsdp
 
-from ..runs import RunRecord, is_run, process_start, run_state, write_text
-from ..runs.processes import RUN_VARIABLE
+from ..runs import RunRecord, is_run, run_state, write_text
+from ..runs.processes import RUN_VARIABLE, process_start
 from .run import Run
 
 if TYPE_CHECKING:  # the supervisor and the ranks start sooner without

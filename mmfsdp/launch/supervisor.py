@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import submitit
 
-from ..runs import RunRecord, Status, last_log_lines, rank_word, write_json
-from ..runs.state import failure_of
+from ..runs import RunRecord, Status, write_json
+from ..runs.state import failure_of, last_log_lines, rank_word
 from .job import VISIBLE, run_rank
 
 POLL = 0.1
@@ -116,14 +116,14 @@ class _Watch:
             return None
         time.sleep(SETTLE)
         silent, failed = self._failed()
+        failed.sort(key=lambda word: word["time"])
         if silent:
             rank = min(silent)
             text = last_log_lines(self.folder, rank) or (self.folder / "logs" / "supervisor.log").read_text()[-4000:]
             reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash"
-            reason += "".join(f"; then {failure_of(word)['reason']}" for word in failed)
+            reason += "".join(f"; then {failure_of(word)['reason']}" for word in failed[:1])
             return {"status": Status.FAILED, "reason": reason, "rank": rank, "traceback": text}
-        first = min(failed, key=lambda word: word["time"])
-        return {"status": Status.FAILED, **failure_of(first), "time": first["time"]}
+        return {"status": Status.FAILED, **failure_of(failed[0]), "time": failed[0]["time"]}
 
     def _failed(self) -> tuple[list[int], list[dict[str, Any]]]:
         """Ranks whose process is gone without a word of its end, and the words of those that failed."""

@@ -13,8 +13,7 @@ The folder is the database, and every file in it has one writer:
 """
 
 from .files import MetricsWriter, PathLike, metrics_path, read_json, read_metrics, write_json, write_text
-from .processes import alive, members, process_start, stop
-from .state import RunRecord, RunState, Status, is_run, last_log_lines, log_paths, rank_word, run_state
+from .state import RunRecord, RunState, Status, is_run, log_paths, run_state
 
 __all__ = [
     "MetricsWriter",
@@ -22,18 +21,12 @@ __all__ = [
     "RunRecord",
     "RunState",
     "Status",
-    "alive",
     "is_run",
-    "last_log_lines",
     "log_paths",
-    "members",
     "metrics_path",
-    "process_start",
-    "rank_word",
     "read_json",
     "read_metrics",
     "run_state",
-    "stop",
     "write_json",
     "write_text",
 ]

@@ -176,11 +176,10 @@ def _verdict(folder: Path, record: RunRecord | None, *, stepped: bool) -> dict[s
     if values["status"] is Status.STARTING and stepped:
         values["status"] = Status.RUNNING
     if not record.here:
-        ages = [
-            age for name in ("run.json", "status.json", "metrics.jsonl") if (age := _age(folder / name)) is not None
-        ]
-        if min(ages) > SILENCE:
-            return {"status": Status.LOST, "reason": f"no sign of life from {record.host} for {min(ages):.0f} s"}
+        ages = (_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl"))
+        silent = min(age for age in ages if age is not None)
+        if silent > SILENCE:
+            return {"status": Status.LOST, "reason": f"no sign of life from {record.host} for {silent:.0f} s"}
         values.setdefault("reason", f"its processes are on {record.host} and cannot be seen from here")
     elif not supervised:
         return _orphaned(folder, record, values)
