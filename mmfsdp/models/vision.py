@@ -90,14 +90,13 @@ def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder
 def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
     import open_clip
 
-    folder = next((f for f in (params.weights, params.name) if f and Path(f).is_dir()), None)
-    if folder and not meta:
-        visual = open_clip.create_model(f"local-dir:{folder}").visual
-    elif params.weights and not meta:
+    if not params.weights or meta:
+        visual = _untrained(params, meta)
+    elif Path(params.weights).is_dir():
+        visual = open_clip.create_model(f"local-dir:{params.weights}").visual
+    else:
         _builtin(params.name)
         visual = open_clip.create_model(params.name, pretrained=params.weights).visual
-    else:
-        visual = _untrained(params, folder, meta)
     size = visual.image_size
     looks = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
     return VisionEncoder(
@@ -108,10 +107,11 @@ def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
     )
 
 
-def _untrained(params: BackboneParams, folder: str | None, meta: bool) -> nn.Module:
+def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
     """The visual tower of open_clip's CLIP for a configuration, without the text tower's size or weights."""
     import open_clip
 
+    folder = next((place for place in (params.weights, params.name) if place and Path(place).is_dir()), None)
     if folder:
         config = json.loads((Path(folder) / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
     else:

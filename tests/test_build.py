@@ -1,0 +1,137 @@
+"""build_model: from parameters, a generated folder or a preset to a model and its processor."""
+
+import json
+import socket
+from dataclasses import replace
+
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mmfsdp.build import build_model, generated_folder
+from mmfsdp.data import Sample
+from mmfsdp.models import build_language
+from mmfsdp.params import GENERATED, BackboneParams, ModelParams, ParamError, load
+
+VISION = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 16, "layers": 1, "width": 24, "patch_size": 8, "head_width": 12},
+    "text_cfg": {"context_length": 8, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1},
+}
+LANGUAGE = {"model_type": "llama", "vocab_size": 12, "hidden_size": 16, "intermediate_size": 32}
+LANGUAGE |= {"num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": True}
+WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two", "small", "large"]
+
+
+@pytest.fixture
+def params(monkeypatch, tmp_path) -> ModelParams:
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path))
+    vision = BackboneParams(source="open_clip", weights=GENERATED, config=VISION)
+    language = BackboneParams(weights=GENERATED, config=LANGUAGE)
+    return ModelParams(vision=vision, language=language, num_latents=2, perceiver_depth=1)
+
+
+def pretrained(params: ModelParams) -> None:
+    """What pretraining leaves in the generated folder, with random weights."""
+    folder = generated_folder(params)
+    (folder / "vision").mkdir(parents=True)
+    save_file(open_clip.CLIP(**VISION).state_dict(), folder / "vision" / "open_clip_model.safetensors")
+    looks = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    config = json.dumps({"model_cfg": VISION, "preprocess_cfg": looks})
+    (folder / "vision" / "open_clip_config.json").write_text(config)
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    tokenizer.save_pretrained(folder / "language")
+    build_language(BackboneParams(config=LANGUAGE)).save_pretrained(folder / "language")
+
+
+def test_generated_weights_that_are_missing_are_an_error_but_not_on_meta(params):
+    with pytest.raises(
+        ParamError, match="vision.weights: generated weights are not in .* `mmfsdp run`, which pretrains"
+    ):
+        build_model(params)
+    model, processor = build_model(params, meta=True)
+    assert processor is None and {p.device.type for p in model.parameters()} == {"meta"}
+
+
+def test_a_plan_made_before_pretraining_fits_the_model_after_it(params):
+    before, _ = build_model(params, meta=True)
+    pretrained(params)
+    model, _ = build_model(params)
+    meta, processor = build_model(params, meta=True)
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    assert shapes == {n: p.shape for n, p in before.named_parameters()}
+    assert shapes == {n: p.shape for n, p in meta.named_parameters()}
+    assert processor is not None
+
+
+def test_model_and_processor_fit_each_other(params):
+    pretrained(params)
+    model, processor = build_model(params)
+    assert model.tokens.known == len(WORDS) and model.tokens.new == 3
+    assert (processor.image_size, tuple(processor.mean)) == (16, (0.5, 0.5, 0.5))
+    saved = open_clip.create_model(f"local-dir:{generated_folder(params) / 'vision'}").visual.state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in model.vision_encoder.visual.state_dict().items())
+    folder = str(generated_folder(params) / "language")
+    table = build_language(BackboneParams(name=folder, weights=folder)).get_input_embeddings()
+    assert torch.equal(model.get_input_embeddings().table.weight, table.weight)
+
+    picture = Image.new("RGB", (20, 10), "red")
+    samples = [Sample("<image>", "a small red circle", (picture,)), Sample("<image> a", "blue square", (picture,))]
+    batch = processor(samples)
+    assert model(**batch.inputs()).loss > 0
+    prompts = processor.prompts(samples)
+    ids = model.generate(prompts.input_ids, attention_mask=prompts.attention_mask, media=prompts.media)
+    texts = processor.decode(ids[:, prompts.input_ids.shape[1] :])
+    assert len(texts) == 2 and all(word in WORDS for text in texts for word in text.split())
+
+
+def test_the_generated_folder_follows_the_backbones_only(params, tmp_path):
+    folder = generated_folder(params)
+    assert folder.parent == tmp_path
+    assert folder == generated_folder(replace(params, num_latents=7))
+    assert folder != generated_folder(
+        replace(params, language=replace(params.language, config={**LANGUAGE, "vocab_size": 13}))
+    )
+
+
+def test_without_a_tokenizer_there_is_no_processor():
+    vision = BackboneParams(source="open_clip", config=VISION)
+    model, processor = build_model(ModelParams(vision=vision, language=BackboneParams(config=LANGUAGE)))
+    assert processor is None and model.tokens.known == 12
+
+
+PUBLISHED = {  # vision encoder and language model: open_clip's profile, model cards and papers
+    "openflamingo_3b": (303_966_208, 1_311_344_640),
+    "openflamingo_9b": (303_966_208, 6_649_286_656),
+    "clip_llama_1b": (87_456_000, 1_235_814_400),
+    "siglip_qwen": (428_225_600, 1_543_714_304),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_sizes_and_need_no_network(name, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("this needs no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    params = load(name).model
+    model, processor = build_model(params, meta=True)
+    added = sum(p.numel() for n, p in model.language_model.named_parameters() if "cross_att" in n or "new_tokens" in n)
+    vision = sum(p.numel() for p in model.vision_encoder.parameters())
+    language = sum(p.numel() for p in model.language_model.parameters()) - added
+    assert (vision, language) == PUBLISHED[name] and processor is None
+    crossed = [i for i, layer in enumerate(model.layers) if layer.cross_attention is not None]
+    assert crossed[0] + 1 == params.cross_attention_every
+
+
+def test_openflamingo_9b_has_eight_cross_attentions_of_the_original_shapes():
+    model, _ = build_model(load("openflamingo_9b").model, meta=True)
+    cross = 2 * 4096 * 512 + 1024 * 1024 + 2 * 4096 * 4 * 4096 + 4 * 4096 + 2
+    ours = sum(p.numel() for n, p in model.named_parameters() if ".cross_attention." in n)
+    assert ours == 8 * cross
