@@ -19,6 +19,8 @@ from .sources import Source, open_source
 
 REMEMBERED = 10_000
 """Names of skipped records that are kept; beyond, they are only counted."""
+PATIENCE = 1000
+"""Unusable records in a row (or as many as the source has) after which it is taken for lost."""
 
 
 def batches(
@@ -98,10 +100,17 @@ class _Steps(IterableDataset):
     def __iter__(self) -> Iterator[Delivery]:
         worker: Any = get_worker_info()
         lane = replace(self.lane, worker=worker.id, workers=worker.num_workers) if worker else self.lane
+        barren = 0
         for step, loaded in zip(lane.steps(), self.source.batches(lane), strict=False):
-            yield self._deliver(step, loaded)
+            delivery, learned = self._deliver(step, loaded)
+            barren = 0 if learned else barren + len(loaded)
+            if barren >= min(self.source.length or PATIENCE, PATIENCE):
+                reasons = "; ".join(f"{name} {why}" for name, why in list(delivery.skipped.items())[:3])
+                raise ValueError(f"data.path: the last {barren} records were all unusable: {reasons}")
+            yield delivery
 
-    def _deliver(self, step: int, loaded: list[Loaded]) -> Delivery:
+    def _deliver(self, step: int, loaded: list[Loaded]) -> tuple[Delivery, int]:
+        """The batch, and how many samples are in it."""
         rows: list[Row] = []
         skipped: dict[str, str] = {}
         for item in loaded:
@@ -111,4 +120,4 @@ class _Steps(IterableDataset):
                 rows.append(self.processor.encode(item, seed=stable_hash(f"{self.seed}/{step}/{item.name}")))
             except CorruptRecord as error:
                 skipped[error.name] = error.reason
-        return Delivery(self.processor.collate(rows), skipped, sum(row.cut for row in rows))
+        return Delivery(self.processor.collate(rows), skipped, sum(row.cut for row in rows)), len(rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,6 +36,8 @@ def open_picture(source: Path | bytes, *, name: str) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 return to_rgb(ImageOps.exif_transpose(image))
+    except UnidentifiedImageError:
+        raise CorruptRecord(name, "is not a usable picture (of no known format)") from None
     except Exception as error:  # PIL's decoders raise a dozen kinds of error on damaged files
         raise CorruptRecord(name, f"is not a usable picture ({type(error).__name__}: {str(error)[:200]})") from None
 

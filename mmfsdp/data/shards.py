@@ -62,6 +62,8 @@ class ShardSource:
     seed: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     """Name to reason of the records and shards found corrupt, so far, in this process."""
+    length: int | None = None
+    """Not known before all shards are read."""
     _sizes: dict[str, int] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -109,9 +111,8 @@ class ShardSource:
         """Raw records of every stride-th shard of the endless list, without the first `skip`."""
         empty = 0
         for ordinal in count(first, stride):
-            epoch, place = divmod(ordinal, len(self.shards))
-            url = self.shards[np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))[place]]
-            if skip >= self._sizes.get(url, skip + 1):
+            url = self._url(ordinal)
+            if 0 < self._sizes.get(url, 0) <= skip:
                 skip -= self._sizes[url]
                 continue
             size = 0
@@ -125,6 +126,11 @@ class ShardSource:
             empty = 0 if size else empty + 1
             if empty > len(self.shards):
                 raise ValueError(f"data.path: {self.shards[0]!r} and its like yield nothing any more; are they gone?")
+
+    def _url(self, ordinal: int) -> str:
+        """The endless list of shards: each epoch is a new permutation of them."""
+        epoch, place = divmod(ordinal, len(self.shards))
+        return self.shards[np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))[place]]
 
     def _shard(
         self, url: str, errors: list[CorruptRecord], rng: random.Random | None = None

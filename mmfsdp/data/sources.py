@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +22,8 @@ class Source(Protocol):
 
     skipped: dict[str, str]
     """Name to reason of corrupt records, as far as this process has met them."""
+    length: int | None
+    """Records, where that is known; None if they are generated without end."""
 
     def __iter__(self) -> Iterator[Sample]:
         """The usable samples once, in a fixed order; without end if they are generated."""
@@ -52,22 +53,10 @@ def open_source(params: DataParams, *, split: str = "train", image_size: int, se
     return _open_shards(params, params.path, split, seed)
 
 
-@dataclass(frozen=True)
-class Part:
-    """One side of the split, by name."""
-
-    limit: int
-    heldout: bool
-
-    def __call__(self, name: str) -> bool:
-        return (stable_hash(name) < self.limit) is self.heldout
-
-
 def _open_folder(params: DataParams, path: str, split: str, seed: int) -> Source:
     records, skipped = read_folder(path)
     limit = _limit(((r.name, attempt(r.load)) for r in records), params, skipped)
-    part = Part(limit, split == "heldout")
-    mine = [record for record in records if part(record.name)]
+    mine = [record for record in records if _belongs(limit, split, record.name)]
     return IndexedSource(partial(_load, mine), len(mine), seed, skipped)
 
 
@@ -78,7 +67,11 @@ def _load(records: list[Record], index: int) -> Sample:
 def _open_shards(params: DataParams, path: str, split: str, seed: int) -> Source:
     source = ShardSource(expand_shards(path), seed=seed)
     limit = _limit(source.named(), params, source.skipped)
-    return ShardSource(source.shards, Part(limit, split == "heldout"), seed, source.skipped)
+    return ShardSource(source.shards, partial(_belongs, limit, split), seed, source.skipped)
+
+
+def _belongs(limit: int, split: str, name: str) -> bool:
+    return (stable_hash(name) < limit) == (split == "heldout")
 
 
 def _limit(records: Iterable[tuple[str, Loaded]], params: DataParams, skipped: dict[str, str]) -> int:

@@ -1,0 +1,191 @@
+"""Streams of batches: every record once per epoch, to one rank and one worker, restartable anywhere."""
+
+import colorsys
+import random
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CLIP_MEAN, CLIP_STD, make_tokenizer, picture_bytes, write_metadata
+
+from mmfsdp.data import Batch, Processor, batches, open_source
+from mmfsdp.data.lane import Lane
+from mmfsdp.data.pictures import CorruptRecord
+from mmfsdp.params import DataParams
+
+NAMES = [f"n{i}" for i in range(48)]
+
+
+@pytest.fixture(scope="module")
+def processor() -> Processor:
+    return Processor(make_tokenizer(" ".join(NAMES)), 8, CLIP_MEAN, CLIP_STD)
+
+
+def picture(i: int) -> bytes:
+    return picture_bytes(tuple(int(255 * c) for c in colorsys.hsv_to_rgb(i / len(NAMES), 1, 1)))
+
+
+@pytest.fixture
+def folder(tmp_path) -> DataParams:
+    """48 pictures, of which two cannot be read and at least one is held out."""
+    for i, name in enumerate(NAMES):
+        (tmp_path / f"{name}.png").write_bytes(b"damaged" if i in (7, 30) else picture(i))
+    write_metadata(tmp_path, [{"file_name": f"{name}.png", "text": name} for name in NAMES])
+    return DataParams(source="folder", path=str(tmp_path))
+
+
+@pytest.fixture
+def shards(shard):
+    """Writes the same pictures into n shards of unequal size; the parameters to read them."""
+
+    def write(n: int) -> DataParams:
+        cuts = [0, *sorted(random.Random(n).sample(range(1, 48), n - 1)), 48]
+        for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
+            members = {}
+            for i in range(a, b):
+                members[f"{NAMES[i]}.png"] = b"damaged" if i in (7, 30) else picture(i)
+                members[f"{NAMES[i]}.txt"] = NAMES[i].encode()
+            path = shard(f"s{s:02d}.tar", members)
+        return DataParams(source="webdataset", path=str(path.parent / f"s{{00..{n - 1:02d}}}.tar"))
+
+    return write
+
+
+def usable(params: DataParams) -> list[str]:
+    return [sample.text for sample in open_source(params, image_size=8)]
+
+
+def said(processor: Processor, batch: Batch) -> list[str]:
+    return processor.decode(batch.input_ids)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    tensors = [(a.input_ids, b.input_ids), (a.labels, b.labels), (a.media["vision"], b.media["vision"])]
+    return all(torch.equal(x, y) for x, y in tensors)
+
+
+def take(n: int, params: DataParams, processor: Processor, **options) -> list[Batch]:
+    return list(islice(batches(params, processor, **{"batch_size": 3, **options}), n))
+
+
+@pytest.fixture(params=["folder", "one shard", "five shards", "eight shards"])
+def real(request, folder, shards) -> DataParams:
+    count = {"one": 1, "five": 5, "eight": 8}.get(request.param.split()[0])
+    return shards(count) if count else folder
+
+
+def test_every_record_comes_once_per_epoch_in_a_new_order(real, processor):
+    names = usable(real)
+    stream = batches(real, processor, batch_size=1)
+    heard = [said(processor, batch) for batch in islice(stream, 2 * (len(names) + 2))]  # two corrupt ones per epoch
+    first, second = (list(chain(*part)) for part in (heard[: len(names) + 2], heard[len(names) + 2 :]))
+    assert [n for n in first if n] != [n for n in second if n]
+    assert sorted(n for n in first if n) == sorted(n for n in second if n) == sorted(names)
+    assert len(stream.skipped) == 2 and stream.skipped_count >= 4
+
+
+def test_ranks_share_the_single_process_batch_exactly(folder, shards, processor):
+    for params in (folder, shards(3)):
+        params = replace(params, augment=True)
+        whole = take(12, params, processor, batch_size=6)
+        parts = [take(12, params, processor, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
+        for batch, left, right in zip(whole, *parts, strict=True):
+            assert said(processor, batch) == said(processor, left) + said(processor, right)
+            pictures = [part.media["vision"] for part in (left, right)]
+            assert torch.equal(batch.media["vision"], torch.cat(pictures))
+
+
+def test_whole_shards_are_dealt_to_ranks_without_duplicates(shards, processor):
+    params = shards(8)
+    names = usable(params)
+    heard = []
+    for rank in (0, 1):
+        lane = Lane(batch_size=1, rank=rank, world_size=2)
+        source = open_source(params, image_size=8)
+        assert source._deal(lane)[1] == 2
+        sizes = {url: sum(1 for _ in source._shard(url, [])) for url in source.shards}
+        mine = sum(sizes[source._url(ordinal)] for ordinal in range(rank, 8, 2))
+        heard += [loaded for batch in islice(source.batches(lane), mine) for loaded in batch]
+    assert sorted(s.text for s in heard if not isinstance(s, CorruptRecord)) == sorted(names)
+
+
+@pytest.mark.parametrize("start", [1, 7, 40])
+def test_a_restart_goes_on_exactly(real, processor, start):
+    params = replace(real, augment=True)
+    for rank in (0, 1):
+        options = {"rank": rank, "world_size": 2, "seed": 5}
+        straight = take(start + 3, params, processor, **options)
+        resumed = take(3, params, processor, start=start, **options)
+        assert all(same(a, b) for a, b in zip(straight[start:], resumed, strict=True))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_split_the_steps_and_a_restart_goes_on_exactly(real, workers):
+    """Lanes as the loader's workers drive them, without the processes."""
+
+    def stream(start: int):
+        lanes = [
+            open_source(real, image_size=8).batches(Lane(batch_size=3, start=start, worker=w, workers=workers))
+            for w in range(workers)
+        ]
+        while True:
+            for lane in lanes:
+                yield [loaded.name for loaded in next(lane)]
+
+    straight = list(islice(stream(0), 30))
+    for start in (1, 8, 13):
+        assert list(islice(stream(start), 10)) == straight[start : start + 10]
+
+
+def test_worker_processes_change_nothing_and_report_what_they_skip(folder, shards, processor):
+    cases = [replace(folder, augment=True, workers=1), replace(shards(2), augment=True, workers=2)]
+    streams = [batches(params, processor, batch_size=4, start=3) for params in cases]
+    for params, spawned in zip(cases, streams, strict=True):
+        alone = batches(replace(params, workers=0), processor, batch_size=4)
+        expected = list(islice(alone, 20))
+        assert all(same(a, b) for a, b in zip(expected[3:], islice(spawned, 17), strict=True))
+        assert spawned.skipped == alone.skipped and len(alone.skipped) == 2
+
+
+def test_seeds_give_other_orders(real, processor):
+    first, again, other = (take(6, real, processor, seed=seed) for seed in (0, 0, 1))
+    assert all(map(same, first, again)) and not all(map(same, first, other))
+
+
+def test_cut_texts_are_counted_and_parameters_reach_the_processor(folder, processor):
+    write_metadata(Path(folder.path), [{"file_name": "n0.png", "text": "n1 " * 10_000}] * 3)
+    stream = batches(replace(folder, max_length=9), processor, batch_size=60)
+    batch = next(stream)
+    assert batch.input_ids.shape[1] == 9 and stream.cut_count > 0
+
+
+def test_captions_that_hold_placeholders_are_skipped_by_name(folder, processor):
+    write_metadata(Path(folder.path), [{"file_name": "n1.png", "text": "n1 <image>"}] * 3)
+    stream = batches(folder, processor, batch_size=60)
+    next(stream)
+    assert "has 2 <image> placeholders but 1 pictures" in stream.skipped["n1.png"]
+
+
+def test_the_global_random_state_is_left_alone(folder, processor):
+    before = torch.get_rng_state()
+    take(2, folder, processor)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_folder_that_vanishes_is_an_error(folder, processor):
+    stream = batches(folder, processor, batch_size=4)
+    for file in Path(folder.path).glob("*.png"):
+        file.unlink()
+    with pytest.raises(ValueError, match="records were all unusable: n.*FileNotFoundError"):
+        list(stream)
+
+
+def test_shards_that_vanish_are_an_error_not_a_hang(shards, processor):
+    params = shards(2)
+    stream = batches(params, processor, batch_size=4)
+    for i in range(2):
+        Path(params.path.replace("{00..01}", f"{i:02d}")).write_bytes(b"")
+    with pytest.raises(ValueError, match="yield nothing any more"):
+        list(stream)
