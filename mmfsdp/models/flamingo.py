@@ -190,7 +190,7 @@ class Flamingo(GenerationMixin, nn.Module):
         """Prompts (B, L), padded on the left, -> (B, L + up to max_new_tokens), prompt included, padded on the right.
 
         Greedy, and stops at end-of-chunk or the tokenizer's own end. Keywords are those of transformers' `generate`
-        (num_beams, do_sample, synced_gpus, ...); `media_tokens` may stand for `media`.
+        (num_beams, do_sample, synced_gpus, ...); `media_tokens` may stand for `media`. Raises ValueError.
         """
         if media is not None:
             kwargs["media_tokens"] = self(media=media).media_tokens
@@ -198,6 +198,8 @@ class Flamingo(GenerationMixin, nn.Module):
         self._check_pictures(input_ids, 0 if tokens is None else tokens.shape[1])
         if attention_mask is None:
             attention_mask = (input_ids != self.tokens.pad).long()
+        if not attention_mask[:, -1].all():
+            raise ValueError("attention_mask: a prompt ends in padding; pad prompts on the left")
         eos = self.generation_config.eos_token_id
         ends = [self.tokens.end_of_chunk, *(eos if isinstance(eos, list) else [eos] if eos is not None else [])]
         defaults = {"pad_token_id": self.tokens.pad, "eos_token_id": ends, "suppress_tokens": [self.tokens.image]}

@@ -180,7 +180,7 @@ def test_nothing_stays_on_the_layers_after_a_call(family, build, batch):
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     hooks = sum(len(m._forward_pre_hooks) for m in model.modules())
     model(**batch(model))
-    model.generate(**batch(model), max_new_tokens=2)
+    model.generate(batch(model)["input_ids"][:, :8], media=batch(model)["media"], max_new_tokens=2)
     assert before == {name: set(vars(module)) for name, module in model.named_modules()}
     assert hooks == sum(len(m._forward_pre_hooks) for m in model.modules())
 
@@ -241,3 +241,5 @@ def test_mistakes_are_named(build, batch):
         model(inputs["input_ids"])
     with pytest.raises(ValueError, match="a sample has 2 image tokens in input_ids but 1 pictures"):
         model.generate(inputs["input_ids"], media={"vision": inputs["media"]["vision"][:, :1]})
+    with pytest.raises(ValueError, match="a prompt ends in padding; pad prompts on the left"):
+        model.generate(**inputs)
