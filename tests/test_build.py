@@ -100,6 +100,18 @@ def test_the_generated_folder_follows_the_backbones_only(params, tmp_path):
     )
 
 
+def test_a_configuration_that_the_weights_do_not_have_is_an_error(params):
+    pretrained(params)
+    folder = str(generated_folder(params) / "language")
+    other = BackboneParams(weights=folder, config={**LANGUAGE, "intermediate_size": 48})
+    with pytest.raises(ParamError, match="language.config: model.layers.0.mlp.gate_proj.weight is not as in"):
+        build_language(other)
+    with pytest.raises(ParamError, match="language.weights: '.*absent' gives no ModelForCausalLM"):
+        build_language(BackboneParams(name="x", weights=folder + "/absent"))
+    meta = build_language(BackboneParams(name=folder, weights=folder), meta=True)
+    assert {p.device.type for p in meta.parameters()} == {"meta"}
+
+
 def test_without_a_tokenizer_there_is_no_processor():
     vision = BackboneParams(source="open_clip", config=VISION)
     model, processor = build_model(ModelParams(vision=vision, language=BackboneParams(config=LANGUAGE)))

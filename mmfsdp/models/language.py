@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,12 +17,23 @@ _ALSO_READ = {"head_dim", "rope_theta", "rope_scaling", "rotary_pct", "partial_r
 
 
 def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedModel:
-    """The causal LM of `params`, in fp32; on the meta device, without weights or download, with `meta`."""
-    if params.weights and not meta:
-        return AutoModelForCausalLM.from_pretrained(params.weights, dtype=torch.float32)
-    config = load_config(params, "language")
-    with torch.device("meta" if meta else "cpu"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    """The causal LM of `params`, in fp32; on the meta device, without weights or download, with `meta`.
+
+    Raises ParamError where the weights do not have the shapes that `params.config` promises.
+    """
+    if not params.weights or (meta and params.config):
+        config = load_config(params, "language")
+        with torch.device("meta" if meta else "cpu"):
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if meta:
+        return build_language(replace(params, name=params.weights, weights=None), meta=True)
+    model = _pretrained(AutoModelForCausalLM, params.weights, "language.weights", dtype=torch.float32)
+    promised = build_language(params, meta=True) if params.config else model
+    shapes = {name: tuple(p.shape) for name, p in promised.named_parameters()}
+    wrong = [name for name, p in model.named_parameters() if shapes.pop(name, None) != p.shape] + list(shapes)
+    if wrong:
+        raise ParamError("language.config", f"{wrong[0]} is not as in {params.weights!r}; correct config or remove it")
+    return model
 
 
 def load_config(params: BackboneParams, field: str) -> Any:
@@ -49,11 +61,11 @@ def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
     return _pretrained(AutoTokenizer, params.weights or params.name, "language.name")
 
 
-def _pretrained(cls: Any, source: str, field: str) -> Any:
+def _pretrained(cls: Any, source: str, field: str, **kwargs: Any) -> Any:
     try:
-        return cls.from_pretrained(source)
+        return cls.from_pretrained(source, **kwargs)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ParamError(
-            field, f"{source!r} gives no {cls.__name__[4:].lower()} ({reason}); give a folder or a hub name"
+            field, f"{source!r} gives no {cls.__name__.removeprefix('Auto')} ({reason}); give a folder or a hub name"
         ) from None

@@ -90,12 +90,15 @@ def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder
 def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
     import open_clip
 
+    visual: Any
     if not params.weights or meta:
         visual = _untrained(params, meta)
     elif Path(params.weights).is_dir():
         visual = open_clip.create_model(f"local-dir:{params.weights}").visual
     else:
         _builtin(params.name)
+        if params.config:
+            raise ParamError("vision.config", f"has no effect with weights {params.weights!r}; remove one of the two")
         visual = open_clip.create_model(params.name, pretrained=params.weights).visual
     size = visual.image_size
     looks = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
