@@ -82,14 +82,21 @@ def plan_picture(plan: WrapPlan) -> str:
         axes.add_patch(Rectangle((x, y), dx * share, dy, facecolor=FROZEN, linewidth=0))
         axes.add_patch(Rectangle((x + dx * share, y), dx * (1 - share), dy, facecolor=TRAINABLE, linewidth=0))
         axes.add_patch(Rectangle((x, y), dx, dy, facecolor=(0, 0, 0, 0), edgecolor="white", linewidth=1.5, gid=gid))
-        for size_in, text in ((0.16, ".".join(unit.name.split(".")[-2:])), (0.5, f"\n\n{count(unit.numel)}")):
-            if dy > size_in and dx > 0.075 * len(text.strip()):
-                axes.text(x + 0.05, y + 0.05, _plain(text), color="white", fontsize=7.5, va="top", linespacing=0.8)
+        names = [text for text in _short_names(unit.name) if max(len(text), 5) * 0.065 < dx]
+        if names and dy > 0.16:
+            words = names[0] + (f"\n{count(unit.numel)}" if dy > 0.4 else "")
+            axes.text(x + 0.05, y + 0.05, _plain(words), color="white", fontsize=7.5, va="top", linespacing=1.4)
     keys = [Patch(color=FROZEN, label="frozen"), Patch(color=TRAINABLE, label="trainable")]
     axes.legend(
         handles=keys, frameon=False, labelcolor=INK, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2
     )
     return _svg(figure, f"{len(units)} units of the model, area by bytes", titles)
+
+
+def _short_names(name: str) -> list[str]:
+    """The ends of a unit's dotted name that say something, longest first: layers.0.attention, attention."""
+    parts = name.split(".")
+    return [".".join(parts[i:]) for i in range(max(0, len(parts) - 3), len(parts)) if not parts[i][0].isdigit()]
 
 
 def _bytes(unit: Unit) -> tuple[int, int]:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 STYLE = f"""<style>
 .mm-frozen {{color: {FROZEN}; font-weight: 600}} .mm-trainable {{color: {TRAINABLE}; font-weight: 600}}
-.mm-quiet {{color: {INK}; line-height: 1.35}}
+.mm-quiet {{opacity: .7; line-height: 1.35}}
 .mm-error {{color: {TRAINABLE}; font-weight: 600; line-height: 1.35}}
-.mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px}}
-.mm-table th, .mm-table td {{padding: .25em .7em; text-align: right; border-bottom: 1px solid {INK}55}}
+.mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
+.mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
+  border-bottom: 1px solid {INK}55}}
 .mm-table th:first-child, .mm-table td:first-child {{text-align: left}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
 .mm-scroll {{overflow-x: auto}}
@@ -101,8 +102,10 @@ def plan_html(plan: WrapPlan, cost: Mapping[str, Any]) -> str:
     for unit in plan.units:
         kind = Html(f'<span class="mm-{unit.kind}">{unit.kind}</span>')
         gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
-        sizes = [size(unit.held_bytes), size(unit.gathered_bytes), gathers, size(unit.reduced_bytes)]
-        rows.append([unit.name, kind, unit.frozen_policy or "", count(unit.numel), *sizes])
+        held, gathered, reduced = (
+            size(n) if n else "–" for n in (unit.held_bytes, unit.gathered_bytes, unit.reduced_bytes)
+        )
+        rows.append([unit.name, kind, unit.frozen_policy or "", count(unit.numel), held, gathered, gathers, reduced])
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
     words = (
         f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trains)}</b> of {count(numel)} parameters train. "

@@ -1,4 +1,4 @@
-"""In CI (`CI` is set) a skipped test is a failure: there, every real component must be present."""
+"""In CI (`CI` is set) a skipped test is a failure: there, every real component must be present. And shared fixtures."""
 
 import os
 
@@ -20,3 +20,52 @@ def pytest_runtest_makereport(item, call):
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
+
+
+@pytest.fixture
+def finished_run(tmp_path):
+    """A run folder as the ranks leave it, written by the package's own writers; its texts are hostile."""
+    from PIL import Image
+    from torch import nn
+
+    from mmfsdp import runs
+    from mmfsdp.estimate import estimate
+    from mmfsdp.freeze import freeze
+    from mmfsdp.params import FSDPParams, RunParams, TrainParams
+    from mmfsdp.plan import make_plan
+
+    folder = tmp_path / "first"
+    (folder / "captions").mkdir(parents=True)
+    RunParams(train=TrainParams(steps=20)).to_yaml(folder / "params.yaml")
+    model = nn.ModuleDict({"tower": nn.Linear(64, 64), "head": nn.Linear(64, 8)})
+    model.forward = lambda x: x
+    freeze(model, ("tower.*",))
+    plan = make_plan(model, FSDPParams(), world_size=2)
+    cost = estimate(plan, TrainParams())
+    runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
+    writer = runs.MetricsWriter(folder)
+    for step in range(1, 21):
+        writer.write({"step": step, "loss": 3.0 / step, "wire_bytes": cost.wire_bytes})
+    Image.new("RGB", (48, 48), "red").save(folder / "captions/0.png")
+    rows = [
+        {
+            "image": "captions/0.png",
+            "truth": "one <img src=x onerror=alert(1)> & $circle$",
+            "caption": "one red circle",
+            "split": "heldout",
+        },
+        {"image": "../secret.png", "truth": "two stars", "caption": "two stars", "split": "unseen"},
+    ]
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    result = {
+        "heldout_exact_match": 0.93,
+        "text_only_exact_match": 0.01,
+        "wire_bytes_predicted": cost.wire_bytes,
+        "wire_bytes_measured": cost.wire_bytes,
+        "frozen_parameters_changed": 0,
+        "world_size": 2,
+        "seconds": 61.0,
+        "captions": rows,
+    }
+    runs.write_json(folder / "result.json", result)
+    return folder

@@ -27,7 +27,10 @@ SMALL = ModelParams(
             "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1},
         },
     ),
-    language=BackboneParams(config={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}),
+    language=BackboneParams(
+        config={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}
+        | {"n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
+    ),
     num_latents=4,
     perceiver_depth=1,
     attention_heads=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Field:
     def explain(self, value: Any) -> str:
         """What the chosen value means where that is written down, else the first sentence about the field."""
         meaning = field_docs(self.enum).get(str(value).upper()) if self.enum else None
-        return meaning or self.help.split(". ")[0].rstrip(".") + "."
+        return meaning or re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]
 
 
 class Row(w.HBox):

@@ -46,15 +46,13 @@ class RunPanel(w.VBox):
         self._lines: deque[LogLine] = deque(maxlen=LINES)
         self._history, self._progress = History(), Progress(self.run.path)
         self._head, self._curve, self._log = w.HTML(), w.HTML(), w.HTML()
-        self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="100%"))
+        self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="100%", height="12px"))
         self._cancel = w.Button(description="Cancel", icon="stop", tooltip="Stop every rank of this run")
         self._cancel.on_click(lambda _: threading.Thread(target=self.run.cancel, daemon=True).start())
         top = w.HBox([self._head, self._cancel], layout=w.Layout(justify_content="space-between"))
         # a box that is laid out from its bottom keeps the newest line in view
-        log = w.Box(
-            [self._log],
-            layout=w.Layout(max_height="20em", overflow="auto", flex_flow="column-reverse", flex="0 0 auto"),
-        )
+        look = {"max_height": "20em", "overflow": "auto", "flex_flow": "column-reverse", "flex": "0 0 auto"}
+        log = w.Box([self._log], layout=w.Layout(**look, border="1px solid #78787866", padding="4px 8px"))
         super().__init__([w.HTML(STYLE), top, self._bar, self._curve, log])
         self._thread = threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}")
         self._replace_older()

@@ -1,0 +1,63 @@
+"""The first notebook in a real JupyterLab and browser: choose, see the plan change, launch ranks, watch, caption."""
+
+import re
+import shutil
+import time
+
+from lab import ROOT, chromium, jupyterlab, open_notebook, run_cell, shot
+from playwright.sync_api import expect
+
+
+def choose(page, label, value):
+    page.get_by_label(label, exact=True).select_option(value)
+
+
+def sends(page):
+    return page.locator("p", has_text=re.compile("sends .* a step"))
+
+
+def test_choose_plan_launch_watch_caption(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks/00_start_here.ipynb", tmp_path / "notebooks")
+    (home := tmp_path / "home").mkdir()
+    with jupyterlab(tmp_path, home) as (base, token), chromium(viewport={"width": 1200, "height": 1400}) as page:
+        errors = []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        open_notebook(page, base, token, "notebooks/00_start_here.ipynb")
+        for cell in ("parameters", "form"):
+            run_cell(page, cell)
+
+        steps = page.get_by_label("steps", exact=True)
+        steps.fill("0")
+        steps.press("Enter")
+        expect(page.locator(".mm-error")).to_contain_text("must be at least 1")
+        steps.fill("60")
+        steps.press("Enter")
+        expect(page.locator(".mm-error")).to_have_count(0)
+
+        run_cell(page, "view")
+        expect(sends(page)).to_be_visible(timeout=60_000)
+        before = sends(page).inner_text()
+        shot(page, "plan")
+        choose(page, "frozen policy", "REPLICATE")
+        expect(sends(page)).not_to_have_text(before, timeout=20_000)
+        shot(page, "plan-replicate")
+
+        run_cell(page, "launcher")
+        page.get_by_role("button", name="Launch").click()
+        log = page.locator(".mm-log")
+        expect(log).to_contain_text("step 1/60", timeout=300_000)  # the first time, backbones are pretrained
+        expect(log).to_contain_text("1 │")
+        expect(page.locator("svg", has_text="at first")).to_be_visible()
+        log.scroll_into_view_if_needed()
+        shot(page, "running")
+        expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=120_000)
+
+        run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
+        run_cell(page, "captions")
+        expect(page.locator(".mm-card img").first).to_be_visible(timeout=120_000)
+        page.locator(".mm-cards").scroll_into_view_if_needed()
+        time.sleep(1)
+        shot(page, "captions")
+        assert len(list((tmp_path / "runs").iterdir())) == 1
+        assert errors == []
