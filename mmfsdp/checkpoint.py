@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:
             f"{checkpoint.name} and the model differ in {len(odd)} trainable parameters, such as {odd[0]!r}; "
             "build the model from the run's own params.yaml and freeze it as it says",
         )
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=not _distributed())
+    with warnings.catch_warnings():  # loading into one process is what we mean
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=not _distributed())
     set_model_state_dict(model, state, options=StateDictOptions(strict=False))
     return marker
 
@@ -111,7 +114,9 @@ def _write_tensors(folder: Path, model: nn.Module, kind: StateDictType) -> list[
             save_file(whole, folder / "model.safetensors")
     else:
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        dcp.save(state, storage_writer=writer, no_dist=not _distributed())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.save(state, storage_writer=writer, no_dist=not _distributed())
     return list(state)
 
 

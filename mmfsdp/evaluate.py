@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from . import checkpoint, runs
 from .build import build_model
@@ -31,6 +32,7 @@ def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
     """
     params = RunParams.from_yaml(folder / "params.yaml")
     newest = checkpoint.latest(folder / "checkpoints")
+    transformers.utils.logging.disable_progress_bar()
     model, processor = build_model(params.model)
     freeze(model, params.model.freeze)
     checkpoint.load(model, newest)
@@ -58,8 +60,8 @@ def caption_held_out(folder: Path) -> dict[str, Any]:
         if split == "heldout":
             result["text_only_exact_match"] = exact_match(captions(model, processor, samples, blank=True), samples)
     result["captions"] = rows
-    record = runs.RunRecord.read(folder)
-    result["seconds"] = time.time() - record.created if record else None
+    if record := runs.RunRecord.read(folder):
+        result["seconds"] = time.time() - record.created
     runs.write_json(folder / "result.json", result)
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import nn
 
 from . import checkpoint, runs
@@ -32,6 +34,7 @@ def run(folder: Path) -> None:
 
     Writes a metrics line per rank and step, checkpoints, and on rank 0 plan.json and result.json.
     """
+    quiet()
     params = RunParams.from_yaml(folder / "params.yaml")
     ensure_backbones(params)
     with joined_ranks(params) as device:
@@ -54,6 +57,13 @@ def run(folder: Path) -> None:
                 "world_size": dist.get_world_size(),
             }
             runs.write_json(folder / "result.json", result)
+
+
+def quiet() -> None:
+    """Keep what says nothing about the run out of the ranks' logs."""
+    transformers.utils.logging.disable_progress_bar()
+    # It warns of in-place operations on a unit's output: nothing here does any.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 @contextmanager

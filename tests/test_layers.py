@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "checkpoint": {"params", "plan", "wrap"},
     "step": {"params", "data"},
     "preview": {"params", "build", "freeze", "plan", "estimate"},
-    "evaluate": {"params", "data", "models", "build", "checkpoint", "runs"},
+    "evaluate": {"params", "data", "models", "build", "freeze", "checkpoint", "runs"},
     "train": {
         "params",
         "runs",
