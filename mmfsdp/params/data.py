@@ -16,8 +16,8 @@ class DataParams:
     """Kind of source: shapes (generated), folder, webdataset. Default shapes."""
 
     path: str | None = None
-    """The folder (folder), or the .tar shards with brace expansion (webdataset: shards/{000..011}.tar). Needed by
-    and only for those. Default unset."""
+    """The folder (folder), or the .tar shards: braces as in shards/{000..011}.tar, wildcards, or their folder
+    (webdataset). Needed by and only for those. Default unset."""
 
     task: Task = Task.CAPTION
     """What the model learns to say about a picture: caption, question. Default caption."""
