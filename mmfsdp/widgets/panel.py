@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from html import escape
 from pathlib import Path
@@ -22,6 +23,8 @@ CHUNK = 8 << 20
 """Bytes of metrics that are read at once."""
 PAUSE = 0.5
 """Seconds between two looks at the folder, so at most two updates a second reach the browser."""
+REDRAW = 1.0
+"""Seconds between two drawings of the curve, which is the costly part."""
 COLORS = {
     runs.Status.FAILED: "danger",
     runs.Status.LOST: "danger",
@@ -45,6 +48,7 @@ class RunPanel(w.VBox):
         self.state = self.run.state()
         self._lines: deque[LogLine] = deque(maxlen=LINES)
         self._history, self._progress = History(), Progress(self.run.path)
+        self._redraw = 0.0
         self._head, self._curve, self._log = w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="100%", height="12px"))
         self._cancel = w.Button(description="Cancel", icon="stop", tooltip="Stop every rank of this run")
@@ -108,7 +112,8 @@ class RunPanel(w.VBox):
         self._bar.max, self._bar.value = max(1, state.steps), state.step
         self._bar.bar_style = COLORS.get(state.status, "info")
         self._cancel.disabled = state.done
-        if self._history.points:
+        if self._history.points and (state.done or time.monotonic() > self._redraw):
+            self._redraw = time.monotonic() + REDRAW
             self._curve.value = curve(self._history.points, label="loss", total=state.steps)
 
     def _draw_log(self) -> None:
