@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def run(argv: list[str]) -> int:
     """The whole job in the foreground."""
     from .launch import launch as start
 
+    began = time.time()
     params = parse("run", argv)
     print_plan(params)
     prepare(params)
@@ -97,7 +99,7 @@ def run(argv: list[str]) -> int:
     print(f"run: {started.path}")
     if follow(started.path):
         return 1
-    return finish(started.path)
+    return finish(started.path, since=began)
 
 
 def prepare(params: RunParams) -> None:
@@ -141,12 +143,12 @@ def follow(folder: Path) -> int:
     return 0 if state.ok else 1
 
 
-def finish(folder: Path) -> int:
+def finish(folder: Path, *, since: float | None = None) -> int:
     """Caption held-out pictures, print five beside the truth, write result.json and the report."""
     from .evaluate import caption_held_out
     from .report import write_report
 
-    result = caption_held_out(folder)
+    result = caption_held_out(folder, since=since)
     for row in result["captions"][:5]:
         print(f"  {'=' if row['caption'] == row['truth'] else 'x'} {row['caption']:<48} truth: {row['truth']}")
     for key, value in result.items():

@@ -39,8 +39,10 @@ def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
     return params, model.eval(), processor
 
 
-def caption_held_out(folder: Path) -> dict[str, Any]:
+def caption_held_out(folder: Path, *, since: float | None = None) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures beside it. Returns the result.
+
+    `since` (unix seconds) is when the whole job began, if earlier than the launch; `seconds` counts from there.
 
     Keys: heldout_exact_match, unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares
     of samples whose whole text is right; captions: picture file, truth, caption and split of the first few.
@@ -60,8 +62,9 @@ def caption_held_out(folder: Path) -> dict[str, Any]:
         if split == "heldout":
             result["text_only_exact_match"] = exact_match(captions(model, processor, samples, blank=True), samples)
     result["captions"] = rows
-    if record := runs.RunRecord.read(folder):
-        result["seconds"] = time.time() - record.created
+    record = runs.RunRecord.read(folder)
+    if began := since or (record and record.created):
+        result["seconds"] = time.time() - began
     runs.write_json(folder / "result.json", result)
     return result
 
