@@ -2,12 +2,14 @@
 # make demo   the same job, no browser          make lint   ruff and mypy
 PYTHON ?= python3
 BIN := .venv/bin
+# In a container one often is root, which JupyterLab refuses unless told.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: lab demo test lint
 .DEFAULT_GOAL := demo
 
 lab: .venv/.installed
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir='$(CURDIR)' --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
