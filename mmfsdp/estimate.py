@@ -81,8 +81,8 @@ class Estimate:
 
     def __str__(self) -> str:
         memory = ", ".join(f"{name} {size(value)}" for name, value in asdict(self.memory).items())
-        lines = [f"memory per rank, without activations: {size(self.memory_bytes)} ({memory})"]
-        lines.append(f"sent per rank and optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
+        lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", f"  {memory}"]
+        lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
         return "\n".join(lines)
@@ -95,12 +95,12 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None) -> Estimate:
 
 
 def _memory(plan: WrapPlan) -> Memory:
-    trainable = sum(u.held_bytes * u.trainable_numel // u.numel for u in plan.units if u.numel)
+    trained = sum(_shard_bytes(plan, u) for u in plan.units)
     return Memory(
         parameters=sum(u.held_bytes for u in plan.units),
         gathered=_gathered_peak(plan),
-        gradients=trainable,
-        optimizer=sum(2 * _shard_bytes(plan, u) for u in plan.units),
+        gradients=trained,
+        optimizer=2 * trained,
     )
 
 

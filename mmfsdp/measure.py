@@ -114,7 +114,8 @@ def _counting(name: str, kind: str, whole: int, group: int) -> Callable[..., Any
     below = torch._C._after_autograd_keyset
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        nbytes = sum(t.numel() * t.element_size() for t in tree_leaves(args[whole]))
+        tensors = args[whole]
+        nbytes = tensors.nbytes if isinstance(tensors, torch.Tensor) else sum(t.nbytes for t in tree_leaves(tensors))
         ranks = ProcessGroup.unbox(args[group]).size()
         for counter in _active:
             counter._count(kind, nbytes, ranks)

@@ -216,7 +216,10 @@ def _update(optimizer: Optimizer, norm: torch.Tensor, *, finite: torch.Tensor, m
             _local(p.grad) for g in optimizer.param_groups for p in g["params"] if p.grad is not None
         ):
             torch._foreach_mul_(grads, scale.to(dtype=grads[0].dtype, device=grads[0].device))
-    if bool(finite):
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # the kernel itself then does nothing
+        optimizer.step()
+    elif bool(finite):  # waits for the device
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -239,8 +242,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _decays(model: nn.Module, names: list[str], p: nn.Parameter) -> bool:
     """By the plan where there is one: FSDP1's shards no longer show whether they are of a matrix."""
     plan = getattr(model, "mmfsdp_plan", None)
+    name = _plain(names[0])
+    if plan is not None and name.endswith("_flat_param"):  # use_orig_params false: a unit as a whole
+        unit = name.removesuffix("_flat_param").rstrip(".")
+        return any(p.decays for u in plan.units if unit in u.modules for p in u.params)
     if plan is not None:
-        return plan.by_name[_plain(names[0])].decays
+        return plan.by_name[name].decays
     owners = [type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
     return all(decays(name, ndim=p.ndim, owner=owner) for name, owner in zip(names, owners, strict=True))
 

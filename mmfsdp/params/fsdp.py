@@ -19,12 +19,12 @@ class FSDPParams:
     """Which of torch's wrappers runs the plan: DDP, FSDP1 or FSDP2. Default FSDP2."""
 
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
-    """What is sharded: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (which is DDP), HYBRID_SHARD, HYBRID_SHARD_ZERO2.
-    Backends: FSDP1, FSDP2. Default FULL_SHARD."""
+    """What is sharded: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (which is DDP), HYBRID_SHARD, HYBRID_SHARD_ZERO2. Frozen
+    units follow `frozen_policy` instead. Backends: FSDP1, FSDP2. Default FULL_SHARD."""
 
     auto_wrap_policy: AutoWrapPolicy = AutoWrapPolicy.FROZEN_AWARE
     """How modules are grouped into units: NO_WRAP, SIZE_BASED_WRAP, TRANSFORMER_BASED_WRAP, FROZEN_AWARE.
-    Backends: FSDP1, FSDP2. Default FROZEN_AWARE."""
+    Backends: FSDP1, FSDP2; in DDP it only says what `activation_checkpointing` counts. Default FROZEN_AWARE."""
 
     min_num_params: int | None = None
     """Parameters a module must hold to become a unit; a count, needed by and only for SIZE_BASED_WRAP.
@@ -35,8 +35,9 @@ class FSDPParams:
     needed by and only for TRANSFORMER_BASED_WRAP. Backends: FSDP1, FSDP2. Default unset."""
 
     frozen_policy: FrozenPolicy = FrozenPolicy.SHARD
-    """What is done with frozen units' weights: SHARD, KEEP, REPLICATE, or AUTO within `memory_budget_gib`.
-    Backends: FSDP2 all; FSDP1 SHARD, KEEP and REPLICATE. DDP always replicates. Default SHARD."""
+    """What is done with frozen units' weights, whatever `sharding_strategy` says of the others: SHARD, KEEP,
+    REPLICATE, or AUTO within `memory_budget_gib`. Backends: FSDP2 all; FSDP1 SHARD, KEEP and REPLICATE. DDP always
+    replicates. Default SHARD."""
 
     memory_budget_gib: float | None = None
     """Memory one rank may use, in GiB (2**30 bytes); needed by and only for `frozen_policy` AUTO.
@@ -64,8 +65,8 @@ class FSDPParams:
     Default false."""
 
     use_orig_params: bool | None = None
-    """FSDP1's constructor argument: keep the parameters' own names and shapes. Unset: true where a unit is mixed.
-    Backends: FSDP1. Default unset."""
+    """FSDP1's constructor argument: keep the parameters' own names. False forbids units that mix frozen and trainable
+    parameters, and gives a whole unit weight decay if any of it has. Unset: true. Backends: FSDP1. Default unset."""
 
     sync_module_states: bool = True
     """Start every rank from rank 0's weights and buffers. Backends: all. Default true."""
@@ -144,8 +145,11 @@ class FSDPParams:
                 "frozen_policy",
                 f"AUTO needs backend FSDP2, not {backend}; choose SHARD, KEEP or REPLICATE, or set backend to FSDP2",
             )
-        if backend is Backend.DDP and self.cpu_offload:
-            raise ParamError("cpu_offload", "true cannot be honoured by DDP; set it to false or choose backend FSDP2")
+        defaults = {"cpu_offload": False, "forward_prefetch": False, "reduce_dtype": Precision.FP32}
+        for name, default in (defaults | {"backward_prefetch": BackwardPrefetch.BACKWARD_PRE}).items():
+            value = getattr(self, name)
+            if backend is Backend.DDP and value != default:
+                raise ParamError(name, f"{value} cannot be honored by DDP; leave it {default} or choose backend FSDP2")
         for name in ("dp_replicate", "dp_shard"):
             if getattr(self, name) is not None and not (self.sharding_strategy.hybrid and backend is not Backend.DDP):
                 raise ParamError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision
 from .build import build_units
 from .group import group
 from .ties import join_tied, split_for_fsdp1
@@ -26,8 +26,7 @@ def make_plan(
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
     params = params or FSDPParams()
-    if params.frozen_policy is FrozenPolicy.AUTO:
-        raise ParamError("frozen_policy", "AUTO is not there yet; choose SHARD, KEEP or REPLICATE")
+    _refuse(params)
     replicate, shard = mesh_shape(params, world_size)
     seen = trace(model, example)
     groups = group(model, params, seen)
@@ -37,7 +36,35 @@ def make_plan(
     else:
         groups = join_tied(model, groups, seen)
     units = build_units(model, params, groups, whole, seen, shard=shard)
+    _refuse_units(params, units)
     return WrapPlan(fsdp=params, world_size=world_size, replicate=replicate, shard=shard, units=units)
+
+
+def _refuse(params: FSDPParams) -> None:
+    """Raise ParamError for what cannot be kept whatever the model is."""
+    if params.frozen_policy is FrozenPolicy.AUTO:
+        raise ParamError("frozen_policy", "AUTO is not there yet; choose SHARD, KEEP or REPLICATE")
+    if params.mixed_precision is Precision.FP16:
+        raise ParamError("mixed_precision", "fp16 needs a gradient scaler, which is not there yet; choose bf16")
+
+
+def _refuse_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
+    """Raise ParamError for what this model's units do not allow."""
+    for unit in units:
+        if params.use_orig_params is False and unit.kind == "mixed":
+            frozen = next(p.name for p in unit.params if not p.trainable)
+            raise ParamError(
+                "use_orig_params",
+                f"False needs units that are all frozen or all trainable, and {unit.name} is mixed (it holds the "
+                f"frozen {frozen}); remove it or set auto_wrap_policy to FROZEN_AWARE",
+            )
+        whole = not unit.sharded and any(not p.trainable for p in unit.params)
+        if whole and params.frozen_dtype and not params.mixed_precision:
+            raise ParamError(
+                "frozen_dtype",
+                f"{params.frozen_dtype} weights that every rank holds whole ({unit.name}) are computed with as they "
+                "are, and would meet fp32; set mixed_precision too, or frozen_policy to SHARD or KEEP",
+            )
 
 
 def mesh_shape(params: FSDPParams, world_size: int, *, ranks_per_node: int | None = None) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from dataclasses import replace
 from math import ceil
 
@@ -89,6 +90,15 @@ def _inside(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
     return any(a != b and (not b or a.startswith(f"{b}.")) for a in inner for b in outer)
 
 
+def _name(modules: tuple[str, ...]) -> str:
+    """The module's name, or the names that differ in braces: layers.0.{attn,ff}."""
+    if len(modules) == 1:
+        return modules[0] or ROOT
+    together = os.path.commonprefix([name.split(".")[:-1] for name in modules])
+    rest = [".".join(name.split(".")[len(together) :]) for name in modules]
+    return ".".join([*together, "{" + ",".join(rest) + "}"])
+
+
 _KINDS = {frozenset(): "empty", frozenset([False]): "frozen", frozenset([True]): "trainable"}
 _KINDS[frozenset([False, True])] = "mixed"
 
@@ -110,7 +120,7 @@ def _unit(
     if not sharded and not ddp and compute:  # nothing casts them on the way: they rest as they compute
         params = [replace(p, dtype=compute) if _floating(p) else p for p in params]
     return Unit(
-        name=(modules[0] or ROOT) + (f" +{len(modules) - 1}" if len(modules) > 1 else ""),
+        name=_name(modules),
         modules=modules,
         params=tuple(params),
         order=0,
@@ -121,7 +131,7 @@ def _unit(
         frozen_policy=policy,
         sharded=sharded,
         reshard_after_forward=reshard,
-        hold=sharded and keep,
+        hold=sharded and (keep if fsdp.effective_backend is Backend.FSDP2 else not reshard),
         gathers_forward=int(sharded and bool(params)),
         gathers_backward=int(sharded and bool(params) and flow and reshard),
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from .units import Unit, WrapPlan
 
+NAME = 48
 COLUMNS = (
-    f"{'unit':<44} {'kind':<9} {'policy':<9} {'params':>8} {'at rest':>8} {'compute':>8} {'held':>9} {'gathers':>7}"
+    f"{'unit':<{NAME}} {'kind':<9} {'policy':<10} {'params':>7} {'rest':>5} {'compute':>7} {'held':>9} {'gathers':>7} "
+    f"{'sent':>9}"
 )
+FOLD = 24
+"""Plans of more units than this show units that are alike in one line."""
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def plan_table(plan: WrapPlan) -> str:
-    """One line per unit in the order in which they run, and totals. Repeated units are folded into one line."""
+    """One line per unit in the order in which they run, and totals."""
     fsdp, axes = plan.fsdp, f"{plan.shard}" if plan.replicate == 1 else f"{plan.replicate} x {plan.shard}"
     lines = [
         f"{plan.backend} on {plan.world_size} ranks ({axes}), {fsdp.sharding_strategy}, {fsdp.auto_wrap_policy}: "
@@ -19,34 +25,56 @@ def plan_table(plan: WrapPlan) -> str:
         COLUMNS,
         "-" * len(COLUMNS),
     ]
-    lines += [_line(unit) for unit in plan.units]
-    lines += ["-" * len(COLUMNS), _total(plan)]
+    lines += [_line(plan, units) for units in _alike(plan.units)]
+    lines += ["-" * len(COLUMNS), *_total(plan)]
     lines += [f"{f.level}: {f.message}" for f in plan.lint]
     return "\n".join(lines)
 
 
-def _line(unit: Unit) -> str:
-    policy = unit.frozen_policy.value if unit.frozen_policy else ("" if unit.kind == "empty" else "train")
-    if unit.frozen_policy and unit.grad_flow:
-        policy += "*"
+def _alike(units: tuple[Unit, ...]) -> list[list[Unit]]:
+    """Units of which only the numbers in their names differ, together."""
+    if len(units) <= FOLD:
+        return [[unit] for unit in units]
+    found: dict[tuple, list[Unit]] = {}
+    for u in units:
+        look = (re.sub(r"\d+", "*", u.name), u.kind, u.grad_flow, u.gathers_backward, u.held_bytes, u.gathered_bytes)
+        found.setdefault(look, []).append(u)
+    return list(found.values())
+
+
+def _line(plan: WrapPlan, units: list[Unit]) -> str:
+    unit, many = units[0], len(units) > 1
+    name = f"{len(units)} x {re.sub(r'[0-9]+', '*', unit.name)}" if many else unit.name
+    policy = unit.frozen_policy.value if unit.frozen_policy else "-"
+    flow = "*" if unit.frozen_policy and unit.grad_flow else ""
     rest = "/".join(sorted({_SHORT.get(p.dtype, p.dtype) for p in unit.params}))
     compute = _SHORT.get(unit.compute_dtype, unit.compute_dtype) or rest
-    gathers = f"{unit.gathers_forward}+{unit.gathers_backward}"
     return (
-        f"{_cut(unit.name, 44):<44} {unit.kind:<9} {policy:<9} {count(unit.numel):>8} {rest:>8} {compute:>8} "
-        f"{size(unit.held_bytes):>9} {gathers:>7}"
+        f"{_cut(name, NAME):<{NAME}} {unit.kind:<9} {policy + flow:<10} {count(unit.numel):>7} {rest:>5} {compute:>7} "
+        f"{size(unit.held_bytes):>9} {unit.gathers_forward}+{unit.gathers_backward:<5} {size(sent(plan, unit)):>9}"
     )
 
 
-def _total(plan: WrapPlan) -> str:
+def sent(plan: WrapPlan, unit: Unit) -> int:
+    """Bytes that a rank sends for one unit in a step of one micro-step."""
+    gathers = (unit.gathers_forward + unit.gathers_backward) * unit.gathered_bytes
+    if not unit.sharded:
+        return 2 * unit.reduced_bytes * (plan.world_size - 1) // plan.world_size
+    across = 2 * (unit.reduced_bytes // plan.shard) * (plan.replicate - 1) // plan.replicate
+    return (gathers + unit.reduced_bytes) * (plan.shard - 1) // plan.shard + across
+
+
+def _total(plan: WrapPlan) -> list[str]:
     numel = sum(u.numel for u in plan.units)
     trainable = sum(u.trainable_numel for u in plan.units)
     held = sum(u.held_bytes for u in plan.units)
-    return (
-        f"{'total':<44} {'':<9} {'':<9} {count(numel):>8} {'':>8} {'':>8} {size(held):>9}\n"
-        f"{count(trainable)} of {count(numel)} parameters train. held: bytes per rank at rest. gathers: all-gathers "
-        "a micro-step,\nforward + backward. *: backward passes through (grad flow)."
-    )
+    wire = sum(sent(plan, u) for u in plan.units)
+    return [
+        f"{'total':<{NAME}} {'':<9} {'':<10} {count(numel):>7} {'':>5} {'':>7} {size(held):>9} {'':7} {size(wire):>9}",
+        f"{count(trainable)} of {count(numel)} parameters train. held: bytes a rank holds at rest. gathers: in forward "
+        "and backward.",
+        "sent: bytes a rank sends in a step. *: backward passes through (grad flow).",
+    ]
 
 
 def _cut(text: str, width: int) -> str:

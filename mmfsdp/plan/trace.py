@@ -58,13 +58,11 @@ def _registration(model: nn.Module) -> Trace:
     upstream = False
     for name, p in model.named_parameters(remove_duplicate=False):  # a table tied to an output matrix flows as that
         upstream |= p.requires_grad
-        if upstream and not p.requires_grad and not isinstance(_owner(model, name), nn.Embedding):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        late = any(q.requires_grad for q in owner.parameters())  # it may be used after something trainable inside
+        if not p.requires_grad and (late or upstream and not isinstance(owner, nn.Embedding)):
             seen.flow.add(first[id(p)])
     return seen
-
-
-def _owner(model: nn.Module, param_name: str) -> nn.Module:
-    return model.get_submodule(param_name.rpartition(".")[0])
 
 
 def _run(model: nn.Module, example: dict[str, Any]) -> Trace:

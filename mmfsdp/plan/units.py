@@ -71,7 +71,7 @@ class Unit:
     reshard_after_forward: bool
     """Gathered weights are freed between forward and backward."""
     hold: bool
-    """Stays gathered over accumulated micro-steps."""
+    """Stays gathered over accumulated micro-steps. FSDP1 does so with all that it does not free after forward."""
     gathers_forward: int = 0
     """All-gathers in one micro-step's forward."""
     gathers_backward: int = 0

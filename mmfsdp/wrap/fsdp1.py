@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
+from ..params import ParamError
 from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
 from .fsdp2 import _depth
@@ -16,7 +17,9 @@ from .replicated import replicated_params, serve_replicated
 
 
 def wrap_fsdp1(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
-    """Replace the units inside by wrapped ones and return the wrapped model."""
+    """Replace the units inside by wrapped ones; returns the wrapped model. Raises ParamError to offload from a CPU."""
+    if plan.fsdp.cpu_offload and device.type == "cpu":
+        raise ParamError("cpu_offload", "FSDP1 offloads from CUDA only; set it to false or backend to FSDP2")
     whole = list(replicated_params(model, plan))
     serve_replicated(model, plan, device)
     shared: dict[str, Any] = {
@@ -49,7 +52,7 @@ def _own(unit: Unit, plan: WrapPlan) -> dict[str, Any]:
         "mixed_precision": MixedPrecision(
             param_dtype=torch_dtype(unit.compute_dtype) if unit.compute_dtype else None,
             reduce_dtype=plan.fsdp.reduce_dtype.to_torch(),
-            cast_forward_inputs=plan.fsdp.mixed_precision is not None,
+            cast_forward_inputs=bool(unit.compute_dtype),
             cast_root_forward_inputs=plan.fsdp.mixed_precision is not None,
         ),
     }

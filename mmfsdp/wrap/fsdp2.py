@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +16,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.utils._pytree import tree_leaves
 
 from ..params import BackwardPrefetch
 from ..plan import Unit, WrapPlan
@@ -55,7 +59,7 @@ def _precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(
         param_dtype=torch_dtype(unit.compute_dtype) if unit.compute_dtype else None,
         reduce_dtype=plan.fsdp.reduce_dtype.to_torch(),
-        cast_forward_inputs=plan.fsdp.mixed_precision is not None,
+        cast_forward_inputs=bool(unit.compute_dtype),
     )
 
 
@@ -66,12 +70,31 @@ def _order_gathers(model: nn.Module, plan: WrapPlan, sharded: list[Unit]) -> Non
         module = _module(model, unit)
         module.mmfsdp_unit = unit  # type: ignore[attr-defined]  # accumulation must know what to hold
         if unit.params and not unit.grad_flow:
-            module.set_unshard_in_backward(False)
+            _never_in_backward(model, unit)
         if plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
             module.set_modules_to_backward_prefetch([module])  # which is there already; an empty list means default
         after = [order for order in first if order > unit.order]
         if plan.fsdp.forward_prefetch and after:
             module.set_modules_to_forward_prefetch([first[min(after)]])
+
+
+def _never_in_backward(model: nn.Module, unit: Unit) -> None:
+    """Spare the unit's gather in backward; take that back if the plan, made without an example, guessed wrong."""
+    module = _module(model, unit)
+    module.set_unshard_in_backward(False)
+
+    def check(_: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            module.set_unshard_in_backward(True)
+            warnings.warn(
+                f"plan: backward does pass through {unit.name}, so it is gathered there too; "
+                "give make_plan an example to have this predicted",
+                stacklevel=2,
+            )
+
+    for name in unit.modules:
+        model.get_submodule(name).register_forward_pre_hook(check, with_kwargs=True)
 
 
 def _module(model: nn.Module, unit: Unit) -> FSDPModule:
