@@ -35,6 +35,9 @@ class DataParams:
     """Share of attribute combinations of the generated pictures that no training ever sees in a picture. Default
     0.15."""
 
+    pair_fraction: float = 0.25
+    """Share of the generated pictures that show two groups of shapes and how they lie to each other. Default 0.25."""
+
     heldout_fraction: float = 0.02
     """Share of a folder's or of shards' records, chosen by a hash of their names, that is kept from training to
     caption afterwards; at least one record. Default 0.02."""
@@ -51,6 +54,7 @@ class DataParams:
                 "path", f"{self.path!r} has no effect with source shapes; set source to folder or webdataset"
             )
         need(0 < self.unseen_fraction < 1, "unseen_fraction", f"{self.unseen_fraction} is not between 0 and 1")
+        need(0 <= self.pair_fraction <= 1, "pair_fraction", f"{self.pair_fraction} is not between 0 and 1")
         need(0 < self.heldout_fraction < 1, "heldout_fraction", f"{self.heldout_fraction} is not between 0 and 1")
         if self.task is Task.QUESTION and not generated:
             raise ParamError("task", f"question needs source shapes, not {self.source}; set task to caption")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CLIP_MEAN, CLIP_STD, make_tokenizer, picture_bytes, write_metadata
+from material import CLIP_MEAN, CLIP_STD, captions, make_tokenizer, picture_bytes, write_metadata
 
 from mmfsdp.data import Batch, Processor, batches, open_source
 from mmfsdp.data.lane import Lane
@@ -109,6 +109,41 @@ def test_whole_shards_are_dealt_to_ranks_without_duplicates(shards, processor):
         mine = sum(sizes[source._url(ordinal)] for ordinal in range(rank, 8, 2))
         heard += [loaded for batch in islice(source.batches(lane), mine) for loaded in batch]
     assert sorted(s.text for s in heard if not isinstance(s, CorruptRecord)) == sorted(names)
+
+
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
+def test_real_photographs_become_batches(kind, photographs, shard):
+    texts = captions()
+    processor = Processor(make_tokenizer(" ".join([*texts.values(), "officer"])), 32, CLIP_MEAN, CLIP_STD)
+    path = photographs
+    if kind == "webdataset":
+        members = {file: (photographs / file).read_bytes() for file in texts}
+        members |= {Path(file).stem + ".txt": text.encode() for file, text in texts.items()}
+        path = shard("photographs.tar", dict(sorted(members.items())))
+    params = DataParams(source=kind, path=str(path), max_length=24)
+    samples = {sample.text: sample for sample in open_source(params, image_size=32)}
+    stream = batches(params, processor, batch_size=len(samples))
+    batch = next(stream)
+    assert batch.media["vision"].shape == (len(samples), 1, 1, 3, 32, 32)
+    assert set(said(processor, batch)) == set(samples) and len(samples) >= 5 and not stream.skipped
+    for text, picture in zip(said(processor, batch), batch.media["vision"], strict=True):
+        assert torch.equal(picture, processor.prompts([samples[text]]).media["vision"][0])
+        assert picture.std() > 0.1
+
+
+def test_generated_pictures_are_dealt_like_any_other():
+    tokenizer = make_tokenizer("one two three small large red green blue yellow circle square triangle")
+    processor = Processor(tokenizer, 16, CLIP_MEAN, CLIP_STD)
+    params = DataParams(augment=True)
+    whole = take(5, params, processor, batch_size=4)
+    parts = [take(3, params, processor, batch_size=2, rank=rank, world_size=2, start=2) for rank in (0, 1)]
+    for batch, *ranks in zip(whole[2:], *parts, strict=True):
+        assert torch.equal(batch.media["vision"], torch.cat([part.media["vision"] for part in ranks]))
+    train, heldout = (
+        {s.images[0].tobytes() for s in islice(open_source(params, split=split, image_size=16), 20)}
+        for split in ("train", "heldout")
+    )
+    assert len(train) == len(heldout) == 20 and not train & heldout
 
 
 @pytest.mark.parametrize("start", [1, 7, 40])

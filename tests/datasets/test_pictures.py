@@ -6,7 +6,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from conftest import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS
+from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS
 from PIL import Image
 
 from mmfsdp.data.pictures import CorruptRecord, open_picture, to_rgb, to_tensor

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from conftest import make_tokenizer
+from material import make_tokenizer
 from PIL import Image
 
 from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, Sample, add_special_tokens

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from conftest import PHOTOGRAPHS, captions, picture_bytes, write_metadata
+from material import PHOTOGRAPHS, captions, picture_bytes, write_metadata
 
 from mmfsdp.data import IMAGE, open_source
 from mmfsdp.params import DataParams, DataSource, ParamError
