@@ -115,6 +115,7 @@ def train_step(
 
     The loss is the mean over the label tokens of all ranks and micro-steps, as if one process had them all in one
     batch; so is the gradient. Its norm is global and clipped once. If either is not finite, no rank changes weights.
+    Leave batches on the CPU: their label tokens are counted there, so that nobody waits for the device.
     """
     device = _device(model)
     clock = _Clock()
@@ -124,10 +125,10 @@ def train_step(
     loss = torch.zeros((), dtype=torch.float64, device=device)
     for i, batch in enumerate(micro_batches):
         with _accumulating(model, last=i == len(micro_batches) - 1):
-            share = _token_sum(model(**batch.to(device).inputs()).loss, local[i])
+            share = _token_sum(model(**batch.to(device).inputs()).loss.float(), local[i])
             loss += share.detach()
             clock.lap("forward")
-            (share * per_token.to(share.dtype)).backward()
+            (share * per_token.float()).backward()
             clock.lap("backward")
     loss, norm = _global_loss_and_norm(model, loss / counts[0].clamp(min=1))
     lr = optimizer.param_groups[0]["lr"]

@@ -28,6 +28,8 @@ EXACT = {
     "FSDP1 keep, 3 micro-steps": {"backend": "FSDP1", **KEPT},
     "FSDP1 replicate, tied": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
     "FSDP1 shard, tied": {"backend": "FSDP1"},
+    "FSDP1 recomputed": {"backend": "FSDP1", "activation_checkpointing": "every:2"},
+    "DDP recomputed, tied": {"backend": "DDP", "activation_checkpointing": "all"},
     "FSDP1 by layer, mixed": {
         "backend": "FSDP1",
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -52,6 +54,7 @@ EXACT = {
 }
 ROUNDED = {
     "DDP bf16": {"backend": "DDP", **BF16},
+    "DDP bf16, frozen at rest too": {"backend": "DDP", "frozen_dtype": "bf16", **BF16},
     "FSDP1 bf16": {"backend": "FSDP1", **BF16},
     "FSDP1 bf16, frozen at rest too": {"backend": "FSDP1", "frozen_dtype": "bf16", **BF16},
     "FSDP2 bf16": BF16,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision
-from .build import build_units
-from .group import group
-from .ties import join_tied, split_for_fsdp1
-from .trace import trace
 from .units import ITEMSIZE, ROOT, Finding, Param, Unit, WrapPlan
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["ITEMSIZE", "ROOT", "Finding", "Param", "Unit", "WrapPlan", "make_plan", "mesh_shape"]
 
@@ -25,6 +22,11 @@ def make_plan(
     backward goes are seen rather than assumed from the order in which modules were registered.
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
+    from .build import build_units  # here, so that reading a plan needs no torch
+    from .group import group
+    from .ties import join_tied, split_for_fsdp1
+    from .trace import trace
+
     params = params or FSDPParams()
     _refuse(params)
     replicate, shard = mesh_shape(params, world_size)

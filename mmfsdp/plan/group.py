@@ -112,25 +112,28 @@ class FrozenAware:
 
     def _split(self, name: str) -> list[list[str]]:
         """Groups of one layer: itself if all of one kind, else its frozen and its trainable modules apart."""
+        pieces = self._pieces(name)
+        scattered = [modules for modules in pieces.values() if len(modules) > 1]
+        # What is in many places, the layer itself can fetch as well as they; the other kind stays by itself.
+        if scattered and self.seen.runs(name, self.model.get_submodule(name)) and not self._own(name):
+            max(scattered, key=lambda modules: self._numel(Group(modules)))[:] = [name]
+        # A module that fetches its own parameters comes after those inside it.
+        return sorted(pieces.values(), key=lambda modules: name in modules)
+
+    def _pieces(self, name: str) -> dict[frozenset[bool], list[str]]:
+        """By kind, the outermost modules that hold that kind only, or that must fetch their own parameters."""
         kinds = self._kinds(Group([name]))
-        module = self.model.get_submodule(name)
-        if not kinds:
-            return []
-        if len(kinds) == 1 and self.seen.runs(name, module):
-            return [[name]]
-        by_kind: dict[frozenset[bool], list[str]] = {}
-        for child in self._children(name):
-            for modules in self._split(child):
-                by_kind.setdefault(self._kinds(Group(modules)), []).extend(modules)
-        if not self.seen.runs(name, module):
-            return list(by_kind.values())  # its own parameters, if any, fall to a module further up
-        host = self._kinds_of(self._own(name))
-        if not host:  # where one kind is in many places, the module itself can fetch it as well as they
-            host = max(by_kind, key=lambda kind: len(by_kind[kind]))
-            if len(by_kind[host]) == 1:
-                return list(by_kind.values())
-        by_kind.pop(host, None)
-        return [*by_kind.values(), [name]]
+        runs = self.seen.runs(name, self.model.get_submodule(name))
+        if len(kinds) == 1 and runs:
+            return {kinds: [name]}
+        found: dict[frozenset[bool], list[str]] = {}
+        for child in self._children(name) if kinds else []:
+            for kind, modules in self._pieces(child).items():
+                found.setdefault(kind, []).extend(modules)
+        own = self._kinds_of(self._own(name))
+        if own and runs:  # with what is inside of its kind; where it does not run, a module further up does this
+            found[own] = [name]
+        return found
 
     def _belong_together(self, a: Group, b: Group) -> bool:
         if a.block or b.block or self._kinds(a) != self._kinds(b) or self._flow(a) != self._flow(b):

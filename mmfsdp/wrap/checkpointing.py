@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from ..params import ParamError
 from ..plan import WrapPlan
 
+FEW = 3
+"""Units that a layer may hold inside (adapters, say) and still be one layer."""
+
 
 def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
     """Checkpoint the modules that the plan's `activation_checkpointing` names, in place.
@@ -29,15 +32,20 @@ def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:
         return []
     if choice == "all" or choice.startswith("every:"):
         units = [u.modules for u in plan.units if u.grad_flow and u.params and u.modules != ("",)]
-        names = _innermost([name for modules in units for name in modules])
+        names = _layers([name for modules in units for name in modules])
         return names[:: int(choice[6:]) if choice != "all" else 1]
     names = [name for name, _ in model.named_modules() if name and fnmatchcase(name, choice)]
     names = [n for n in names if type(model.get_submodule(n)).forward is not nn.Module.forward]
     if not names:
         raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
+    return _outermost(names)
+
+
+def _layers(names: list[str]) -> list[str]:
+    """Without the modules that hold many others of the list (a tower checkpointed whole saves little), nor what is
+    inside another."""
+    return _outermost([n for n in names if sum(other.startswith(f"{n}.") for other in names) <= FEW])
+
+
+def _outermost(names: list[str]) -> list[str]:
     return [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
-
-
-def _innermost(names: list[str]) -> list[str]:
-    """Without the modules that hold others of the list: a whole tower checkpointed at once saves nothing."""
-    return [n for n in names if not any(other.startswith(f"{n}.") for other in names)]

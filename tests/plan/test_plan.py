@@ -1,0 +1,234 @@
+"""Plans hold every parameter once, keep frozen and trainable apart, and know where backward goes."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from tiny import tiny_batch, tiny_flamingo
+from torch import nn
+from torch.distributed.fsdp.wrap import _recursive_wrap
+
+from mmfsdp.freeze import freeze
+from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
+from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ModelParams, ParamError
+from mmfsdp.plan import WrapPlan, make_plan
+from mmfsdp.plan.group import _asks
+
+
+def plan_of(model: nn.Module, *, world_size: int = 2, example=None, **fields) -> WrapPlan:
+    return make_plan(model, FSDPParams(**fields), world_size=world_size, example=example)
+
+
+def units(plan: WrapPlan) -> dict[str, str]:
+    return {u.name: u.kind for u in plan.units if u.params}
+
+
+def flows(plan: WrapPlan) -> set[str]:
+    return {u.name for u in plan.units if u.kind == "frozen" and u.grad_flow}
+
+
+POLICIES = [
+    {},
+    {"auto_wrap_policy": "NO_WRAP"},
+    {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 2000},
+    {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer,PerceiverResampler"},
+]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("backend", ["DDP", "FSDP1", "FSDP2"])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.get("auto_wrap_policy", "FROZEN_AWARE"))
+def test_every_parameter_is_in_one_unit_by_all_its_names(policy, backend, tied):
+    model = tiny_flamingo(tied=tied)
+    plan = plan_of(model, backend=backend, **policy)
+    held = [p.name for p in plan.params]
+    assert sorted(held) == sorted(name for name, _ in model.named_parameters())
+    assert set(plan.by_name) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    assert WrapPlan.from_json(plan.to_json()) == plan
+    assert max(map(len, str(plan).splitlines())) <= 120
+
+
+@pytest.mark.parametrize("example", [None, "a batch"])
+def test_a_flamingo_is_split_where_frozen_meets_trainable(example):
+    plan = plan_of(tiny_flamingo(), example=example and tiny_batch().inputs())
+    kinds = units(plan)
+    assert set(kinds.values()) == {"frozen", "trainable"}
+    assert kinds["language_model.model.layers.1.cross_attention"] == "trainable"
+    assert kinds["language_model.model.layers.1.decoder_layer"] == "frozen"
+    assert kinds["language_model.lm_head.new_tokens"] == "trainable"
+    assert not plan.units[0].params and plan.units[0].modules == ("",)
+    assert flows(plan) == {
+        "language_model.model.layers.0",
+        "language_model.model.layers.1.decoder_layer",
+        "language_model.model.layers.2",
+        "language_model.{model.norm,lm_head.table}",
+    }
+    assert [u.gathers_backward for u in plan.units if u.name.startswith("vision")] == [0, 0, 0]
+
+
+def test_tied_tables_share_a_unit():
+    plan = plan_of(tiny_flamingo(tied=True))
+    home = {p.name: u for u in plan.units for p in u.params}
+    table = home["language_model.model.embed_tokens.table.weight"]
+    new = home["language_model.model.embed_tokens.new_tokens.weight"]
+    assert "language_model.lm_head.table" in table.modules and table.kind == "frozen" and table.grad_flow
+    assert new.modules == ("language_model.model.embed_tokens.new_tokens", "language_model.lm_head.new_tokens")
+    assert new.kind == "trainable"
+
+
+def test_fsdp1_holds_a_tied_frozen_table_whole_rather_than_mix():
+    plan = plan_of(tiny_flamingo(tied=True), backend="FSDP1")
+    assert all(len(u.modules) == 1 for u in plan.units if u.sharded)
+    assert {u.kind for u in plan.units} == {"empty", "frozen", "trainable"}
+    assert [p.name for u in plan.units if not u.sharded for p in u.params] == [
+        "language_model.model.embed_tokens.table.weight"
+    ]
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank trainable side path, as LoRA has it."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.base = nn.Linear(dim, dim)
+        self.down = nn.Linear(dim, 2, bias=False)
+        self.up = nn.Linear(2, dim, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.q = Adapted(dim)
+        self.v = Adapted(dim)
+
+    def forward(self, x):
+        return x + self.q(self.norm(x)) * self.v(x)
+
+
+class Stack(nn.Module):
+    def __init__(self, dim: int = 8, layers: int = 3):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(dim))
+        self.layers = nn.ModuleList(Block(dim) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, dim)
+        self.gate = nn.Parameter(torch.zeros(1))
+        self.unused = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.linear(self.norm(x * self.scale), self.head.weight) * self.gate
+
+
+def test_adapters_are_one_unit_inside_their_frozen_layer():
+    model = Stack()
+    freeze(model, ["*", "!*.down.*", "!*.up.*"])
+    kinds = units(plan_of(model))
+    assert kinds["layers.0"] == "frozen"
+    assert kinds["layers.0.{q.down,q.up,v.down,v.up}"] == "trainable"
+
+
+def test_an_example_shows_what_really_runs():
+    model = Stack()
+    freeze(model, ["*", "!layers.1.*"])
+    plan = plan_of(model, example={"x": torch.zeros(2, 8)})
+    assert "head" not in units(plan)  # its forward never runs, so only the root can fetch its weight
+    assert {p.name for p in plan.units[0].params} >= {"scale", "gate", "head.weight"}
+    assert flows(plan) == {"(root)", "layers.2", "norm"}
+    assert plan.units[[u.name for u in plan.units].index("layers.0")].gathers_backward == 0
+
+
+def test_an_example_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="example: .*forward failed"):
+        plan_of(Stack(), example={"x": torch.zeros(2, 7)})
+
+
+@pytest.mark.parametrize("policy", POLICIES[2:], ids=lambda p: p["auto_wrap_policy"])
+def test_torchs_policies_choose_what_torch_chooses(policy):
+    model, params = tiny_flamingo(), FSDPParams(**policy)
+    names = {module: name for name, module in model.named_modules()}
+    chosen = []
+
+    class Recorder:
+        def __new__(cls, module):
+            chosen.append(names[module])
+            return module
+
+    def asks(module, recurse, nonwrapped_numel):
+        return _asks(model, params)(module, recurse, nonwrapped_numel)
+
+    _recursive_wrap(model, asks, Recorder, set(), set(), only_wrap_children=True)
+    ours = {u.modules[0] for u in make_plan(model, params, world_size=2).units if u.modules != ("",)}
+    assert ours == {name for name in chosen if type(model.get_submodule(name)).forward is not nn.Module.forward}
+
+
+def test_no_wrap_is_one_unit():
+    (unit,) = plan_of(tiny_flamingo(), auto_wrap_policy=AutoWrapPolicy.NO_WRAP).units
+    assert unit.kind == "mixed" and unit.gathers_forward == 1 and unit.gathers_backward == 0
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        (
+            {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "LamaDecoderLayer"},
+            "LlamaDecoderLayer",
+        ),
+        ({"frozen_policy": "AUTO", "memory_budget_gib": 1}, "SHARD, KEEP or REPLICATE"),
+        ({"mixed_precision": "fp16"}, "bf16"),
+        ({"frozen_dtype": "bf16", "frozen_policy": "REPLICATE"}, "mixed_precision"),
+        ({"backend": "DDP", "frozen_dtype": "bf16"}, "mixed_precision"),
+        ({"backend": "FSDP1", "use_orig_params": False, "auto_wrap_policy": "NO_WRAP"}, "vision_encoder.*FROZEN_AWARE"),
+        ({"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 3, "dp_shard": 2}, "makes 6 ranks, not 8"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields, words):
+    with pytest.raises(ParamError, match=words) as error:
+        plan_of(tiny_flamingo(), world_size=8, **fields)
+    assert error.value.field in fields
+
+
+@pytest.mark.parametrize("fields, shape", [
+    ({}, (1, 8)),
+    ({"backend": "DDP"}, (8, 1)),
+    ({"sharding_strategy": "NO_SHARD"}, (8, 1)),
+    ({"sharding_strategy": "HYBRID_SHARD", "dp_shard": 2}, (4, 2)),
+    ({"sharding_strategy": "HYBRID_SHARD_ZERO2", "dp_replicate": 2}, (2, 4)),
+])  # fmt: skip
+def test_mesh(fields, shape):
+    plan = plan_of(tiny_flamingo(), world_size=8, **fields)
+    assert (plan.replicate, plan.shard) == shape
+
+
+def test_a_9b_flamingo_is_planned_without_weights_in_two_seconds():
+    llama = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "vocab_size": 32000}
+    language = BackboneParams(config={"model_type": "llama", "num_attention_heads": 32, **llama})
+    model = Flamingo(
+        build_vision(BackboneParams(source="open_clip", name="ViT-L-14"), meta=True),
+        build_language(language, meta=True),
+        tokens=TokenIds.after(32000),
+        cross_attention_every=4,
+    )
+    freeze(model, ModelParams(language=language).freeze)
+    start = time.process_time()
+    text = str(plan_of(model, world_size=64))
+    assert time.process_time() - start < 2
+    assert len(text.splitlines()) < 25 and max(map(len, text.splitlines())) <= 120
+
+
+def test_reading_a_plan_needs_no_torch(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps(plan_of(tiny_flamingo()).to_dict()))
+    code = (
+        "import sys; from mmfsdp.plan import WrapPlan; from mmfsdp.estimate import estimate;"
+        f"plan = WrapPlan.from_json(open({str(tmp_path / 'plan.json')!r}).read());"
+        "print(plan, estimate(plan)); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,89 @@
+"""One process: schedule, decay groups, accumulation, clipping, and steps that are skipped."""
+
+import math
+
+import pytest
+import torch
+from tiny import tiny_batch, tiny_flamingo
+from torch.optim import SGD
+
+from mmfsdp.params import Schedule, TrainParams
+from mmfsdp.step import build_optimizer, lr_factor, train_step
+
+TRAIN = TrainParams(steps=10, lr=1e-2, warmup_steps=4, weight_decay=0.1)
+
+
+def test_schedules_rise_then_fall():
+    factors = {
+        s: [lr_factor(i, TrainParams(steps=10, warmup_steps=4, schedule=s)) for i in range(10)] for s in Schedule
+    }
+    for values in factors.values():
+        assert values[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[Schedule.CONSTANT][4:] == [1.0] * 6
+    assert factors[Schedule.LINEAR][4:] == pytest.approx([1 - i / 6 for i in range(6)])
+    assert factors[Schedule.COSINE][4:] == pytest.approx([0.5 + 0.5 * math.cos(math.pi * i / 6) for i in range(6)])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_each_trainable_parameter_is_in_one_group_and_only_matrices_decay(tied):
+    model = tiny_flamingo(tied=tied)
+    optimizer, _ = build_optimizer(model, TRAIN)
+    grouped = [p for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    names = {p: name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            spared = p.ndim < 2 or any(word in names[p] for word in ("new_tokens", "latents"))
+            assert group["weight_decay"] == (0.0 if spared else 0.1), names[p]
+
+
+def test_micro_steps_make_the_step_of_the_whole_batch():
+    def after(batches) -> tuple[list[torch.Tensor], list[float]]:
+        model = tiny_flamingo()
+        optimizer, schedule = build_optimizer(model, TRAIN)
+        m = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=0.1)
+        figures = [m.loss, m.grad_norm, m.lr, m.tokens, m.samples]
+        return [p.detach() for p in model.parameters()], figures
+
+    whole = tiny_batch(4)
+    parts = [whole.__class__(*(t[i : i + 1] for t in (whole.input_ids, whole.attention_mask, whole.labels)),
+                             {"vision": whole.media["vision"][i : i + 1]}) for i in range(4)]  # fmt: skip
+    (once, figures), (often, others) = after([whole]), after(parts)
+    assert figures == pytest.approx(others, rel=1e-5)
+    assert figures[3] == (whole.labels[:, 1:] != -100).sum() and figures[4] == 4 and figures[2] == 1e-2 / 4
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(once, often, strict=True))
+
+
+def test_the_gradient_is_clipped_to_its_global_norm():
+    model = tiny_flamingo()
+    before = [p.detach().clone() for p in model.parameters()]
+    m = train_step(model, [tiny_batch()], SGD(model.parameters(), lr=1.0), max_grad_norm=0.01)
+    moved = math.sqrt(sum((a - b).square().sum().item() for a, b in zip(before, model.parameters(), strict=True)))
+    assert m.grad_norm > 0.1 and moved == pytest.approx(0.01, rel=1e-3)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_that_is_not_finite_changes_nothing(fused):
+    model = tiny_flamingo()
+    optimizer, _ = build_optimizer(model, TRAIN)
+    if not fused:
+        optimizer = SGD(model.parameters(), lr=1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    bad = tiny_batch()
+    bad.media["vision"].fill_(float("inf"))
+    assert train_step(model, [bad], optimizer, max_grad_norm=1.0).skipped
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    metrics = train_step(model, [tiny_batch()], optimizer, max_grad_norm=1.0)
+    assert not metrics.skipped and metrics.to_dict()["skipped"] is False
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_batch_without_labels_to_learn_adds_nothing():
+    model, silent = tiny_flamingo(), tiny_batch(seed=1)
+    silent.labels.fill_(-100)
+    optimizer, _ = build_optimizer(model, TRAIN)
+    both = train_step(model, [tiny_batch(), silent], optimizer)
+    optimizer, _ = build_optimizer(model := tiny_flamingo(), TRAIN)
+    alone = train_step(model, [tiny_batch()], optimizer)
+    assert (both.loss, both.grad_norm) == pytest.approx((alone.loss, alone.grad_norm), rel=1e-6)
