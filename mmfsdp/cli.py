@@ -152,8 +152,11 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     for row in result["captions"][:5]:
         print(f"  {'=' if row['caption'] == row['truth'] else 'x'} {row['caption']:<48} truth: {row['truth']}")
     for key, value in result.items():
-        if key != "captions":
+        if key not in ("captions", "skipped"):
             print(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
+    for source, row in result.get("skipped", {}).items():
+        if row["times"] or row["cut"]:
+            print(f"  {source}: {row['records']} records skipped, {row['cut']} texts cut to data.max_length")
     print(f"report: {write_report(folder)}")
     return 0
 

@@ -63,6 +63,7 @@ def report_html(folder: str | Path) -> str:
     sections = [
         ("", figures(result)),
         ("Captions of pictures it never saw", captions(folder)),
+        ("What the data lacked", lacked(result)),
         ("Loss", curve(rows, label="loss", total=total) if rows else ""),
         ("Predicted beside measured", compared(cost, result, rows)),
         ("The plan", plan_html(plan, cost) if plan else ""),
@@ -140,6 +141,15 @@ def figures(result: Mapping[str, Any]) -> str:
         shown.append((f"{result['seconds']:,.0f} s", f"on {result.get('world_size', '?')} ranks, captions included"))
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(words)}</div>" for value, words in shown)
     return f'<div class="mm-figures">{cells}</div>' if shown else ""
+
+
+def lacked(result: Mapping[str, Any]) -> str:
+    """Records that were skipped and texts that were cut, by source, with the first reasons."""
+    found = {name: row for name, row in result.get("skipped", {}).items() if row["times"] or row["cut"]}
+    rows = [[name, row["records"], row["times"], row["cut"]] for name, row in found.items()]
+    reasons = [f"{name} {why}" for row in found.values() for name, why in list(row["reasons"].items())[:5]]
+    note = "".join(f'<p class="mm-quiet">{escape(reason)}</p>' for reason in reasons)
+    return table(["source", "records skipped", "times", "texts cut"], rows) + note if rows else ""
 
 
 def captions(folder: str | Path, *, most: int = 24) -> str:

@@ -48,6 +48,17 @@ def test_texts_are_escaped_and_pictures_outside_the_folder_are_not_read(finished
     assert len(re.findall("data:image/png", text)) == 1
 
 
+def test_what_the_data_lacked_is_told_by_source(finished_run):
+    assert "What the data lacked" not in report_html(finished_run)
+    result = json.loads((finished_run / "result.json").read_text())
+    whole = {"times": 0, "records": 0, "reasons": {}, "cut": 0}
+    lacking = {"times": 6, "records": 2, "reasons": {"cut.jpg": "is <truncated>"}, "cut": 4}
+    (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"shards": lacking, "shapes": whole}}))
+    text = report_html(finished_run)
+    assert "What the data lacked" in text and "cut.jpg is &lt;truncated&gt;" in text and "<td>shards</td>" in text
+    assert "<td>shapes</td>" not in text
+
+
 def test_unseen_combinations_and_mistakes_are_marked(finished_run):
     right, wrong = captions(finished_run).split("</figure>")[1::-1]
     assert "✓" in right and "never-seen" in right

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def batches(
         multiprocessing_context="spawn" if params.workers else None,  # a fork would copy gloo's and CUDA's threads
         generator=torch.Generator(),  # leaves the global random state, which checkpoints hold, alone
     )
-    return Batches(loader, dict(source.skipped))
+    return Batches(loader, params.path or str(params.source), dict(source.skipped))
 
 
 @dataclass
@@ -62,33 +63,70 @@ class Delivery:
     cut: int
 
 
+@dataclass
+class Lacks:
+    """What a source's data lacked so far, on this rank."""
+
+    skipped: dict[str, str]
+    """Name to reason of corrupt records (the first 10,000 names)."""
+    skipped_count: int = 0
+    """How many times a record was skipped; one that comes up in every epoch counts every time."""
+    cut_count: int = 0
+    """Samples cut to max_length."""
+    fresh: list[str] = field(default_factory=list)
+    """Names that `Batches.news` has not told yet."""
+
+    def note(self, delivery: Delivery) -> None:
+        """Count what was left out of a batch."""
+        for name, reason in delivery.skipped.items():
+            if name not in self.skipped and len(self.skipped) < REMEMBERED:
+                self.skipped[name] = reason
+                self.fresh.append(name)
+        self.skipped_count += len(delivery.skipped)
+        self.cut_count += delivery.cut
+
+
 class Batches:
     """Iterator over Batch that keeps count of what the data lacked, over all workers of this rank."""
 
-    skipped: dict[str, str]
-    """Name to reason of corrupt records met so far (the first 10,000 names)."""
-    skipped_count: int
-    """How many times a record was skipped; one that comes up in every epoch counts every time."""
-    cut_count: int
-    """Samples cut to max_length."""
+    lacks: dict[str, Lacks]
+    """By source: its path, or what it is called where it has none."""
 
-    def __init__(self, loader: DataLoader, skipped: dict[str, str]):
+    def __init__(self, loader: DataLoader, source: str, skipped: dict[str, str]):
         self._deliveries: Iterator[Delivery] = iter(loader)
-        self.skipped = skipped
-        self.skipped_count = len(skipped)
-        self.cut_count = 0
+        self._source = source
+        self.lacks = {source: Lacks(skipped, len(skipped), fresh=list(skipped))}
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         delivery = next(self._deliveries)
-        for name, reason in delivery.skipped.items():
-            if len(self.skipped) < REMEMBERED:
-                self.skipped.setdefault(name, reason)
-        self.skipped_count += len(delivery.skipped)
-        self.cut_count += delivery.cut
+        self.lacks[self._source].note(delivery)
         return delivery.batch
+
+    def news(self) -> list[str]:
+        """A line for each record found corrupt since the last call."""
+        lines = []
+        for source, lack in self.lacks.items():
+            lines += [f"{source}: skipped {name!r}, which {lack.skipped[name]}" for name in lack.fresh]
+            lack.fresh.clear()
+        return lines
+
+
+def sum_up(ranks: Sequence[Mapping[str, Lacks]], *, most: int = 100) -> dict[str, dict[str, Any]]:
+    """What the data lacked on all ranks together, as plain data by source; of skipped names at most so many."""
+    sums: dict[str, dict[str, Any]] = {}
+    for source in ranks[0]:
+        lacks = [rank[source] for rank in ranks]
+        records = dict(chain.from_iterable(lack.skipped.items() for lack in lacks))
+        sums[source] = {
+            "times": sum(lack.skipped_count for lack in lacks),
+            "records": len(records),
+            "reasons": dict(islice(records.items(), most)),
+            "cut": sum(lack.cut_count for lack in lacks),
+        }
+    return sums
 
 
 class _Steps(IterableDataset):

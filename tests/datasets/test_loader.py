@@ -10,8 +10,9 @@ import pytest
 import torch
 from material import CLIP_MEAN, CLIP_STD, captions, make_tokenizer, picture_bytes, write_metadata
 
-from mmfsdp.data import Batch, Processor, batches, open_source
+from mmfsdp.data import Batch, Batches, Processor, batches, open_source
 from mmfsdp.data.lane import Lane
+from mmfsdp.data.loader import Lacks, sum_up
 from mmfsdp.data.pictures import CorruptRecord
 from mmfsdp.params import DataParams
 
@@ -61,6 +62,11 @@ def said(processor: Processor, batch: Batch) -> list[str]:
     return processor.decode(batch.input_ids)
 
 
+def lacks(stream: Batches) -> Lacks:
+    (only,) = stream.lacks.values()
+    return only
+
+
 def same(a: Batch, b: Batch) -> bool:
     tensors = [(a.input_ids, b.input_ids), (a.labels, b.labels), (a.media["vision"], b.media["vision"])]
     return all(torch.equal(x, y) for x, y in tensors)
@@ -83,7 +89,7 @@ def test_every_record_comes_once_per_epoch_in_a_new_order(real, processor):
     first, second = (list(chain(*part)) for part in (heard[: len(names) + 2], heard[len(names) + 2 :]))
     assert [n for n in first if n] != [n for n in second if n]
     assert sorted(n for n in first if n) == sorted(n for n in second if n) == sorted(names)
-    assert len(stream.skipped) == 2 and stream.skipped_count >= 4
+    assert len(lacks(stream).skipped) == 2 and lacks(stream).skipped_count >= 4
 
 
 def test_ranks_share_the_single_process_batch_exactly(folder, shards, processor):
@@ -125,7 +131,7 @@ def test_real_photographs_become_batches(kind, photographs, shard):
     stream = batches(params, processor, batch_size=len(samples))
     batch = next(stream)
     assert batch.media["vision"].shape == (len(samples), 1, 1, 3, 32, 32)
-    assert set(said(processor, batch)) == set(samples) and len(samples) >= 5 and not stream.skipped
+    assert set(said(processor, batch)) == set(samples) and len(samples) >= 5 and not lacks(stream).skipped
     for text, picture in zip(said(processor, batch), batch.media["vision"], strict=True):
         assert torch.equal(picture, processor.prompts([samples[text]]).media["vision"][0])
         assert picture.std() > 0.1
@@ -181,7 +187,7 @@ def test_worker_processes_change_nothing_and_report_what_they_skip(folder, shard
         alone = batches(replace(params, workers=0), processor, batch_size=4)
         expected = list(islice(alone, 20))
         assert all(same(a, b) for a, b in zip(expected[3:], islice(spawned, 17), strict=True))
-        assert spawned.skipped == alone.skipped and len(alone.skipped) == 2
+        assert lacks(spawned).skipped == lacks(alone).skipped and len(lacks(alone).skipped) == 2
 
 
 def test_seeds_give_other_orders(real, processor):
@@ -193,14 +199,14 @@ def test_cut_texts_are_counted_and_parameters_reach_the_processor(folder, proces
     write_metadata(Path(folder.path), [{"file_name": "n0.png", "text": "n1 " * 10_000}] * 3)
     stream = batches(replace(folder, max_length=9), processor, batch_size=60)
     batch = next(stream)
-    assert batch.input_ids.shape[1] == 9 and stream.cut_count > 0
+    assert batch.input_ids.shape[1] == 9 and lacks(stream).cut_count > 0
 
 
 def test_captions_that_hold_placeholders_are_skipped_by_name(folder, processor):
     write_metadata(Path(folder.path), [{"file_name": "n1.png", "text": "n1 <image>"}] * 3)
     stream = batches(folder, processor, batch_size=60)
     next(stream)
-    assert "has 2 <image> placeholders but 1 pictures" in stream.skipped["n1.png"]
+    assert "has 2 <image> placeholders but 1 pictures" in lacks(stream).skipped["n1.png"]
 
 
 def test_the_global_random_state_is_left_alone(folder, processor):
@@ -224,3 +230,18 @@ def test_shards_that_vanish_are_an_error_not_a_hang(shards, processor):
         Path(params.path.replace("{00..01}", f"{i:02d}")).write_bytes(b"")
     with pytest.raises(ValueError, match="yield nothing any more"):
         list(stream)
+
+
+def test_what_the_data_lacked_is_told_once_and_summed_over_ranks(folder, processor):
+    write_metadata(Path(folder.path), [{"file_name": "n0.png", "text": "n1 " * 100}, "{'no': JSON"])
+    streams = [batches(folder, processor, batch_size=20, rank=rank, world_size=2) for rank in (0, 1)]
+    told = []
+    for stream in streams:
+        for _ in range(4):
+            next(stream)
+            told += [line.split("'")[1] for line in stream.news()]
+    assert set(told) == {"n7.png", "n30.png", "metadata.jsonl:50"} and len(told) <= 6
+    (summed,) = sum_up([stream.lacks for stream in streams]).values()
+    assert summed["records"] == 3 and summed["cut"] > 0 and "is not JSON" in summed["reasons"]["metadata.jsonl:50"]
+    assert summed["times"] == sum(lacks(stream).skipped_count for stream in streams) > 4
+    assert len(sum_up([stream.lacks for stream in streams], most=1)[folder.path]["reasons"]) == 1
