@@ -33,9 +33,10 @@ def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
     params = RunParams.from_yaml(folder / "params.yaml")
     newest = checkpoint.latest(folder / "checkpoints")
     transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(params.train.seed)  # backbones without weights are random, and the run's
     model, processor = build_model(params.model)
     freeze(model, params.model.freeze)
-    checkpoint.load(model, newest)
+    checkpoint.check_frozen(checkpoint.frozen_checksums(model), checkpoint.load(model, newest))
     return params, model.eval(), processor
 
 

@@ -43,6 +43,13 @@ class TrainParams:
     keep_last: int | None = None
     """Newest checkpoints to keep; a count. Default unset: all."""
 
+    save_frozen: bool = False
+    """Checkpoints hold the frozen weights, too, rather than only their checksums. Default false."""
+
+    max_skipped: int = 10
+    """Steps in a row whose loss or gradient is not finite (they change no weights) after which the run stops, with the
+    last batch kept in its folder; a count. Default 10."""
+
     eval_samples: int = 200
     """New pictures that are captioned after training, per split; a count. Default 200."""
 
@@ -55,6 +62,7 @@ class TrainParams:
     def __post_init__(self) -> None:
         coerce(self)
         at_least(self, 1, "steps", "batch_size", "accumulation", "save_every", "keep_last", "eval_samples")
+        at_least(self, 1, "max_skipped")
         at_least(self, 0, "warmup_steps", "weight_decay", "seed")
         need(self.lr > 0, "lr", f"{self.lr} must be above 0")
         need(

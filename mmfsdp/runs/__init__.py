@@ -6,22 +6,37 @@ The folder is the database, and every file in it has one writer:
     params.yaml              `launch`, once: the whole configuration
     status.json              the supervisor: job id, failure, final state
     logs/rank<N>.json        rank N: process, then done or failed with its traceback
+    logs/rank<N>.beat        rank N: what it is about to do
     logs/*_<N>_log.out       rank N: what it prints (submitit's files)
     metrics.jsonl            rank 0: one line a step; metrics-rank<N>.jsonl for the others
     plan.json, checkpoints/, result.json, report.html    the training itself
     cancel                   whoever wants the run to stop; its presence is the message
 """
 
-from .files import MetricsWriter, PathLike, metrics_path, read_json, read_metrics, write_json, write_text
+from .files import (
+    Beat,
+    MetricsWriter,
+    PathLike,
+    beat_path,
+    last_row,
+    metrics_path,
+    read_json,
+    read_metrics,
+    write_json,
+    write_text,
+)
 from .state import RunRecord, RunState, Status, is_run, log_paths, run_state
 
 __all__ = [
+    "Beat",
     "MetricsWriter",
     "PathLike",
     "RunRecord",
     "RunState",
     "Status",
+    "beat_path",
     "is_run",
+    "last_row",
     "log_paths",
     "metrics_path",
     "read_json",

@@ -45,9 +45,14 @@ def metrics_path(folder: PathLike, rank: int = 0) -> Path:
 
 
 class MetricsWriter:
-    """Appends one JSON line per row to a rank's metrics, visible to readers as soon as it is written."""
+    """Appends one JSON line per row to a rank's metrics, visible to readers as soon as it is written.
 
-    def __init__(self, folder: PathLike, rank: int = 0):
+    With `after`, rows of later steps than that are dropped first: the run goes on from there.
+    """
+
+    def __init__(self, folder: PathLike, rank: int = 0, *, after: int | None = None):
+        if after is not None:
+            _forget(folder, rank, after)
         self._file = open(metrics_path(folder, rank), "a+b", buffering=0)
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 1))
@@ -87,6 +92,37 @@ def read_metrics(
             offset += end
             if limit or not end:
                 return rows, offset
+
+
+def last_row(folder: PathLike, rank: int = 0) -> dict[str, Any]:
+    """The newest row of a rank; {} if there is none."""
+    rows, _ = read_metrics(folder, rank, offset=-20_000)
+    return rows[-1] if rows else {}
+
+
+def _forget(folder: PathLike, rank: int, after: int) -> None:
+    rows, _ = read_metrics(folder, rank)
+    kept = [row for row in rows if row.get("step", 0) <= after]
+    if len(kept) < len(rows):
+        write_text(metrics_path(folder, rank), "".join(json.dumps(row) + "\n" for row in kept))
+
+
+class Beat:
+    """A rank's sign of life: the time it was last written, and what the rank was then about to do."""
+
+    def __init__(self, folder: PathLike, rank: int):
+        path = beat_path(folder, rank)
+        path.parent.mkdir(exist_ok=True)
+        self._file = open(path, "wb", buffering=0)
+
+    def __call__(self, doing: str) -> None:
+        """Say what comes now, such as `step 5 compute`."""
+        os.pwrite(self._file.fileno(), f"{doing:<40}\n".encode(), 0)
+
+
+def beat_path(folder: PathLike, rank: int) -> Path:
+    """Where a rank's signs of life are."""
+    return Path(folder) / "logs" / f"rank{rank}.beat"
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

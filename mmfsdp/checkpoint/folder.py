@@ -1,0 +1,179 @@
+"""The folder of checkpoints: what is complete, how one becomes so, and whether its files are what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..params import ParamError
+from .ranks import any_rank, barrier, from_rank0, rank, world_size
+
+MARKER = "complete.json"
+_NAME = re.compile(r"step_(\d{8})")
+
+
+class DamagedCheckpoint(ParamError):
+    """A file of a checkpoint is not what was written."""
+
+
+def complete(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first."""
+    return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name) and (p / MARKER).is_file())
+
+
+def latest(folder: Path) -> Path:
+    """The newest complete checkpoint. Raises ParamError where there is none."""
+    found = complete(folder)
+    if not found:
+        raise ParamError("checkpoint", f"{str(folder)!r} holds no complete checkpoint; train and save one first")
+    return found[-1]
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint that rank 0 sees, or None. Every rank must call it."""
+    step = from_rank0(max((_step(path) for path in complete(folder)), default=-1))
+    return None if step < 0 else folder / f"step_{step:08d}"
+
+
+def drop_after(folder: Path, step: int) -> Path:
+    """Put the checkpoints newer than `step` aside, so that training goes on from there. Returns that of `step`.
+
+    Raises ParamError naming the steps there are.
+    """
+    by_step = {_step(path): path for path in complete(folder)}
+    if step not in by_step:
+        raise ParamError(
+            "step", f"{step} has no complete checkpoint in {folder}; there are {sorted(by_step) or 'none'}"
+        )
+    for other, path in by_step.items():
+        if other > step:
+            path.rename(_free(path.with_name(f"dropped_{path.name}")))
+    return by_step[step]
+
+
+@contextmanager
+def written(folder: Path, step: int, *, marker: dict[str, Any], keep_last: int | None) -> Iterator[Path]:
+    """Where all ranks write the files of a checkpoint; on leaving it is sealed, put in place, and older ones go.
+
+    A process that dies at any instant leaves every complete checkpoint as it is.
+    """
+    target, beside = folder / f"step_{step:08d}", folder / f".step_{step:08d}.writing"
+    if rank() == 0:
+        for leftover in folder.glob(".step_*"):
+            shutil.rmtree(leftover)
+        for part in ("optimizer", "ranks"):
+            (beside / part).mkdir(parents=True)
+    barrier()
+    yield beside
+    barrier()
+    _note_checksums(beside)
+    barrier()
+    if rank() == 0:
+        _write_marker(beside, marker)
+        if target.exists():  # what an earlier life of the run had saved
+            target.rename(folder / f".{target.name}.old")
+        os.replace(beside, target)
+        _sync(folder)
+        for old in complete(folder)[:-keep_last] if keep_last else []:
+            shutil.rmtree(old.rename(folder / f".{old.name}.old"))
+        shutil.rmtree(folder / f".{target.name}.old", ignore_errors=True)
+    barrier()
+
+
+def marker_of(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself. Raises DamagedCheckpoint if that was altered."""
+    try:
+        marker = json.loads((checkpoint / MARKER).read_text())
+        if marker.pop("sha256") == _digest(marker):
+            return marker
+    except (ValueError, KeyError, AttributeError):
+        pass
+    raise damaged(checkpoint, MARKER)
+
+
+def verify(checkpoint: Path, marker: dict[str, Any]) -> None:
+    """Compare every file with its checksum, the ranks sharing the work. Every rank must call it.
+
+    Raises DamagedCheckpoint on all ranks, naming the file.
+    """
+    names = sorted(marker["files"])
+    mine = set(names[rank() :: world_size()])
+    bad = any_rank([name in mine and not _intact(checkpoint / name, *marker["files"][name]) for name in names])
+    if any(bad):
+        raise damaged(checkpoint, names[bad.index(True)])
+
+
+def damaged(checkpoint: Path, name: str) -> DamagedCheckpoint:
+    """The error for a file that is not what was written, with the checkpoint before on offer."""
+    before = [path for path in complete(checkpoint.parent) if path < checkpoint]
+    offer = (
+        f"the one before is {before[-1].name}: go on from it with `mmfsdp resume RUN --step {_step(before[-1])}`"
+        if before
+        else "there is none before it"
+    )
+    return DamagedCheckpoint("checkpoint", f"{checkpoint / name} is missing, truncated or altered; {offer}")
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name[5:])
+
+
+def _note_checksums(folder: Path) -> None:
+    """Each rank its share, on disk for rank 0 to collect."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
+    sums = {name: [(folder / name).stat().st_size, _sum(folder / name)] for name in names[rank() :: world_size()]}
+    (folder / "ranks" / f"{rank():05d}.json").write_text(json.dumps(sums))
+
+
+def _write_marker(folder: Path, marker: dict[str, Any]) -> None:
+    files: dict[str, list] = {}
+    for path in (folder / "ranks").glob("*.json"):
+        files |= json.loads(path.read_text())
+        path.unlink()
+    marker = marker | {"files": files}
+    with open(folder / MARKER, "w", encoding="utf-8") as file:
+        json.dump(marker | {"sha256": _digest(marker)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(marker: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(marker, sort_keys=True).encode()).hexdigest()
+
+
+def _intact(path: Path, size: int, checksum: str) -> bool:
+    return path.is_file() and path.stat().st_size == size and _sum(path) == checksum
+
+
+def _sum(path: Path) -> str:
+    """A file's SHA-256, once it is on the disk."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _free(path: Path) -> Path:
+    """The path, or with a number where it is taken."""
+    number = 1
+    while path.exists():
+        path = path.with_name(f"{path.name.partition('-')[0]}-{number}")
+        number += 1
+    return path

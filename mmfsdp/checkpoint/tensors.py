@@ -1,0 +1,139 @@
+"""The tensors of a wrapped model and its optimizer by plain names, to files and from them, in three layouts."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ..params import StateDictType
+from ..wrap import plan_of
+from .ranks import distributed, rank
+
+_STATE = "state."
+
+Tensors = dict[str, Any]
+"""Tensors by name, sharded as the model is."""
+
+
+def model_tensors(model: nn.Module, *, also: Collection[str] = (), whole: bool = False) -> Tensors:
+    """Trainable parameters and buffers, those named in `also`, or everything; a tied one once, by its first name."""
+    trained = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    state = trained
+    if whole or set(also) - set(trained):
+        state = get_model_state_dict(model)
+        state = {name: t for name, t in state.items() if whole or name in trained or name in also}
+    plan = plan_of(model)
+    if plan is not None:
+        return {name: t for name, t in state.items() if name not in plan.by_name or plan.by_name[name].name == name}
+    first = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {name: t for name, t in state.items() if name in first}
+
+
+def set_model_tensors(model: nn.Module, state: Tensors) -> None:
+    """Give a model these tensors; the others stay as they are."""
+    log = logging.getLogger("torch.distributed.fsdp._state_dict_utils")
+    level = log.level
+    log.setLevel(logging.ERROR)  # FSDP1 warns of every tensor that is not given
+    try:
+        set_model_state_dict(model, state, options=StateDictOptions(strict=False))
+    finally:
+        log.setLevel(level)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> Tensors:
+    """The optimizer's states as `<parameter>.<state>`. A new optimizer's states come into being, and are 0."""
+    return {name.removeprefix(_STATE): t for name, t in _flat(model, optimizer).items() if name.startswith(_STATE)}
+
+
+def set_optimizer_tensors(model: nn.Module, optimizer: Optimizer, state: Tensors) -> None:
+    """Give an optimizer its states; rates and decay stay its own."""
+    own = {name: value for name, value in _flat(model, optimizer).items() if not name.startswith(_STATE)}
+    state = own | {_STATE + name: t for name, t in state.items()}
+    set_optimizer_state_dict(
+        model, optimizer, optim_state_dict=state, options=StateDictOptions(flatten_optimizer_state_dict=True)
+    )
+
+
+def _flat(model: nn.Module, optimizer: Optimizer) -> Tensors:
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def write(folder: Path, state: Tensors, kind: StateDictType) -> None:
+    """Write tensors into a folder: one file from rank 0, or each rank its shards. Every rank must call it."""
+    if kind is StateDictType.FULL_STATE_DICT:
+        whole = {name: _whole(tensor) for name, tensor in state.items()}
+        if rank() == 0:
+            save_file(whole, folder / "model.safetensors")
+        return
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _one_process_is_meant():
+        dcp.save(state, storage_writer=writer, no_dist=not distributed())
+
+
+def read(folder: Path, state: Tensors) -> None:
+    """Fill tensors from a folder that `write` wrote, on any number of ranks, sharded in any way."""
+    with _one_process_is_meant():
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not distributed())
+
+
+def write_local(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
+    """This rank's flat shards as they lie in memory, its optimizer states with them."""
+    found: dict[str, torch.Tensor] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            states = optimizer.state.get(p, {}) if optimizer is not None else {}
+            found |= {name: p.detach()} | {f"{name}//{key}": value for key, value in states.items()}
+    save_file({name: t.cpu().clone() for name, t in found.items()}, _local_file(folder))
+
+
+def read_local(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
+    """The way back from `write_local`, into a model that is wrapped alike on as many ranks."""
+    saved = load_file(_local_file(folder))
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in saved.items():
+        if "//" in name:
+            owner, _, key = name.partition("//")
+            states.setdefault(owner, {})[key] = tensor
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            assert saved[name].shape == p.shape, f"{name}: {saved[name].shape} saved, {p.shape} here"
+            p.data.copy_(saved[name])
+            if optimizer is not None and name in states:
+                optimizer.state[p] = {key: t.to(p.device) for key, t in states[name].items()}
+
+
+def _local_file(folder: Path) -> Path:
+    return folder / f"local-{rank():05d}.safetensors"
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor gathered from all ranks, in CPU memory on rank 0 and nowhere else."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous() if rank() == 0 else torch.empty(0)
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    """torch warns of loading without a process group, which here is on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

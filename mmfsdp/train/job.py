@@ -1,0 +1,93 @@
+"""run(folder): one training run, the same on every rank."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+
+from .. import checkpoint, runs
+from ..build import build_model
+from ..freeze import freeze
+from ..params import GENERATED, Device, ParamError, RunParams
+from ..preview import plan_for
+from ..wrap import apply_plan
+from .loop import train
+
+
+def run(folder: Path) -> None:
+    """Train what `folder`/params.yaml says, on every rank that torch.distributed's environment variables name.
+
+    Goes on from the newest complete checkpoint in the folder, if it has one. Writes a metrics line per rank and step,
+    checkpoints, and on rank 0 plan.json and result.json.
+    """
+    quiet()
+    params = RunParams.from_yaml(folder / "params.yaml")
+    if GENERATED in (params.model.vision.weights, params.model.language.weights):
+        from ..pretrain import ensure_backbones
+
+        ensure_backbones(params)
+    with joined_ranks(params) as device:
+        torch.manual_seed(params.train.seed)
+        built, processor = build_model(params.model)
+        if processor is None:
+            raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
+        freeze(built, params.model.freeze)
+        plan, cost = plan_for(built, params)
+        plan.check()
+        if dist.get_rank() == 0:
+            runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
+        loaded = checkpoint.frozen_checksums(built)
+        model = apply_plan(built, plan, device=device)
+        before = checkpoint.frozen_checksums(model)
+        measured, skipped = train(folder, params, model, processor, device, loaded)
+        changed = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
+        if dist.get_rank() == 0:
+            result = {
+                "wire_bytes_predicted": cost.wire_bytes,
+                "wire_bytes_measured": measured,
+                "frozen_parameters_changed": changed,
+                "world_size": dist.get_world_size(),
+                "skipped": skipped,
+            }
+            runs.write_json(folder / "result.json", result)
+
+
+def quiet() -> None:
+    """Keep what says nothing about the run out of the ranks' logs."""
+    transformers.utils.logging.disable_progress_bar()
+    # It warns of in-place operations on a unit's output: nothing here does any.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+@contextmanager
+def joined_ranks(params: RunParams) -> Iterator[torch.device]:
+    """Join the process group and give this rank's device: nccl on CUDA, gloo on the CPU."""
+    device = pick_device(params.train.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(wanted: Device) -> torch.device:
+    """The device of this rank. Raises ParamError if CUDA is wanted and the node has too few GPUs."""
+    local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = torch.cuda.device_count() if wanted is not Device.CPU else 0
+    if wanted is Device.CUDA and gpus < local_ranks:
+        raise ParamError(
+            "train.device",
+            f"cuda needs a GPU per rank: this node has {gpus} for {local_ranks} ranks; "
+            "set launch.ranks lower, or train.device to cpu or auto",
+        )
+    return torch.device("cuda", local_rank) if gpus >= local_ranks else torch.device("cpu")

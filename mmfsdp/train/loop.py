@@ -1,0 +1,113 @@
+"""The loop over steps: batches, steps, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+from .. import runs
+from ..data.batch import Batch
+from ..data.loader import batches, sum_up
+from ..data.processor import Processor
+from ..measure import Collectives, memory_bytes
+from ..params import RunParams, TrainParams
+from ..step import StepMetrics, build_optimizer, train_step
+from .place import Place
+
+
+def train(
+    folder: Path,
+    params: RunParams,
+    model: nn.Module,
+    processor: Processor,
+    device: torch.device,
+    frozen: dict[str, int],
+) -> tuple[int, dict[str, Any]]:
+    """Train a wrapped model to the last step, from the newest checkpoint if there is one. Every rank must call it.
+
+    frozen: checksums of the frozen weights as loaded. Returns the bytes that this rank sent in the last step, and
+    what the data lacked by source, on all ranks since the run was taken up. Raises
+    RuntimeError after `max_skipped` steps in a row whose loss or gradient was not finite.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    settings = params.train
+    optimizer, schedule = build_optimizer(model, settings)
+    beat = runs.Beat(folder, rank)
+    beat("taking up")
+    place = Place.take_up(folder, params, model, optimizer, schedule, frozen)
+    loader = batches(
+        params.data,
+        processor,
+        batch_size=settings.batch_size,
+        rank=rank,
+        world_size=world,
+        seed=settings.seed,
+        start=place.samples // (world * settings.batch_size),
+    )
+    metrics = runs.MetricsWriter(folder, rank, after=place.step)
+    sent = runs.last_row(folder, rank).get("wire_bytes", 0)
+    mark = {"resumed_from": place.step} if place.step else {}
+    model.train()
+    with Collectives() as collectives:
+        while place.step < settings.steps:
+            step = place.step + 1
+            beat(f"step {step} data")
+            start = time.perf_counter()
+            micro_batches = [next(loader).to(device) for _ in range(settings.accumulation)]
+            data_s = time.perf_counter() - start
+            for line in loader.news():
+                print(line)
+            beat(f"step {step} compute")
+            collectives.reset()
+            row = train_step(model, micro_batches, optimizer, schedule=schedule, max_grad_norm=settings.max_grad_norm)
+            sent = collectives.wire_bytes
+            step_s = time.perf_counter() - start
+            place.passed(samples=world * settings.batch_size * settings.accumulation, skipped=row.skipped)
+            metrics.write(
+                {"step": step, "time": time.time(), **row.to_dict(), "data_s": data_s, "step_s": step_s}
+                | {"samples_per_s": row.samples / step_s, "tokens_per_s": row.tokens / step_s}
+                | {"memory_bytes": memory_bytes(device), "wire_bytes": sent, "skipped_steps": place.skipped}
+                | mark
+            )
+            mark = {}
+            if rank == 0:
+                report(row, step, settings, step_s)
+            if place.skipped_in_a_row >= settings.max_skipped:
+                raise RuntimeError(give_up(folder, micro_batches, place.skipped_in_a_row, step))
+            if step == settings.steps or (settings.save_every and step % settings.save_every == 0):
+                beat(f"step {step} save")
+                place.save(folder, params, model, optimizer, schedule, frozen)
+    beat("trained")
+    lacks: list[Any] = [None] * world
+    dist.all_gather_object(lacks, loader.lacks)
+    return sent, sum_up(lacks)
+
+
+def report(row: StepMetrics, step: int, settings: TrainParams, seconds: float) -> None:
+    """A line in rank 0's log at the first, the last and forty steps between, and at each that is skipped."""
+    if row.skipped:
+        print(f"step {step}/{settings.steps}  skipped: loss {row.loss:.4g}, grad norm {row.grad_norm:.4g}")
+    elif step == 1 or step % max(1, settings.steps // 40) == 0 or step == settings.steps:
+        print(f"step {step}/{settings.steps}  loss {row.loss:.4f}  grad norm {row.grad_norm:.3f}  {seconds:.3f} s")
+
+
+def give_up(folder: Path, micro_batches: list[Batch], skipped: int, step: int) -> str:
+    """Keep this rank's batches of a step for a look, and say why the run stops."""
+    tensors: dict[str, torch.Tensor] = {}
+    for i, batch in enumerate(micro_batches):
+        named = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+        tensors |= {f"{i}.{name}": t.cpu() for name, t in (named | batch.media).items() if t is not None}
+    kept = folder / "bad_batch" / f"rank{dist.get_rank()}.safetensors"
+    kept.parent.mkdir(exist_ok=True)
+    save_file(tensors, kept)
+    dist.barrier()  # for all to have kept theirs before the first that raises stops the others
+    return (
+        f"train.max_skipped: loss or gradient was not finite in {skipped} steps in a row, up to step {step}; they "
+        f"changed no weights. The last batch is in {kept.parent}: look at it, lower train.lr, or use bf16, not fp16"
+    )

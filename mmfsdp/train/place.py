@@ -1,0 +1,115 @@
+"""Place: where a run is, kept in every checkpoint and taken up again from it."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from .. import checkpoint
+from ..params import RunParams
+
+
+@dataclass
+class Place:
+    """How far a run has come."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    samples: int = 0
+    """Positions of the data stream consumed, by all ranks together."""
+    skipped: int = 0
+    """Steps skipped because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    carried: frozenset[str] = frozenset()
+    """Frozen parameters that an earlier part of the run has trained."""
+
+    @classmethod
+    def take_up(
+        cls,
+        folder: Path,
+        params: RunParams,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: LambdaLR,
+        frozen: dict[str, int],
+    ) -> Place:
+        """Fill model, optimizer, schedule and random states from the newest complete checkpoint; else the beginning.
+
+        Every rank must call it. Raises what `checkpoint.resume` raises.
+        """
+        newest = checkpoint.newest(folder / "checkpoints")
+        if newest is None:
+            _seed(params, step=0)
+            return cls()
+        checkpoint.check_frozen(frozen, checkpoint.marker_of(newest))
+        resumed = checkpoint.resume(model, optimizer, newest)
+        marker = resumed.marker
+        if marker["ranks"] != dist.get_world_size():
+            _seed(params, step=marker["step"])
+        _set_schedule(optimizer, schedule, marker["schedule"])
+        place = cls(step=marker["step"], carried=resumed.carried, **marker["place"])
+        if dist.get_rank() == 0:
+            print(resumed)
+            if again := place.samples % (dist.get_world_size() * params.train.batch_size):
+                print(f"{again} samples are seen again: {place.samples} are no whole number of steps of so many ranks")
+        return place
+
+    def passed(self, *, samples: int, skipped: bool) -> None:
+        """One step more."""
+        self.step += 1
+        self.samples += samples
+        self.skipped += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+
+    def save(
+        self,
+        folder: Path,
+        params: RunParams,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: LambdaLR,
+        frozen: dict[str, int],
+    ) -> None:
+        """Write a checkpoint. Every rank must call it."""
+        record: dict[str, Any] = {
+            "schedule": schedule.last_epoch,
+            "place": {
+                "samples": self.samples,
+                "skipped": self.skipped,
+                "skipped_in_a_row": self.skipped_in_a_row,
+            },
+            "params": params.to_dict(),
+            "frozen": frozen,
+        }
+        path = checkpoint.save(
+            folder / "checkpoints",
+            model=model,
+            step=self.step,
+            optimizer=optimizer,
+            kind=params.fsdp.state_dict_type,
+            keep_last=params.train.keep_last,
+            record=record,
+            carried=self.carried,
+            whole=params.train.save_frozen,
+        )
+        if dist.get_rank() == 0:
+            print(f"saved {path.name}")
+
+
+def _seed(params: RunParams, *, step: int) -> None:
+    """Random states of this rank's own, where there are none to take up."""
+    torch.manual_seed(zlib.crc32(f"{params.train.seed}/{dist.get_rank()}/{step}".encode()))
+
+
+def _set_schedule(optimizer: Optimizer, schedule: LambdaLR, epoch: int) -> None:
+    schedule.last_epoch = epoch
+    for group, base, factor in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = base * factor(epoch)

@@ -1,0 +1,81 @@
+"""A whole run small enough for tests: its parameters, its language model on disk, its pictures; and ranks for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+from mmfsdp.params import BackboneParams, DataParams, LaunchParams, ModelParams, RunParams, TrainParams
+
+WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two", "small", "large"]
+VISION = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 16, "layers": 1, "width": 24, "patch_size": 8, "head_width": 12},
+}
+LANGUAGE = {"model_type": "gpt2", "vocab_size": 10, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+
+
+def tiny_run(folder: Path, **changes) -> RunParams:
+    """Parameters of a run over `folder`'s pictures, written there with its tokenizer and weights.
+
+    The language model has dropout, so that a random state that is not restored shows.
+    """
+    if not (folder / "pictures").is_dir():
+        _write_language(folder / "language")
+        _write_pictures(folder / "pictures")
+    params = RunParams(
+        model=ModelParams(
+            vision=BackboneParams(source="open_clip", config=VISION),
+            language=BackboneParams(config=LANGUAGE, weights=str(folder / "language")),
+            num_latents=2,
+            perceiver_depth=1,
+            attention_heads=2,
+            attention_head_dim=8,
+        ),
+        data=DataParams(source="folder", path=str(folder / "pictures"), max_length=16, augment=True),
+        train=TrainParams(
+            steps=6, batch_size=2, accumulation=2, warmup_steps=2, lr=1e-2, save_every=2, device="cpu", eval_samples=2
+        ),
+        launch=LaunchParams(folder=str(folder / "runs"), threads=1),
+    )
+    return params.change(**changes)
+
+
+def _write_language(folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from mmfsdp.models import build_language
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(0)
+    build_language(BackboneParams(config=LANGUAGE)).save_pretrained(folder)
+
+
+def _write_pictures(folder: Path) -> None:
+    from PIL import Image
+
+    folder.mkdir()
+    rows = []
+    for i in range(11):
+        color = ("red", "blue")[i % 2]
+        Image.new("RGB", (20, 20), color).resize((20 + i, 20)).save(folder / f"{i}.png")
+        rows.append({"file_name": f"{i}.png", "text": f"a {color} {WORDS[5 + i % 2]}"})
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_rank(rank: int, ranks: int, port: int) -> None:
+    """Set the environment that `train.run` reads."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
