@@ -36,10 +36,18 @@ def build_units(
     tail = _tail(model, [m for m, _ in modules], seen)
     ends = sorted(range(len(modules)), key=lambda i: max(seen.leave.get(name, 0) for name in modules[i][0]))
     units = [
-        _unit(m, ps, fsdp, whole=ps is replicated, flow=any(p.name in seen.flow for p in ps), tail=m in tail)
+        _unit(m, ps, fsdp, whole=ps is replicated, flow=_flows(model, m, ps, fsdp, seen), tail=m in tail)
         for m, ps in modules
     ]
     return tuple(_with_bytes(replace(u, order=i, ends=ends.index(i)), fsdp, shard) for i, u in enumerate(units))
+
+
+def _flows(model: nn.Module, modules: tuple[str, ...], params: list[Param], fsdp: FSDPParams, seen: Trace) -> bool:
+    """True if backward gathers the unit: for FSDP1, also where only a unit inside it needs that."""
+    if fsdp.effective_backend is Backend.FSDP1 and params:
+        if any(p.requires_grad for name in modules for p in model.get_submodule(name).parameters()):
+            return True
+    return any(p.name in seen.flow for p in params)
 
 
 def _params(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
