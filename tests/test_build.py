@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from mmfsdp.build import build_model, generated_folder
 from mmfsdp.data import Sample
 from mmfsdp.models import build_language
-from mmfsdp.params import GENERATED, BackboneParams, ModelParams, ParamError, load
+from mmfsdp.params import GENERATED, BackboneParams, ModelParams, ParamError, load, preset_names
 
 VISION = {
     "embed_dim": 16,
@@ -140,6 +140,13 @@ def test_presets_have_the_published_sizes_and_need_no_network(name, monkeypatch)
     assert (vision, language) == PUBLISHED[name] and processor is None
     crossed = [i for i, layer in enumerate(model.layers) if layer.cross_attention is not None]
     assert crossed[0] + 1 == params.cross_attention_every
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name not in PUBLISHED])
+def test_presets_with_generated_weights_can_be_planned_before_they_exist(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path))
+    model, processor = build_model(load(name).model, meta=True)
+    assert processor is None and {p.device.type for p in model.parameters()} == {"meta"}
 
 
 def test_openflamingo_9b_has_eight_cross_attentions_of_the_original_shapes():
