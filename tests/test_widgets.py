@@ -12,7 +12,7 @@ from mmfsdp.params import BackboneParams, ModelParams
 from mmfsdp.params.docs import field_docs
 from mmfsdp.runs import Status
 from mmfsdp.watch import LogLine
-from mmfsdp.widgets import PlanView, RunForm, RunPanel
+from mmfsdp.widgets import Launcher, PlanView, RunForm, RunPanel
 from mmfsdp.widgets.fields import Field, Row
 from mmfsdp.widgets.form import MAIN
 from mmfsdp.widgets.panel import History
@@ -144,6 +144,20 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     params = RunParams().change(**{"launch.folder": str(tmp_path), "train.steps": 5, "train.warmup_steps": 0})
     return lambda entry: launch(params, entry=f"launch_entries:{entry}")
+
+
+def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):
+    (tmp_path / "first").mkdir()
+    small.show(small.params.change(**{"launch.folder": str(tmp_path)}))
+    launcher = Launcher(small)
+    button = next(child for child in launcher.children if isinstance(child, w.Button))
+    launcher.launch()
+    assert button.disabled, "one at a time"
+    with pytest.raises(ParamError, match="is not a run; choose another name"):
+        launcher.wait()
+    assert not button.disabled and "choose another name" in "".join(texts(launcher))
+    rows_of(small)["launch.ranks"].value = 0
+    assert button.disabled, "a mistake in the form cannot be launched"
 
 
 def test_a_panel_shows_a_real_run_to_its_end_and_again(start):

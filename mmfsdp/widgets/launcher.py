@@ -36,8 +36,9 @@ class Launcher(w.VBox):
         self._enable()
 
     def launch(self) -> None:
-        """What the button does, and returns at once. The same choices are not launched twice."""
-        if self._launched != self._form.params:
+        """What the button does, and returns at once. What runs already, or has run well, is not launched again."""
+        failed = self.panel is not None and self.panel.state.done and not self.panel.state.ok
+        if self._launched != self._form.params or failed:
             self._start()
 
     def wait(self) -> RunState:
@@ -73,9 +74,7 @@ class Launcher(w.VBox):
             ensure_backbones(params, progress=self._progress)
             self.panel = RunPanel(launch(params).path)
             self._place.children, self._note.value = [self.panel], ""
-        except (
-            Exception
-        ) as error:  # this thread has nobody above it: whatever went wrong is shown, and raised by wait()
+        except Exception as error:  # nobody is above this thread: it is shown, and raised by wait()
             self._failure, self._launched = error, None
             self._note.value = f'<div class="mm-error">{escape(str(error) or type(error).__name__)}</div>'
         finally:
