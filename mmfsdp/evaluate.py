@@ -56,7 +56,7 @@ def caption_held_out(folder: Path, *, since: float | None = None) -> dict[str, A
         if split == "unseen" and params.data.source is not DataSource.SHAPES:
             continue
         source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
-        samples = list(islice(source, params.train.eval_samples))
+        samples = list(islice(filter(processor.takes, source), params.train.eval_samples))
         said = captions(model, processor, samples)
         result[key] = exact_match(said, samples)
         rows += keep_pictures(folder, split, samples, said)

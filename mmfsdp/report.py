@@ -146,7 +146,7 @@ def figures(result: Mapping[str, Any]) -> str:
 def lacked(result: Mapping[str, Any]) -> str:
     """Records that were skipped and texts that were cut, by source, with the first reasons."""
     found = {name: row for name, row in result.get("skipped", {}).items() if row["times"] or row["cut"]}
-    rows = [[name, row["records"], row["times"], row["cut"]] for name, row in found.items()]
+    rows = [[row["path"], row["records"], row["times"], row["cut"]] for name, row in found.items()]
     reasons = [f"{name} {why}" for row in found.values() for name, why in list(row["reasons"].items())[:5]]
     note = "".join(f'<p class="mm-quiet">{escape(reason)}</p>' for reason in reasons)
     return table(["source", "records skipped", "times", "texts cut"], rows) + note if rows else ""

@@ -104,6 +104,11 @@ WRONG = [
     ({"train": 7}, "train", ["7"]),
     ({"data": {"source": "folder"}}, "data.path", ["folder", "data.path"]),
     ({"data": {"path": "x"}}, "data.path", ["shapes"]),
+    ({"data": {"more": 3}}, "data.more", ["3", "list"]),
+    ({"data": {"more": [3]}}, "data.more.0", ["3", "mapping"]),
+    ({"data": {"more": [{}, {"source": "json"}]}}, "data.more.1.path", ["json"]),
+    ({"data": {"more": [{"wieght": 1}]}}, "data.more.0.wieght", ["did you mean weight"]),
+    ({"data": {"weight": 0}}, "data.weight", ["above 0"]),
     ({"launch": {"name": "../x"}}, "launch.name", ["../x"]),
     ({"model": {"vision": {"source": "timm"}}}, "model.vision.source", ["timm", "open_clip"]),
     ({"model": {"freeze": ["!"]}}, "model.freeze", ["empty pattern"]),
@@ -137,6 +142,22 @@ def test_change_by_dotted_name():
     assert params.train.lr == 3e-4 and params.fsdp.frozen_policy.value == "KEEP"
     with pytest.raises(ParamError, match="train.lrr"):
         RunParams().change(**{"train.lrr": 1})
+
+
+def test_several_sources_round_trip_and_are_changed_by_dotted_name_and_flag(tmp_path):
+    from mmfsdp.cli import parse
+
+    text = "[{source: json, path: docs.jsonl, weight: 0.2, batch_size: 3}, {task: question}]"
+    params = parse("plan", ["--data.more", text, "--train.steps", "30"])
+    params.to_yaml(tmp_path / "run.yaml")
+    assert RunParams.from_yaml(tmp_path / "run.yaml") == RunParams.from_json(params.to_json()) == params
+    changed = parse("plan", ["--config", str(tmp_path / "run.yaml"), "--data.more.0.weight", "0.5"])
+    assert changed == params.change(**{"data.more.0.weight": 0.5}) != params
+    alone = params.data.sources()
+    assert list(alone) == ["data", "data.more.0", "data.more.1"]
+    assert alone["data"] == DataParams() and alone["data.more.0"].path == "docs.jsonl"
+    with pytest.raises(ParamError, match="data.more.*is not YAML"):
+        parse("plan", ["--data.more", "[{"])
 
 
 def test_public_names_are_functions_even_after_their_files_were_imported():

@@ -51,11 +51,11 @@ def test_texts_are_escaped_and_pictures_outside_the_folder_are_not_read(finished
 def test_what_the_data_lacked_is_told_by_source(finished_run):
     assert "What the data lacked" not in report_html(finished_run)
     result = json.loads((finished_run / "result.json").read_text())
-    whole = {"times": 0, "records": 0, "reasons": {}, "cut": 0}
-    lacking = {"times": 6, "records": 2, "reasons": {"cut.jpg": "is <truncated>"}, "cut": 4}
-    (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"shards": lacking, "shapes": whole}}))
+    whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
+    lacking = {"path": "parts", "times": 6, "records": 2, "reasons": {"cut.jpg": "is <truncated>"}, "cut": 4}
+    (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"data": lacking, "data.more.0": whole}}))
     text = report_html(finished_run)
-    assert "What the data lacked" in text and "cut.jpg is &lt;truncated&gt;" in text and "<td>shards</td>" in text
+    assert "What the data lacked" in text and "cut.jpg is &lt;truncated&gt;" in text and "<td>parts</td>" in text
     assert "<td>shapes</td>" not in text
 
 

@@ -29,6 +29,9 @@ class Sample:
     name: str = ""
     """What reports and errors call this sample."""
 
+    more: tuple[tuple[str, str], ...] = ()
+    """Further turns of a conversation: what is given and what is to be said, as prompt and text."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -49,6 +52,12 @@ class Batch:
 
     media: dict[str, Tensor] = field(default_factory=dict)
     """By modality; vision is (B, T, F, C, H, W) float32: T pictures of F frames."""
+
+    weight: float = 1.0
+    """Factor of its source's mean loss in the loss of a step."""
+
+    source: str = ""
+    """Where in the parameters its source stands: batches of one source share one mean loss."""
 
     @property
     def size(self) -> int:

@@ -51,6 +51,12 @@ def attempt(load: Callable[..., Sample], *args: Any) -> Loaded:
         return error.with_traceback(None)
 
 
+def order(length: int, seed: int, epoch: int, resample: bool) -> np.ndarray:
+    """The indices of an epoch, (length,): a permutation, or with `resample` as many drawn with replacement."""
+    rng = np.random.default_rng((seed, epoch))
+    return rng.integers(length, size=length) if resample else rng.permutation(length)
+
+
 @dataclass
 class IndexedSource:
     """Records that can be loaded in any order: each epoch is a new permutation of them.
@@ -62,6 +68,8 @@ class IndexedSource:
     """Loads one record by index; raises CorruptRecord."""
     length: int | None = None
     seed: int = 0
+    resample: bool = False
+    """Each epoch draws as many records with replacement instead."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Name to reason of the records found corrupt, so far, in this process."""
 
@@ -86,5 +94,5 @@ class IndexedSource:
         epoch, place = divmod(position, self.length)
         if epoch not in orders:
             orders.clear()
-            orders[epoch] = np.random.default_rng((self.seed, epoch)).permutation(self.length)
+            orders[epoch] = order(self.length, self.seed, epoch, self.resample)
         return int(orders[epoch][place])

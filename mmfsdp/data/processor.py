@@ -44,7 +44,8 @@ class Row:
 class Processor:
     """Turns samples into a Batch. Holds no state but its settings; can be pickled.
 
-    A sequence is: the tokenizer's begin token if it sets one, prompt, text, END_OF_CHUNK. Prompt and text are
+    A sequence is: the tokenizer's begin token if it sets one, prompt, text, END_OF_CHUNK, and so for every further
+    turn. Prompt and text are
     tokenized apart, so that generation from a prompt sees the very tokens that training saw. Labels follow
     OpenFlamingo (arXiv 2308.01390): loss on the text and on END_OF_CHUNK, none on placeholders, and in interleaved
     text none before the first picture nor between an END_OF_CHUNK and the next picture.
@@ -74,12 +75,18 @@ class Processor:
         """A batch of prompts alone to generate from, left-padded, without labels. Raises CorruptRecord."""
         rows = []
         for sample in samples:
-            ids = self._start() + self._tokens(sample.prompt)
+            ids, _ = self._turns(sample)[0]
             if not ids:
                 raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
-            self._match_pictures(sample, ids + self._tokens(sample.text))
             rows.append(Row(ids, [IGNORE] * len(ids), self._pictures(sample, ids.count(self.image_id))))
         return self.collate(rows, left=True)
+
+    def takes(self, sample: Sample) -> bool:
+        """Whether a sample has pictures and can be captioned."""
+        try:
+            return bool(sample.images and self.encode(sample).ids and self._turns(sample)[0][0])
+        except CorruptRecord:
+            return False
 
     def decode(self, ids: Tensor) -> list[str]:
         """The text of each row of (B, L) token ids, up to the first END_OF_CHUNK or end token, no special tokens."""
@@ -93,24 +100,24 @@ class Processor:
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> Row:
         """One sample; `seed` drives the augmentation (default: from the sample's name). Raises CorruptRecord."""
-        if not sample.text.strip():
-            raise CorruptRecord(sample.name, "has no text; give it a caption")
-        given = self._start() + self._tokens(sample.prompt)
-        said = self._tokens(sample.text)
-        said += [] if said and said[-1] == self.end_id else [self.end_id]
-        self._match_pictures(sample, given + said)
-        ids = (given + said)[: self.max_length]
-        labels = ([IGNORE] * len(given) + self._labels(given, said))[: self.max_length]
+        ids: list[int] = []
+        labels: list[int] = []
+        for given, said in self._turns(sample):
+            ids += given
+            labels += [IGNORE] * len(given) + self._labels(ids, said)
+            ids += said
+        length = len(ids)
+        ids, labels = ids[: self.max_length], labels[: self.max_length]
         labels[0] = IGNORE  # nothing precedes the first token, so nothing predicts it
         if all(label == IGNORE for label in labels):
             raise CorruptRecord(
                 sample.name,
-                f"has no token to learn from in its first {self.max_length} of {len(given + said)}; "
+                f"has no token to learn from in its first {self.max_length} of {length}; "
                 "raise max_length or shorten the prompt",
             )
         seed = stable_hash(sample.name) if seed is None else seed
         pictures = self._pictures(sample, ids.count(self.image_id), seed if self.augment else None)
-        return Row(ids, labels, pictures, cut=len(given) + len(said) > self.max_length)
+        return Row(ids, labels, pictures, cut=length > self.max_length)
 
     def collate(self, rows: Sequence[Row], *, left: bool = False) -> Batch:
         """Pad rows to one length and one number of pictures."""
@@ -143,13 +150,22 @@ class Processor:
             learning = learning and token != self.end_id
         return labels
 
-    def _match_pictures(self, sample: Sample, ids: list[int]) -> None:
-        count = ids.count(self.image_id)
+    def _turns(self, sample: Sample) -> list[tuple[list[int], list[int]]]:
+        """What is given and what is said, turn by turn, as token ids. Raises CorruptRecord."""
+        turns: list[tuple[list[int], list[int]]] = []
+        for prompt, text in [(sample.prompt, sample.text), *sample.more]:
+            if not text.strip():
+                raise CorruptRecord(sample.name, "has no text; give it a caption")
+            said = self._tokens(text)
+            said += [] if said and said[-1] == self.end_id else [self.end_id]
+            turns.append(((self._start() if not turns else []) + self._tokens(prompt), said))
+        count = sum(ids.count(self.image_id) for turn in turns for ids in turn)
         if count != len(sample.images):
             raise CorruptRecord(
                 sample.name,
                 f"has {count} {IMAGE} placeholders but {len(sample.images)} pictures; give one placeholder per picture",
             )
+        return turns
 
     def _pictures(self, sample: Sample, count: int, seed: int | None = None) -> list[Tensor]:
         return [

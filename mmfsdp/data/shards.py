@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from glob import glob
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mmfsdp.params import ParamError
+from mmfsdp.params import SourceParams
 
 from .batch import Sample
-from .folder import caption_of, caption_sample
-from .lane import Lane, Loaded, attempt
+from .lane import Lane, Loaded, attempt, order
 from .pictures import CorruptRecord
+from .records import inside
+from .rows import parse, sample_of
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 SHUFFLE = 1000
@@ -28,34 +26,16 @@ SHARDS_PER_LANE = 4
 reads all shards and keeps the positions that are its own: balanced, and cheap for data that small."""
 
 
-def expand_shards(path: str) -> list[str]:
-    """Shard files that a path means: braces ({000..011}), wildcards, or a folder of .tar files. Raises ParamError."""
-    from webdataset.shardlists import expand_urls
-
-    if Path(path).is_dir():
-        path = str(Path(path) / "*.tar")
-    try:
-        urls = [found for url in expand_urls(path) for found in (sorted(glob(url)) if "*" in url else [url])]
-    except (AssertionError, ValueError) as error:
-        raise ParamError("data.path", f"{path!r} cannot be expanded: {error}") from None
-    missing = [url for url in urls if not Path(url).is_file()]
-    if missing or not urls:
-        raise ParamError(
-            "data.path",
-            f"{path!r} names no .tar shard here"
-            + (f": {', '.join(missing[:3])} of {len(urls)} not found" if missing else "")
-            + "; give local files, such as shards/{000..011}.tar",
-        )
-    return urls
-
-
 @dataclass
 class ShardSource:
-    """Pictures with captions in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json.
+    """Records in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json with a caption or a conversation,
+    or KEY.json with an interleaved document.
 
-    Each epoch takes the shards in a new order and shuffles within each. A record's name is SHARD/KEY.
+    Each epoch takes the shards in a new order, or draws as many, and shuffles within each. A record's name is
+    SHARD/KEY.
     """
 
+    params: SourceParams
     shards: list[str]
     keep: Callable[[str], bool] | None = None
     """Which names belong to this source; all if unset."""
@@ -79,7 +59,7 @@ class ShardSource:
         errors: list[CorruptRecord] = []
         for url in self.shards:
             for raw in self._shard(url, errors):
-                yield _name(raw), attempt(_load, raw)
+                yield _name(raw), attempt(_load, self.params, raw)
         yield from ((error.name, error) for error in errors)
 
     def batches(self, lane: Lane) -> Iterator[list[Loaded]]:
@@ -93,7 +73,7 @@ class ShardSource:
                 raws = self._stream(first, stride, wanted.start, errors)
             else:
                 next(islice(raws, wanted.start - position, wanted.start - position), None)
-            loaded = [attempt(_load, raw) for raw in islice(raws, len(wanted))]
+            loaded = [attempt(_load, self.params, raw) for raw in islice(raws, len(wanted))]
             yield [*loaded, *errors]
             errors.clear()
             position = wanted.stop
@@ -125,12 +105,12 @@ class ShardSource:
             self._sizes[url] = size
             empty = 0 if size else empty + 1
             if empty > len(self.shards):
-                raise ValueError(f"data.path: {self.shards[0]!r} and its like yield nothing any more; are they gone?")
+                raise ValueError(f"{self.shards[0]!r} and its like yield nothing any more; are they gone?")
 
     def _url(self, ordinal: int) -> str:
-        """The endless list of shards: each epoch is a new permutation of them."""
+        """The endless list of shards."""
         epoch, place = divmod(ordinal, len(self.shards))
-        return self.shards[np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))[place]]
+        return self.shards[order(len(self.shards), self.seed, epoch, self.params.resample)[place]]
 
     def _shard(
         self, url: str, errors: list[CorruptRecord], rng: random.Random | None = None
@@ -167,19 +147,29 @@ def _name(raw: dict[str, Any]) -> str:
     return f"{Path(raw['__url__']).name}/{raw['__key__']}"
 
 
-def _load(raw: dict[str, Any]) -> Sample:
+def _load(params: SourceParams, raw: dict[str, Any]) -> Sample:
     name = _name(raw)
-    picture = next((raw[kind] for kind in PICTURES if kind in raw), None)
-    if picture is None:
-        raise CorruptRecord(name, f"has no picture ({', '.join(PICTURES)})")
-    return caption_sample(name, _caption(name, raw), picture)
+    row = parse(raw["json"], name=name, what="has a caption that cannot be read: it ") if "json" in raw else {}
+    if "txt" in raw:
+        try:
+            row["text"] = raw["txt"].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptRecord(name, f"has a caption that cannot be read ({error})") from None
+    own = [kind for kind in PICTURES if kind in raw]
+    if not {"conversations", "text_list"} & row.keys():
+        if not own:
+            raise CorruptRecord(name, f"has no picture ({', '.join(PICTURES)})")
+        row["file_name"] = own[0]
+    elif len(own) == 1 and isinstance(row.get("image"), str):
+        row["image"] = own[0]
+    return sample_of(row, params, name=name, find=partial(_find, params, raw))
 
 
-def _caption(name: str, raw: dict[str, Any]) -> str:
-    try:
-        if "txt" in raw:
-            return raw["txt"].decode("utf-8")
-        row = json.loads(raw.get("json", b"{}"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise CorruptRecord(name, f"has a caption that cannot be read ({error})") from None
-    return caption_of(row) if isinstance(row, dict) else ""
+def _find(params: SourceParams, raw: dict[str, Any], file: str) -> Path | bytes:
+    """A picture that a record's JSON names: a member of the record (KEY.0.jpg as `0.jpg`, too), else in `pictures`."""
+    member = file.removeprefix(f"{raw['__key__']}.").lower()
+    if isinstance(found := raw.get(member), bytes):
+        return found
+    if params.pictures is None:
+        raise CorruptRecord(_name(raw), f"names {file!r}, which is not in its shard; set pictures to its folder")
+    return inside(Path(params.pictures).expanduser(), _name(raw), file)

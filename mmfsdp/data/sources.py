@@ -9,10 +9,11 @@ from typing import Protocol
 from mmfsdp.params import DataParams, DataSource, ParamError
 
 from .batch import Sample
-from .folder import Record, read_folder
+from .files import expand
 from .lane import IndexedSource, Lane, Loaded, attempt
 from .pictures import stable_hash
-from .shards import ShardSource, expand_shards
+from .records import Record, read_folder, read_json
+from .shards import ShardSource
 
 SPLITS = ("train", "heldout", "unseen")
 
@@ -32,12 +33,15 @@ class Source(Protocol):
         """The lane's batches, without end."""
 
 
-def open_source(params: DataParams, *, split: str = "train", image_size: int, seed: int = 0) -> Source:
+def open_source(
+    params: DataParams, *, split: str = "train", image_size: int, seed: int = 0, place: str = "data"
+) -> Source:
     """Open one split of a source: train, heldout (new pictures) or unseen (new combinations; generated only).
 
     Real data is split by a hash of each record's name, `heldout_fraction` of it held out and never less than one
-    usable record: neither the seed, nor the order, nor the number of ranks moves a record to the other side. Raises
-    ParamError naming the path if it is missing, empty, or holds fewer than two usable records.
+    usable record: neither the seed, nor the order, nor the number of ranks moves a record to the other side. Records of
+    one picture stay together, but for shards. `place` is where errors say that the parameters stand. Raises ParamError
+    naming the path if it is missing, empty, or holds fewer than two usable records.
     """
     if split not in SPLITS:
         raise ParamError("split", f"{split!r} is not one of {', '.join(SPLITS)}")
@@ -47,27 +51,30 @@ def open_source(params: DataParams, *, split: str = "train", image_size: int, se
         return IndexedSource(ShapesSource(params, split=split, image_size=image_size, seed=seed).sample)
     if split == "unseen":
         raise ParamError("split", f"unseen needs source shapes, not {params.source}; use heldout")
-    assert params.path is not None
-    if params.source is DataSource.FOLDER:
-        return _open_folder(params, params.path, split, seed)
-    return _open_shards(params, params.path, split, seed)
+    try:
+        if params.source is DataSource.WEBDATASET:
+            return _open_shards(params, split, seed)
+        return _open_records(params, split, seed)
+    except ParamError as error:
+        raise error.under(place) from None
 
 
-def _open_folder(params: DataParams, path: str, split: str, seed: int) -> Source:
-    records, skipped = read_folder(path)
-    limit = _limit(((r.name, attempt(r.load)) for r in records), params, skipped)
-    mine = [record for record in records if _belongs(limit, split, record.name)]
-    return IndexedSource(partial(_load, mine), len(mine), seed, skipped)
+def _open_records(params: DataParams, split: str, seed: int) -> Source:
+    records, skipped = (read_folder if params.source is DataSource.FOLDER else read_json)(params)
+    limit = _limit(((r.group, attempt(r.load)) for r in records), params, skipped)
+    mine = [record for record in records if _belongs(limit, split, record.group)]
+    return IndexedSource(partial(_load, mine), len(mine), seed, params.resample, skipped)
 
 
 def _load(records: list[Record], index: int) -> Sample:
     return records[index].load()
 
 
-def _open_shards(params: DataParams, path: str, split: str, seed: int) -> Source:
-    source = ShardSource(expand_shards(path), seed=seed)
+def _open_shards(params: DataParams, split: str, seed: int) -> Source:
+    assert params.path is not None
+    source = ShardSource(params, [str(file) for file in expand(params.path, ".tar")], seed=seed)
     limit = _limit(source.named(), params, source.skipped)
-    return ShardSource(source.shards, partial(_belongs, limit, split), seed, source.skipped)
+    return ShardSource(params, source.shards, partial(_belongs, limit, split), seed, source.skipped)
 
 
 def _belongs(limit: int, split: str, name: str) -> bool:
@@ -79,18 +86,18 @@ def _limit(records: Iterable[tuple[str, Loaded]], params: DataParams, skipped: d
     is none on one, the usable record of the smallest hash is held out. Notes what it finds corrupt in `skipped`."""
     limit = int(params.heldout_fraction * 2**32)
     hashes: list[int] = []
-    for name, loaded in records:
+    for group, loaded in records:
         if not isinstance(loaded, Sample):
-            skipped[name] = loaded.reason
+            skipped[loaded.name] = loaded.reason
             continue
-        hashes.append(stable_hash(name))
+        hashes.append(stable_hash(group))
         if min(hashes) < limit <= max(hashes):
             return limit
     if len(set(hashes)) < 2:
         first = "".join(f"; {name} {reason}" for name, reason in list(skipped.items())[:3])
         raise ParamError(
-            "data.path",
-            f"{params.path!r} holds {len(hashes)} usable pictures with captions ({len(skipped)} skipped{first}); "
+            "path",
+            f"{params.path!r} holds {len(hashes)} usable records ({len(skipped)} skipped{first}); "
             "it takes two at least, one to train on and one to hold out",
         )
     return min(hashes) + 1

@@ -1,7 +1,7 @@
 """Enums and dataclasses of a whole run. Imports no torch."""
 
 from .check import ParamError
-from .data import DataParams
+from .data import DataParams, MoreParams, SourceParams
 from .enums import (
     AutoWrapPolicy,
     BackboneSource,
@@ -36,11 +36,13 @@ __all__ = [
     "FrozenPolicy",
     "LaunchParams",
     "ModelParams",
+    "MoreParams",
     "ParamError",
     "Precision",
     "RunParams",
     "Schedule",
     "ShardingStrategy",
+    "SourceParams",
     "StateDictType",
     "Task",
     "TrainParams",

@@ -44,6 +44,9 @@ def coerce(obj: Any) -> None:
         value = getattr(obj, f.name)
         if is_dataclass(value):
             continue
+        if value and isinstance(value, (list, tuple)) and all(map(is_dataclass, value)):
+            object.__setattr__(obj, f.name, tuple(value))
+            continue
         object.__setattr__(obj, f.name, _one(type(obj), f.name, value))
 
 

@@ -168,8 +168,10 @@ class DataSource(Choice):
     """Pictures of coloured shapes, drawn on the fly; needs nothing on disk."""
     FOLDER = "folder"
     """A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."""
+    JSON = "json"
+    """LLaVA conversations, COCO captions or other rows in .json files, documents or other rows in .jsonl files."""
     WEBDATASET = "webdataset"
-    """WebDataset .tar shards with .jpg or .png beside .txt or .json."""
+    """WebDataset .tar shards with .jpg or .png beside .txt or .json (LAION), or with documents as .json (MMC4)."""
 
 
 class Task(Choice):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
@@ -93,7 +93,7 @@ class RunParams:
             *parents, last = name.split(".")
             place = values
             for parent in parents:
-                place = place.get(parent, {}) if isinstance(place, dict) else {}
+                place = _items(place).get(parent, {})
             if not isinstance(place, dict) or last not in place:
                 raise unknown_key(name, _dotted(self.to_dict()))
             place[last] = plain(value)
@@ -115,15 +115,31 @@ def build(cls: type[T], values: Any) -> T:
     for key, value in values.items():
         if key not in known:
             raise unknown_key(str(key), known)
+        of = get_args(hints[key])
         if is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise ParamError(str(key), f"{value!r} is not a mapping of field names to values")
-            try:
-                value = build(hints[key], value)
-            except ParamError as error:
-                raise error.under(key) from None
+            value = _part(hints[key], str(key), value)
+        elif of and is_dataclass(of[0]):
+            if not isinstance(value, (list, tuple)):
+                raise ParamError(str(key), f"{value!r} is not a list of mappings of field names to values")
+            value = tuple(_part(of[0], f"{key}.{i}", one) for i, one in enumerate(value))
         arguments[key] = value
     return cls(**arguments)
+
+
+def _part(cls: Any, name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ParamError(name, f"{values!r} is not a mapping of field names to values")
+    try:
+        return build(cls, values)
+    except ParamError as error:
+        raise error.under(name) from None
+
+
+def _items(place: Any) -> dict[str, Any]:
+    """What a dotted name may go on with."""
+    if isinstance(place, list):
+        return {str(i): value for i, value in enumerate(place)}
+    return place if isinstance(place, dict) else {}
 
 
 def plain(value: Any) -> Any:
@@ -143,6 +159,5 @@ def _dotted(values: dict[str, Any], prefix: str = "") -> list[str]:
     names = []
     for key, value in values.items():
         names.append(prefix + key)
-        if isinstance(value, dict):
-            names += _dotted(value, f"{prefix}{key}.")
+        names += _dotted(_items(value), f"{prefix}{key}.")
     return names

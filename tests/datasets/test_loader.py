@@ -243,5 +243,6 @@ def test_what_the_data_lacked_is_told_once_and_summed_over_ranks(folder, process
     assert set(told) == {"n7.png", "n30.png", "metadata.jsonl:50"} and len(told) <= 6
     (summed,) = sum_up([stream.lacks for stream in streams]).values()
     assert summed["records"] == 3 and summed["cut"] > 0 and "is not JSON" in summed["reasons"]["metadata.jsonl:50"]
+    assert summed["path"] == folder.path
     assert summed["times"] == sum(lacks(stream).skipped_count for stream in streams) > 4
-    assert len(sum_up([stream.lacks for stream in streams], most=1)[folder.path]["reasons"]) == 1
+    assert len(sum_up([stream.lacks for stream in streams], most=1)["data"]["reasons"]) == 1

@@ -94,7 +94,7 @@ def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
         "1.png": "has no caption",
         "2.png": "has no caption",
         "metadata.jsonl:9": "is not JSON",
-        "metadata.jsonl:10": "has no file_name",
+        "metadata.jsonl:10": "is not a JSON object",
         "metadata.jsonl:11": "has no file_name",
         "metadata.jsonl:12": "leads out of the folder",
         "metadata.jsonl:13": "leads out of the folder",
@@ -147,7 +147,7 @@ def test_corrupt_records_of_shards_are_skipped_by_name(shard):
         "a.tar/silent": "has no caption",
         "a.tar/empty": "has no caption",
         "a.tar/json": "caption that cannot be read",
-        "a.tar/list": "has no caption",
+        "a.tar/list": "caption that cannot be read",
         "a.tar/bytes": "caption that cannot be read",
         "a.tar/blind": "has no picture",
         "b.tar/1": "has no caption",
@@ -168,12 +168,12 @@ def test_what_cannot_be_used_at_all_is_an_error_naming_the_path(tmp_path, pictur
     for path, source, words in [
         (tmp_path / "none", "folder", "is not a folder"),
         (empty, "folder", "holds no metadata.jsonl"),
-        (useless, "folder", "0 usable pictures .*2 skipped; x.png is not a usable picture"),
+        (useless, "folder", "0 usable records .*2 skipped; x.png is not a usable picture"),
         (tmp_path / "{0..3}.tar", "webdataset", "0.tar.* of 4 not found"),
-        (empty, "webdataset", "names no .tar shard"),
+        (empty, "webdataset", "names no .tar file"),
         ("pipe:cat x.tar", "webdataset", "not found"),
         ("${NOT_SET}.tar", "webdataset", "cannot be expanded"),
-        (tar, "webdataset", "0 usable pictures .*1 skipped; useless.tar/a has no picture"),
+        (tar, "webdataset", "0 usable records .*1 skipped; useless.tar/a has no picture"),
     ]:
         with pytest.raises(ParamError, match=words) as error:
             both(path, source)
@@ -181,7 +181,7 @@ def test_what_cannot_be_used_at_all_is_an_error_naming_the_path(tmp_path, pictur
 
 
 def test_one_usable_picture_cannot_be_split(picture_folder):
-    with pytest.raises(ParamError, match="1 usable pictures .*one to train on and one to hold out"):
+    with pytest.raises(ParamError, match="1 usable records .*one to train on and one to hold out"):
         both(picture_folder([], good=1))
 
 
