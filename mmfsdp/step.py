@@ -28,23 +28,31 @@ class StepMetrics:
     """One optimizer step, over all ranks. Reading a figure that is still on a GPU waits for it; holding does not."""
 
     figures: torch.Tensor
-    """(4,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples."""
+    """(4 + sources,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples, and
+    the loss of each source."""
+    sources: tuple[str, ...]
+    """Where in the parameters the sources of the step's batches stand."""
     lr: float
     forward_s: float
     backward_s: float
     optimizer_s: float
     """Seconds of this rank's host; on a GPU work goes on after them."""
-    _read: dict[str, float] = field(default_factory=dict, repr=False)
+    _read: list[float] = field(default_factory=list, repr=False)
 
     def _figure(self, place: int) -> float:
         if not self._read:
-            self._read.update(zip("0123", self.figures.tolist(), strict=True))
-        return self._read[str(place)]
+            self._read.extend(self.figures.tolist())
+        return self._read[place]
 
     @property
     def loss(self) -> float:
-        """Mean over the label tokens of all ranks and micro-steps."""
+        """Mean over the label tokens of all ranks and micro-steps; of several sources, the weighted sum of theirs."""
         return self._figure(0)
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The mean loss of each source, before its weight."""
+        return {source: self._figure(4 + i) for i, source in enumerate(self.sources)}
 
     @property
     def grad_norm(self) -> float:
@@ -69,7 +77,8 @@ class StepMetrics:
     def to_dict(self) -> dict[str, Any]:
         """The keys of a metrics line."""
         names = ("loss", "lr", "grad_norm", "samples", "tokens", "forward_s", "backward_s", "optimizer_s", "skipped")
-        return {name: getattr(self, name) for name in names}
+        row = {name: getattr(self, name) for name in names}
+        return row | {"losses": self.losses} if len(self.sources) > 1 else row
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
@@ -114,30 +123,39 @@ def train_step(
     """One optimizer step over the micro-batches of this rank. Every rank must call it with as many.
 
     The loss is the mean over the label tokens of all ranks and micro-steps, as if one process had them all in one
-    batch; so is the gradient. Its norm is global and clipped once. If either is not finite, no rank changes weights.
+    batch; so is the gradient. With several sources it is the sum of their means, each times its weight. The norm is
+    global and clipped once. If it or the loss is not finite, no rank changes weights.
     Leave batches on the CPU: their label tokens are counted there, so that nobody waits for the device.
     """
     device = _device(model)
     clock = _Clock()
     local = [_label_tokens(batch) for batch in micro_batches]
-    counts = _sum_over_ranks([sum(local), sum(batch.size for batch in micro_batches)], device)
-    per_token = _world_size() / counts[0].clamp(min=1)  # wrappers average gradients over ranks; we want their sum
-    loss = torch.zeros((), dtype=torch.float64, device=device)
+    weights = {batch.source: batch.weight for batch in micro_batches}
+    places = [list(weights).index(batch.source) for batch in micro_batches]
+    counts = [sum(n for n, place in zip(local, places, strict=True) if place == i) for i in range(len(weights))]
+    counted = _sum_over_ranks([*counts, sum(batch.size for batch in micro_batches)], device)
+    tokens, samples = counted[:-1], counted[-1]
+    per_token = tokens.new_tensor(list(weights.values())) / tokens.clamp(min=1)
+    sums = torch.zeros_like(tokens)
     for i, batch in enumerate(micro_batches):
         with _accumulating(model, last=i == len(micro_batches) - 1):
             share = _token_sum(model(**batch.to(device).inputs()).loss.float(), local[i])
-            loss += share.detach()
+            sums[places[i]] += share.detach()
             clock.lap("forward")
-            (share * per_token.float()).backward()
+            # Wrappers average gradients over ranks; we want their sum.
+            (share * (_world_size() * per_token[places[i]]).float()).backward()
             clock.lap("backward")
-    loss, norm = _global_loss_and_norm(model, loss / counts[0].clamp(min=1))
+    sums, norm = _global_sums_and_norm(model, sums)
+    loss = sums @ per_token
     lr = optimizer.param_groups[0]["lr"]
     _update(optimizer, norm, finite=torch.isfinite(norm + loss), max_grad_norm=max_grad_norm)
     if schedule is not None:
         schedule.step()
     clock.lap("optimizer")
-    figures = torch.stack([loss, norm, counts[0], counts[1]])
-    return StepMetrics(figures, lr, clock.spent["forward"], clock.spent["backward"], clock.spent["optimizer"])
+    figures = torch.cat([torch.stack([loss, norm, tokens.sum(), samples]), sums / tokens.clamp(min=1)])
+    return StepMetrics(
+        figures, tuple(weights), lr, clock.spent["forward"], clock.spent["backward"], clock.spent["optimizer"]
+    )
 
 
 class _Clock:
@@ -184,18 +202,18 @@ def _accumulating(model: nn.Module, *, last: bool) -> Iterator[None]:
     yield
 
 
-def _global_loss_and_norm(model: nn.Module, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, gradient norm) over all ranks, float64. Each element of the gradient counts once, wherever it is held."""
+def _global_sums_and_norm(model: nn.Module, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sums, gradient norm) over all ranks, float64. Each element of the gradient counts once, wherever it is held."""
     squares: dict[int, list[torch.Tensor]] = {}
     for p in _trainable(model):
         if p.grad is not None:
             squares.setdefault(_copies(model, p), []).append(_local(p.grad))
-    total = loss.new_zeros(())
+    total = sums.new_zeros(())
     for copies, grads in squares.items():
-        norms = torch.stack(torch._foreach_norm(grads)).to(device=loss.device, dtype=torch.float64)
+        norms = torch.stack(torch._foreach_norm(grads)).to(device=sums.device, dtype=torch.float64)
         total += norms.square().sum() / copies
-    summed = _sum_over_ranks(torch.stack([loss, total]), loss.device)
-    return summed[0], summed[1].sqrt()
+    summed = _sum_over_ranks(torch.cat([sums, total[None]]), sums.device)
+    return summed[:-1], summed[-1].sqrt()
 
 
 def _copies(model: nn.Module, p: nn.Parameter) -> int:

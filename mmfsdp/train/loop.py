@@ -59,7 +59,7 @@ def train(
             step = place.step + 1
             beat(f"step {step} data")
             start = time.perf_counter()
-            micro_batches = [next(loader).to(device) for _ in range(settings.accumulation)]
+            micro_batches = [batch.to(device) for batch in loader.take(settings.accumulation)]
             data_s = time.perf_counter() - start
             for line in loader.news():
                 print(line)

@@ -14,7 +14,7 @@ from mmfsdp.data import Batch, Batches, Processor, batches, open_source
 from mmfsdp.data.lane import Lane
 from mmfsdp.data.loader import Lacks, sum_up
 from mmfsdp.data.pictures import CorruptRecord
-from mmfsdp.params import DataParams
+from mmfsdp.params import DataParams, MoreParams
 
 NAMES = [f"n{i}" for i in range(48)]
 
@@ -246,3 +246,37 @@ def test_what_the_data_lacked_is_told_once_and_summed_over_ranks(folder, process
     assert summed["path"] == folder.path
     assert summed["times"] == sum(lacks(stream).skipped_count for stream in streams) > 4
     assert len(sum_up([stream.lacks for stream in streams], most=1)["data"]["reasons"]) == 1
+
+
+def test_several_sources_take_turns_each_with_its_batch_size_and_weight(folder, shards, processor):
+    more = [
+        MoreParams(source="webdataset", path=shards(3).path, batch_size=2, weight=0.2, max_length=5),
+        MoreParams(source="folder", path=folder.path),
+    ]
+    params = replace(folder, more=more)
+    stream = batches(params, processor, batch_size=6, seed=3)
+    taken = [*stream.take(1), *stream.take(2)]
+    assert [batch.source for batch in taken] == ["data", "data.more.0", "data.more.1"] * 3
+    assert [batch.weight for batch in taken[:3]] == [1.0, 0.2, 1.0] and set(stream.lacks) == set(params.sources())
+    assert [lacks.path for lacks in stream.lacks.values()] == [folder.path, more[0].path, folder.path]
+    first = taken[::3]
+    assert all(map(same, first, take(3, folder, processor, batch_size=6, seed=3)))
+    assert not any(map(same, first, taken[2::3])), "one source named twice is read in two orders"
+    resumed = batches(params, processor, batch_size=6, seed=3, start=1).take(2)
+    assert all(map(same, taken[3:], resumed))
+    halves = replace(params, more=[replace(more[0], batch_size=1), more[1]])
+    parts = [batches(halves, processor, batch_size=3, seed=3, rank=rank, world_size=2).take(2) for rank in (0, 1)]
+    for batch, left, right in zip(taken, *parts, strict=False):
+        assert said(processor, batch) == said(processor, left) + said(processor, right)
+
+
+def test_a_source_of_which_nothing_is_usable_for_an_epoch_is_an_error_naming_it(folder, processor):
+    """Texts that leave nothing to learn are only found by the processor."""
+    rows = [{"file_name": f"{name}.png", "text": "<image>"} for name in NAMES]
+    (Path(folder.path) / "metadata.jsonl").unlink()
+    write_metadata(Path(folder.path), rows)
+    params = DataParams(more=[MoreParams(source="folder", path=folder.path, batch_size=4)])
+    tokenizer = make_tokenizer("one two three small large red green blue yellow circle square triangle")
+    stream = batches(params, Processor(tokenizer, 16, CLIP_MEAN, CLIP_STD), batch_size=2)
+    with pytest.raises(ValueError, match="data.more.0.path: the last 4. records were all unusable: n.*placeholders"):
+        stream.take(48)

@@ -1,0 +1,71 @@
+"""Several sources in one step: each with its own batch size and weight, one optimizer step, on one process and two."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ranks import on_ranks
+from tiny import tiny_batch, tiny_flamingo
+from torch.optim import SGD
+
+from mmfsdp.params import FSDPParams
+from mmfsdp.plan import make_plan
+from mmfsdp.step import train_step
+from mmfsdp.wrap import apply_plan
+
+WEIGHTS = {"data": 1.0, "data.more.0": 0.2}
+
+
+def micro_batches(parts: int = 1, rank: int = 0) -> list:
+    """Two micro-steps of two sources of 4 and 2 samples; or the part of one rank."""
+    batches = []
+    for seed in range(2):
+        for (source, weight), size in zip(WEIGHTS.items(), (4, 2), strict=True):
+            whole = tiny_batch(size, seed=seed + size)
+            mine = slice(rank * size // parts, (rank + 1) * size // parts)
+            cut = {name: getattr(whole, name)[mine] for name in ("input_ids", "attention_mask", "labels")}
+            media = {"vision": whole.media["vision"][mine]}
+            batches.append(replace(whole, **cut, media=media, weight=weight, source=source))
+    return batches
+
+
+def step(model, batches) -> dict:
+    metrics = train_step(model, batches, SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+    return {"loss": metrics.loss, "norm": metrics.grad_norm, "losses": metrics.losses, "samples": metrics.samples}
+
+
+def on_a_rank(backend: str) -> dict:
+    model = tiny_flamingo()
+    params = FSDPParams(backend=backend)
+    model = apply_plan(model, make_plan(model, params, world_size=2), device=torch.device("cpu"))
+    return step(model, micro_batches(2, torch.distributed.get_rank()))
+
+
+def every_backend() -> list[dict]:
+    return [on_a_rank(backend) for backend in ("DDP", "FSDP1", "FSDP2")]
+
+
+def test_the_loss_is_the_weighted_sum_of_the_sources_means():
+    model, batches = tiny_flamingo(), micro_batches()
+    found = step(tiny_flamingo(), batches)
+    means = {}
+    for source in WEIGHTS:
+        own = [batch for batch in batches if batch.source == source]
+        tokens = [int((batch.labels[:, 1:] != -100).sum()) for batch in own]
+        losses = [model(**batch.inputs()).loss * n for batch, n in zip(own, tokens, strict=True)]
+        means[source] = sum(losses) / sum(tokens)
+    loss = sum(weight * means[source] for source, weight in WEIGHTS.items())
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert found["norm"] == pytest.approx(norm.item(), rel=1e-5) and found["samples"] == 12
+    assert found["losses"] == pytest.approx({source: mean.item() for source, mean in means.items()}, rel=1e-6)
+
+
+def test_two_ranks_make_the_step_of_one_process():
+    alone = step(tiny_flamingo(), micro_batches())
+    for rank in on_ranks(every_backend, 2):
+        for found in rank:
+            assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+            assert found["norm"] == pytest.approx(alone["norm"], rel=1e-5)
+            assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
