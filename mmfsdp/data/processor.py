@@ -20,14 +20,15 @@ PAD = "<pad>"
 
 
 def add_special_tokens(tokenizer: Any) -> list[str]:
-    """Add IMAGE, END_OF_CHUNK and, where it has no padding token, PAD to a tokenizer, in place; those that are there
-    stay. Returns what was added."""
+    """Add END_OF_CHUNK, IMAGE and, where it has no padding token, PAD to a tokenizer, in place; those that are there
+    stay. The order is OpenFlamingo's, so that rows of released embeddings belong to the same tokens. Returns what was
+    added."""
     before = set(tokenizer.get_vocab())
-    wanted = [AddedToken(t, special=True, normalized=False) for t in (IMAGE, END_OF_CHUNK)]
+    wanted = [AddedToken(t, special=True, normalized=False) for t in (END_OF_CHUNK, IMAGE)]
     tokenizer.add_tokens(wanted, special_tokens=True)
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
-    return [t for t in (IMAGE, END_OF_CHUNK, PAD) if t in tokenizer.get_vocab() and t not in before]
+    return [t for t in (END_OF_CHUNK, IMAGE, PAD) if t in tokenizer.get_vocab() and t not in before]
 
 
 @dataclass(frozen=True)
