@@ -15,6 +15,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report
   mmfsdp launch [--config C] [flags]   start the ranks and return at once
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
+  mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
 
 C is a YAML file or a preset: {presets}.
@@ -40,11 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parse(command: str, argv: list[str]) -> RunParams:
-    """RunParams from `--config` (if it is there, first) and flags on top. Raises ParamError, or exits with usage."""
-    import tyro
+def parse(command: str, argv: list[str], *, default: RunParams | None = None) -> RunParams:
+    """RunParams from `--config` (if it is there, first), else `default`, and flags on top.
 
-    default = RunParams()
+    Raises ParamError, or exits with usage.
+    """
+    import tyro
+    import yaml
+
+    default = default or RunParams()
     if argv and argv[0].split("=")[0] == "--config":
         name, *value = argv.pop(0).split("=", 1)
         if not value and not argv:
@@ -52,6 +57,14 @@ def parse(command: str, argv: list[str]) -> RunParams:
         default = load(value[0] if value else argv.pop(0))
     elif any(a.split("=")[0] == "--config" for a in argv):
         raise ParamError("config", "must come first, before the flags that change it")
+    if "--data.more" in argv[:-1]:  # the further sources as a whole; tyro itself knows flags for each that is there
+        place = argv.index("--data.more")
+        _, text = argv[place : place + 2]
+        del argv[place : place + 2]
+        try:
+            default = default.change(**{"data.more": yaml.safe_load(text)})
+        except yaml.YAMLError as error:
+            raise ParamError("data.more", f"{text!r} is not YAML: {error}") from None
     return tyro.cli(
         RunParams,
         default=default,
@@ -74,8 +87,6 @@ def print_plan(params: RunParams) -> None:
     plan, cost = preview(params)
     print(plan)
     print(cost)
-    for finding in plan.lint:
-        print(finding)
 
 
 def launch(argv: list[str]) -> int:
@@ -119,6 +130,21 @@ def watch(argv: list[str]) -> int:
     return follow(one_run(argv))
 
 
+def resume(argv: list[str]) -> int:
+    """Go on with a run in its folder, from its newest complete checkpoint or an older one."""
+    from .launch import Run
+
+    run, step = Run.open(one_run(argv[:1])), None
+    if argv[1:2] == ["--step"]:
+        text = "".join(argv[2:3])
+        if not text.isdigit():
+            raise ParamError("step", f"{text!r} is not the number of a step")
+        step = int(text)
+    rest = argv[1:] if step is None else argv[3:]
+    run.resume(step=step, params=parse("resume RUN", rest, default=run.params))
+    return 1 if follow(run.path) else finish(run.path)
+
+
 def caption(argv: list[str]) -> int:
     """Caption new pictures with a finished run's checkpoint."""
     return finish(one_run(argv))
@@ -154,9 +180,9 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     for key, value in result.items():
         if key not in ("captions", "skipped"):
             print(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
-    for source, row in result.get("skipped", {}).items():
+    for row in result.get("skipped", {}).values():
         if row["times"] or row["cut"]:
-            print(f"  {source}: {row['records']} records skipped, {row['cut']} texts cut to data.max_length")
+            print(f"  {row['path']}: {row['records']} records skipped, {row['cut']} texts cut to data.max_length")
     print(f"report: {write_report(folder)}")
     return 0
 
@@ -166,5 +192,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run,
     "launch": launch,
     "watch": watch,
+    "resume": resume,
     "caption": caption,
 }

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from mmfsdp import checkpoint
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
+from mmfsdp.runs import complete_checkpoints
 from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.wrap import wrap_fsdp
 from tests.ranks import on_ranks
@@ -47,7 +48,7 @@ def saved(tmp_path_factory):
 def test_one_process_loads_what_ranks_saved(saved, name):
     folder, answers = saved
     newest = checkpoint.latest(folder / name)
-    assert [p.name for p in checkpoint.complete(folder / name)] == ["step_00000002"], "keep_last keeps the newest"
+    assert [p.name for p in complete_checkpoints(folder / name)] == ["step_00000002"], "keep_last keeps the newest"
     model = tiny_flamingo(tied=CASES[name].get("tied", False), seed=5)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     fresh = tiny_flamingo(tied=CASES[name].get("tied", False))

@@ -3,6 +3,7 @@ change between its parts."""
 
 import json
 import shutil
+import time
 import traceback
 from pathlib import Path
 
@@ -44,11 +45,11 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
         if rank == 0:
             shutil.copytree(after, run) if after else run.mkdir()
             if after:
-                checkpoint.drop_after(run / "checkpoints", 2)
+                runs.drop_after(run / "checkpoints", 2)
             params.to_yaml(run / "params.yaml")
             Path(folder, f"{name}.ready").touch()
         while not Path(folder, f"{name}.ready").exists():
-            pass
+            time.sleep(0.01)
         if rank < ranks:
             try:
                 train.run(run)
@@ -81,7 +82,7 @@ def folder(tmp_path_factory):
 
 def final(run: Path) -> dict[str, dict[str, bytes]]:
     """The tensors in the files of the last checkpoint: weights, optimizer states, random states."""
-    last = run / "checkpoints" / "step_00000006"
+    last = checkpoint.latest(run / "checkpoints")
     found = {str(p.relative_to(last)): load_file(p) for p in sorted(last.rglob("*.safetensors"))}
     return {file: {n: t.numpy().tobytes() for n, t in tensors.items()} for file, tensors in found.items()}
 

@@ -10,16 +10,14 @@ Nothing here is ever unpickled: tensors are safetensors, the rest is JSON.
 """
 
 from .core import Resumed, load, resume, save
-from .folder import DamagedCheckpoint, complete, drop_after, latest, marker_of, newest
+from .folder import DamagedCheckpoint, latest, marker_of, newest
 from .frozen import check_frozen, count_changed, frozen_checksums
 
 __all__ = [
     "DamagedCheckpoint",
     "Resumed",
     "check_frozen",
-    "complete",
     "count_changed",
-    "drop_after",
     "frozen_checksums",
     "latest",
     "load",

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..params import ParamError, StateDictType
+from ..runs.checkpoints import checkpoint_name
 from .folder import marker_of, verify, written
 from .random_state import random_state, set_random_state
 from .ranks import rank, world_size
@@ -59,7 +60,7 @@ def save(
             if optimizer is not None:
                 write(beside / "optimizer", optimizer_tensors(model, optimizer), kind)
         save_file(random_state(), beside / "ranks" / f"{rank():05d}.safetensors")
-    return folder / f"step_{step:08d}"
+    return folder / checkpoint_name(step)
 
 
 def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:

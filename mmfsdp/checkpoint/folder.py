@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,24 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ..params import ParamError
+from ..runs.checkpoints import MARKER, checkpoint_name, checkpoint_step, complete_checkpoints
 from .ranks import any_rank, barrier, from_rank0, rank, world_size
-
-MARKER = "complete.json"
-_NAME = re.compile(r"step_(\d{8})")
 
 
 class DamagedCheckpoint(ParamError):
     """A file of a checkpoint is not what was written."""
 
 
-def complete(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first."""
-    return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name) and (p / MARKER).is_file())
-
-
 def latest(folder: Path) -> Path:
     """The newest complete checkpoint. Raises ParamError where there is none."""
-    found = complete(folder)
+    found = complete_checkpoints(folder)
     if not found:
         raise ParamError("checkpoint", f"{str(folder)!r} holds no complete checkpoint; train and save one first")
     return found[-1]
@@ -38,24 +30,8 @@ def latest(folder: Path) -> Path:
 
 def newest(folder: Path) -> Path | None:
     """The newest complete checkpoint that rank 0 sees, or None. Every rank must call it."""
-    step = from_rank0(max((_step(path) for path in complete(folder)), default=-1))
-    return None if step < 0 else folder / f"step_{step:08d}"
-
-
-def drop_after(folder: Path, step: int) -> Path:
-    """Put the checkpoints newer than `step` aside, so that training goes on from there. Returns that of `step`.
-
-    Raises ParamError naming the steps there are.
-    """
-    by_step = {_step(path): path for path in complete(folder)}
-    if step not in by_step:
-        raise ParamError(
-            "step", f"{step} has no complete checkpoint in {folder}; there are {sorted(by_step) or 'none'}"
-        )
-    for other, path in by_step.items():
-        if other > step:
-            path.rename(_free(path.with_name(f"dropped_{path.name}")))
-    return by_step[step]
+    step = from_rank0(max((checkpoint_step(path) for path in complete_checkpoints(folder)), default=-1))
+    return None if step < 0 else folder / checkpoint_name(step)
 
 
 @contextmanager
@@ -64,7 +40,7 @@ def written(folder: Path, step: int, *, marker: dict[str, Any], keep_last: int |
 
     A process that dies at any instant leaves every complete checkpoint as it is.
     """
-    target, beside = folder / f"step_{step:08d}", folder / f".step_{step:08d}.writing"
+    target, beside = folder / checkpoint_name(step), folder / f".{checkpoint_name(step)}.writing"
     if rank() == 0:
         for leftover in folder.glob(".step_*"):
             shutil.rmtree(leftover)
@@ -81,7 +57,7 @@ def written(folder: Path, step: int, *, marker: dict[str, Any], keep_last: int |
             target.rename(folder / f".{target.name}.old")
         os.replace(beside, target)
         _sync(folder)
-        for old in complete(folder)[:-keep_last] if keep_last else []:
+        for old in complete_checkpoints(folder)[:-keep_last] if keep_last else []:
             shutil.rmtree(old.rename(folder / f".{old.name}.old"))
         shutil.rmtree(folder / f".{target.name}.old", ignore_errors=True)
     barrier()
@@ -112,17 +88,12 @@ def verify(checkpoint: Path, marker: dict[str, Any]) -> None:
 
 def damaged(checkpoint: Path, name: str) -> DamagedCheckpoint:
     """The error for a file that is not what was written, with the checkpoint before on offer."""
-    before = [path for path in complete(checkpoint.parent) if path < checkpoint]
-    offer = (
-        f"the one before is {before[-1].name}: go on from it with `mmfsdp resume RUN --step {_step(before[-1])}`"
-        if before
-        else "there is none before it"
-    )
+    before = [path for path in complete_checkpoints(checkpoint.parent) if path < checkpoint]
+    offer = "there is none before it"
+    if before:
+        step = checkpoint_step(before[-1])
+        offer = f"the one before is {before[-1].name}: go on from it with `mmfsdp resume RUN --step {step}`"
     return DamagedCheckpoint("checkpoint", f"{checkpoint / name} is missing, truncated or altered; {offer}")
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name[5:])
 
 
 def _note_checksums(folder: Path) -> None:
@@ -168,12 +139,3 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _free(path: Path) -> Path:
-    """The path, or with a number where it is taken."""
-    number = 1
-    while path.exists():
-        path = path.with_name(f"{path.name.partition('-')[0]}-{number}")
-        number += 1
-    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -85,8 +87,14 @@ def write(folder: Path, state: Tensors, kind: StateDictType) -> None:
             save_file(whole, folder / "model.safetensors")
         return
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _one_process_is_meant():
-        dcp.save(state, storage_writer=writer, no_dist=not distributed())
+    try:
+        with _one_process_is_meant():
+            dcp.save(state, storage_writer=writer, no_dist=not distributed())
+    except CheckpointException as error:
+        first = min(error.failures)
+        if first != rank():
+            time.sleep(1)  # the rank that failed is heard first
+        raise OSError(f"rank {first} could not write: {error.failures[first][0]}") from error.failures[first][0]
 
 
 def read(folder: Path, state: Tensors) -> None:

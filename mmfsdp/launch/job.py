@@ -15,7 +15,7 @@ from typing import Any
 
 from submitit import JobEnvironment
 
-from ..runs import RunRecord, write_json
+from ..runs import RESERVE, RunRecord, write_json
 from ..runs.processes import process_start
 
 VISIBLE = "MMFSDP_CUDA_VISIBLE_DEVICES"
@@ -43,6 +43,7 @@ def run_rank(folder: str) -> None:
     try:
         find(record.entry)(path)
     except BaseException as error:
+        (path / "logs" / RESERVE).unlink(missing_ok=True)  # on a full disk, room for the words to come
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         say(state="failed", error=text[:500], traceback=traceback.format_exc()[-20_000:])
         raise
@@ -64,6 +65,7 @@ def _prepare(job: JobEnvironment, record: RunRecord) -> None:
         LOCAL_WORLD_SIZE=str(job.num_tasks // job.num_nodes),
     )
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks a rank that hangs for its stack
     if record.executor == "local":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)

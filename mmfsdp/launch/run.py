@@ -76,6 +76,16 @@ class Run:
             time.sleep(0.05)
         return self.state()
 
+    def resume(self, *, step: int | None = None, params: RunParams | None = None) -> Run:
+        """Go on with it where it ended, from its newest complete checkpoint or that of `step`; returns at once.
+
+        `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. Raises
+        ParamError if it still runs or has done all its steps.
+        """
+        from .start import resume
+
+        return resume(self.path, step=step, params=params)
+
     def logs(self, rank: int = 0, *, size: int = 1 << 20) -> str:
         """What a rank has written so far: its newest `size` bytes, colors the only control sequences."""
         return read_log(self.path, self._checked(rank), size=size)

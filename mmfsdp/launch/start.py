@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import mmfsdp
 
-from ..runs import RunRecord, is_run, run_state, write_text
+from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, run_state, write_text
+from ..runs.checkpoints import checkpoint_step
 from ..runs.processes import RUN_VARIABLE, process_start
 from .run import Run
 
@@ -32,6 +33,38 @@ def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
     Raises ParamError if the run's name is taken.
     """
     folder = make_folder(params.launch)
+    return _begin(folder, params, entry)
+
+
+def resume(folder: Path, *, step: int | None = None, params: RunParams | None = None) -> Run:
+    """Go on with a run that ended before its last step, in its folder, and return at once.
+
+    The ranks take up the newest complete checkpoint, or that of `step`; newer ones are put aside. `params` replace
+    the run's own. Raises ParamError if the run goes on by itself, is complete, or is being resumed by another.
+    """
+    from ..params import ParamError
+
+    run, checkpoints = Run.open(folder), folder / "checkpoints"
+    state, record, params = run.state(), run.record, params or run.params
+    if not state.done:
+        raise ParamError("run", f"{folder} is {state}; cancel it before it is resumed")
+    newest = complete_checkpoints(checkpoints)[-1:]
+    if state.ok and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
+        raise ParamError("train.steps", f"all {params.train.steps} of {folder} are done; ask for more, or --step back")
+    if step is not None:
+        drop_after(checkpoints, step)
+    try:
+        (folder / "run.json").rename(folder / "logs" / f"run-{time.time():.3f}.json")  # one of two wins
+    except FileNotFoundError:
+        raise ParamError("run", f"{folder} is being resumed by another process, or was never launched") from None
+    for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # an old job's id may come round again
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    return _begin(folder, params, record.entry if record else ENTRY)
+
+
+def _begin(folder: Path, params: RunParams, entry: str) -> Run:
+    """Start the supervisor of a folder that holds no live run."""
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
     supervisor = _detach(folder, identity)
@@ -43,6 +76,7 @@ def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
         steps=params.train.steps,
         threads=params.launch.threads or max(1, _cores() // params.launch.ranks),
         timeout_min=params.launch.timeout_min,
+        silence_s=params.launch.silence_s,
         device=params.train.device.value,
         host=socket.gethostname(),
         pid=supervisor.pid,

@@ -19,9 +19,10 @@ from typing import Any
 import psutil
 import submitit
 
-from ..runs import RunRecord, Status, write_json
+from ..runs import RESERVE, RunRecord, Status, write_json
 from ..runs.state import failure_of, last_log_lines, rank_word
 from .job import VISIBLE, run_rank
+from .silence import Silence
 
 POLL = 0.1
 SETTLE = 0.3
@@ -41,6 +42,7 @@ def supervise(folder: Path) -> None:
     watch = _Watch(folder, record)
     try:
         verdict = watch.asked_to_stop() or watch.run()
+        (folder / "logs" / RESERVE).unlink(missing_ok=True)
         watch.say(**verdict | {"status": Status.STARTING})  # the cause at once, the end once all is stopped
     except Exception:
         verdict = {"status": Status.FAILED, "reason": "its supervisor failed", "traceback": traceback.format_exc()}
@@ -79,9 +81,13 @@ class _Watch:
 
     def run(self) -> Verdict:
         """Start the ranks and watch them until there is a verdict."""
+        (self.folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
         self.job = submit_local(self.folder, self.record)
         self.say(status=Status.STARTING, job=self.job.job_id)
-        while not (verdict := self.asked_to_stop() or self._failure() or self._completion()):
+        silence = Silence(self.folder, self.record)
+        while not (
+            verdict := self.asked_to_stop() or self._failure() or self._completion() or silence.verdict(self.ranks)
+        ):
             self._beat()
             time.sleep(POLL)
         return verdict

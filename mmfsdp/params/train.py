@@ -113,12 +113,16 @@ class LaunchParams:
     timeout_min: int = 720
     """The run is stopped after so many minutes. Default 720."""
 
+    silence_s: float = 60.0
+    """A rank that shows no progress for so long hangs, and the run is stopped with its name and stack; in seconds. The
+    first step and checkpoints may take 5 times that, and any other 5 times the longest so far. Default 60."""
+
     replace: bool = False
     """If a finished run has this name already, rename it (name-1, name-2, ...) rather than refuse. Default false."""
 
     def __post_init__(self) -> None:
         coerce(self)
-        at_least(self, 1, "ranks", "threads", "timeout_min")
+        at_least(self, 1, "ranks", "threads", "timeout_min", "silence_s")
         if not _NAME.fullmatch(self.name):
             raise ParamError(
                 "name",

@@ -13,7 +13,9 @@ The folder is the database, and every file in it has one writer:
     cancel                   whoever wants the run to stop; its presence is the message
 """
 
+from .checkpoints import complete_checkpoints, drop_after
 from .files import (
+    RESERVE,
     Beat,
     MetricsWriter,
     PathLike,
@@ -28,6 +30,7 @@ from .files import (
 from .state import RunRecord, RunState, Status, is_run, log_paths, run_state
 
 __all__ = [
+    "RESERVE",
     "Beat",
     "MetricsWriter",
     "PathLike",
@@ -35,6 +38,8 @@ __all__ = [
     "RunState",
     "Status",
     "beat_path",
+    "complete_checkpoints",
+    "drop_after",
     "is_run",
     "last_row",
     "log_paths",

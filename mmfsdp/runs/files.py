@@ -10,6 +10,9 @@ from typing import Any
 
 PathLike = str | os.PathLike[str]
 
+RESERVE = "reserve"
+"""File in logs/ that is removed when something fails: on a full disk there is then room to say what."""
+
 CHUNK = 8 << 20
 """Bytes of metrics that are held at once; a line without end is damage and skipped."""
 

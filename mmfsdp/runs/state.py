@@ -108,6 +108,8 @@ class RunRecord:
     version: str
     commit: str
     """Git commit of the folder that it was launched from; empty outside of git."""
+    silence_s: float = 60.0
+    """Seconds without a sign of life from a rank after which it is taken to hang."""
 
     def write(self, folder: Path) -> None:
         """Write run.json."""
@@ -118,7 +120,7 @@ class RunRecord:
         """Read run.json; None where it is missing or damaged."""
         values, hints = read_json(folder / "run.json") or {}, get_type_hints(cls)
         try:
-            return cls(**{f.name: hints[f.name](values[f.name]) for f in fields(cls)})
+            return cls(**{f.name: hints[f.name](values[f.name]) for f in fields(cls) if f.name in values})
         except (KeyError, TypeError, ValueError):
             return None
 

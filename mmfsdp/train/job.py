@@ -14,6 +14,7 @@ import transformers
 
 from .. import checkpoint, runs
 from ..build import build_model
+from ..features import FeatureCache
 from ..freeze import freeze
 from ..params import GENERATED, Device, ParamError, RunParams
 from ..preview import plan_for
@@ -44,9 +45,10 @@ def run(folder: Path) -> None:
         if dist.get_rank() == 0:
             runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
         loaded = checkpoint.frozen_checksums(built)
+        features = FeatureCache.open(params, built, device)
         model = apply_plan(built, plan, device=device)
         before = checkpoint.frozen_checksums(model)
-        measured, skipped = train(folder, params, model, processor, device, loaded)
+        measured, skipped = train(folder, params, model, processor, device, loaded, features)
         changed = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
         if dist.get_rank() == 0:
             result = {

@@ -15,6 +15,7 @@ from .. import runs
 from ..data.batch import Batch
 from ..data.loader import batches, sum_up
 from ..data.processor import Processor
+from ..features import FeatureCache
 from ..measure import Collectives, memory_bytes
 from ..params import RunParams, TrainParams
 from ..step import StepMetrics, build_optimizer, train_step
@@ -28,6 +29,7 @@ def train(
     processor: Processor,
     device: torch.device,
     frozen: dict[str, int],
+    features: FeatureCache | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Train a wrapped model to the last step, from the newest checkpoint if there is one. Every rank must call it.
 
@@ -59,12 +61,14 @@ def train(
             step = place.step + 1
             beat(f"step {step} data")
             start = time.perf_counter()
-            micro_batches = [batch.to(device) for batch in loader.take(settings.accumulation)]
+            micro_batches = loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
             for line in loader.news():
                 print(line)
             beat(f"step {step} compute")
             collectives.reset()
+            if features is not None:
+                micro_batches = features.fill(model, micro_batches)
             row = train_step(model, micro_batches, optimizer, schedule=schedule, max_grad_norm=settings.max_grad_norm)
             sent = collectives.wire_bytes
             step_s = time.perf_counter() - start
@@ -83,6 +87,8 @@ def train(
             if step == settings.steps or (settings.save_every and step % settings.save_every == 0):
                 beat(f"step {step} save")
                 place.save(folder, params, model, optimizer, schedule, frozen)
+    if features is not None:
+        print(f"vision features of {features.cached} pictures from the cache, {features.encoded} encoded")
     beat("trained")
     lacks: list[Any] = [None] * world
     dist.all_gather_object(lacks, loader.lacks)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -106,7 +108,10 @@ class Place:
 
 def _seed(params: RunParams, *, step: int) -> None:
     """Random states of this rank's own, where there are none to take up."""
-    torch.manual_seed(zlib.crc32(f"{params.train.seed}/{dist.get_rank()}/{step}".encode()))
+    seed = zlib.crc32(f"{params.train.seed}/{dist.get_rank()}/{step}".encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def _set_schedule(optimizer: Optimizer, schedule: LambdaLR, epoch: int) -> None:
