@@ -35,6 +35,8 @@ class FlamingoOutput(ModelOutput):
     """The KV cache, with `use_cache`."""
     media_tokens: torch.Tensor | None = None
     """(B, T, N, D): what the perceiver made of the pictures; can be given again instead of `media`."""
+    vision_features: torch.Tensor | None = None
+    """(B, T, F, P, D): what the vision encoder made of P patches, with `features_only`."""
 
 
 class Flamingo(GenerationMixin, nn.Module):
@@ -112,17 +114,22 @@ class Flamingo(GenerationMixin, nn.Module):
         past_key_values: Any = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
+        features_only: bool = False,
         return_dict: bool = True,
     ) -> FlamingoOutput:
         """input_ids (B, L), attention_mask (B, L or, with a cache, all so far), labels (B, L) with -100 where no loss.
 
-        Pictures come as `media["vision"]` (B, T, F, C, H, W), or as the `media_tokens` of an earlier output; without
-        input_ids they are only encoded. `media_time` (B, L), pictures announced up to each token, is counted from
+        Pictures come as `media["vision"]` (B, T, F, C, H, W), as `media["vision_features"]` (B, T, F, P, D), or as the
+        `media_tokens` of an earlier output; without input_ids they are only encoded, with `features_only` not even by
+        the perceiver. `media_time` (B, L), pictures announced up to each token, is counted from
         input_ids unless given, and must be given with `past_key_values`. Raises ValueError.
         """
         assert return_dict, "transformers' generate asks for an output object, and there is no other form"
         if media is not None:
-            media_tokens = self._encode(media)
+            features = self._features(media)
+            if features_only:
+                return FlamingoOutput(vision_features=features)
+            media_tokens = self.perceiver(features)  # (B, T, N, D)
         if input_ids is None:
             return FlamingoOutput(media_tokens=media_tokens)
         if media_time is None:
@@ -144,13 +151,14 @@ class Flamingo(GenerationMixin, nn.Module):
             loss=loss, logits=out.logits, past_key_values=out.past_key_values, media_tokens=media_tokens
         )
 
-    def _encode(self, media: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _features(self, media: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if set(media) == {"vision_features"} and media["vision_features"].ndim == 5:
+            return media["vision_features"]
         if set(media) != {"vision"} or media["vision"].ndim != 6:
             shapes = {key: tuple(value.shape) for key, value in media.items()}
             raise ValueError(f"media: {shapes} must be one tensor, vision, of (batch, pictures, frames, C, H, W)")
         pictures = media["vision"]
-        features = self.vision_encoder(pictures.flatten(0, 2))  # (B*T*F, P, D)
-        return self.perceiver(features.unflatten(0, pictures.shape[:3]))  # (B, T, N, D)
+        return self.vision_encoder(pictures.flatten(0, 2)).unflatten(0, pictures.shape[:3])  # (B, T, F, P, D)
 
     def _check_pictures(self, input_ids: torch.Tensor, pictures: int) -> None:
         most = int((input_ids == self.tokens.image).sum(dim=1).max())

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields, replace
 from .check import ParamError, at_least, coerce, need
 from .enums import DataSource, Task
 
+MOST_UNSEEN = 0.15
+"""No pretraining shows this share of the combinations, so that any run may call them unseen."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceParams:
@@ -91,9 +94,13 @@ class DataParams(SourceParams):
     augment: bool = False
     """Shift and scale pictures at random during training. Default false."""
 
+    feature_cache: str | None = None
+    """Folder that keeps what the frozen vision encoder makes of each picture, so that later epochs and runs skip it.
+    The predicted traffic is that of a step which does not. Not with augment. Default unset: none."""
+
     unseen_fraction: float = 0.15
-    """Share of attribute combinations of the generated pictures that no training ever sees in a picture. Default
-    0.15."""
+    """Share of attribute combinations of the generated pictures that no training ever sees in a picture; at most
+    0.15, since the generated backbones are pretrained on the rest. Default 0.15."""
 
     pair_fraction: float = 0.25
     """Share of the generated pictures that show two groups of shapes and how they lie to each other. Default 0.25."""
@@ -101,7 +108,15 @@ class DataParams(SourceParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "workers")
-        need(0 < self.unseen_fraction < 1, "unseen_fraction", f"{self.unseen_fraction} is not between 0 and 1")
+        if self.augment and self.feature_cache is not None:
+            raise ParamError(
+                "feature_cache", "with augment no picture comes twice; set augment to false, or unset feature_cache"
+            )
+        need(
+            0 < self.unseen_fraction <= MOST_UNSEEN,
+            "unseen_fraction",
+            f"{self.unseen_fraction} is not above 0 and at most {MOST_UNSEEN}",
+        )
         need(0 <= self.pair_fraction <= 1, "pair_fraction", f"{self.pair_fraction} is not between 0 and 1")
 
     def sources(self) -> dict[str, DataParams]:
