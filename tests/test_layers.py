@@ -49,8 +49,8 @@ MAY_IMPORT = {
     "report": {"params", "plan", "estimate", "runs", "plots"},
 }
 ABOVE_ALL = {"widgets", "cli"}
-LATE = {("launch", "train")}
-"""Imported inside the job function only."""
+LATE = {("launch", "train"), ("models", "wrap")}
+"""Imported inside a function only: the job, and Flamingo.wrap_fsdp, a method as in OpenFlamingo."""
 
 
 def rooms() -> dict[str, list[Path]]:

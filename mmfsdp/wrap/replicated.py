@@ -30,9 +30,10 @@ def serve_replicated(model: nn.Module, plan: WrapPlan, device: torch.device) -> 
             dtype = torch_dtype(unit.compute_dtype)
             for name in unit.modules:
                 model.get_submodule(name).register_forward_pre_hook(
-                    lambda _, args, kwargs, dtype=dtype: _cast((args, kwargs), dtype), with_kwargs=True
+                    lambda _, args, kwargs, dtype=dtype: cast_floating((args, kwargs), dtype), with_kwargs=True
                 )
 
 
-def _cast(values: Any, dtype: torch.dtype) -> Any:
+def cast_floating(values: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors among nested values, in another format."""
     return tree_map(lambda v: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v, values)
