@@ -16,6 +16,9 @@ from .models import Flamingo, TokenIds, VisionEncoder, build_language, build_vis
 from .params import GENERATED, BackboneParams, ModelParams, ParamError
 from .params.run import plain
 
+RECIPE = 1
+"""Raise it when the generated pictures or their pretraining change: what older versions pretrained is then left."""
+
 
 def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Flamingo, Processor | None]:
     """The model of `params` and its processor. Everything is trainable: `freeze` comes after.
@@ -50,8 +53,14 @@ def generated_folder(params: ModelParams) -> Path:
     `language/` as transformers does. One folder per configuration, under $MMFSDP_CACHE or the user's cache folder.
     """
     cache = os.environ.get("MMFSDP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mmfsdp"
-    what = json.dumps([plain(asdict(params.vision)), plain(asdict(params.language))], sort_keys=True)
+    what = json.dumps([RECIPE, plain(asdict(params.vision)), plain(asdict(params.language))], sort_keys=True)
     return Path(cache).expanduser() / hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def needs_backbones(params: ModelParams) -> bool:
+    """True if generated weights are wanted and not there yet."""
+    parts = [part for part in ("vision", "language") if getattr(params, part).weights == GENERATED]
+    return any(not (generated_folder(params) / part).is_dir() for part in parts)
 
 
 def _found(params: ModelParams, part: str, meta: bool) -> BackboneParams:

@@ -1,0 +1,192 @@
+"""Pretrains the two small backbones for the generated pictures, once, in the formats of open_clip and transformers."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from .build import generated_folder, needs_backbones
+from .data.pictures import to_tensor
+from .data.render import render
+from .data.scenes import COLORS, Scene, caption, draw_scene, split_combinations
+from .data.shapes import every_word, some_text
+from .models import build_language
+from .params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
+
+Progress = Callable[[str, float], None]
+"""Called after each step with what is being pretrained and the fraction of it that is done."""
+
+MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how fast. Block matrices learn by Muon, the rest by AdamW, both on a cosine after a warm-up."""
+
+    vision_steps: int = 400
+    vision_colors: int = 3
+    """A batch holds a picture of every seen combination of so many colors, so that each caption meets its near
+    misses: the same but for the shape, the count or the size."""
+    language_steps: int = 200
+    language_batch: int = 64
+    lr: float = 1e-3
+    block_lr: float = 1e-2
+    warmup_steps: int = 30
+    seed: int = 0
+
+
+def ensure_backbones(
+    params: RunParams, progress: Progress | None = None, *, recipe: Recipe | None = None
+) -> Path | None:
+    """Pretrain the backbones whose weights are `generated`, unless that was done before. Returns their folder.
+
+    Any number of processes may call it at once: one works, the others wait. A folder is complete or not there. Raises
+    ParamError naming the field for a backbone that cannot be pretrained here.
+    """
+    if not needs_backbones(params.model):
+        return None
+    recipe, folder = recipe or Recipe(), generated_folder(params.model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if needs_backbones(params.model):
+            _pretrain(params, folder, recipe, progress or (lambda label, fraction: None))
+    return folder
+
+
+def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
+    beside = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(beside, ignore_errors=True)  # left by a process that was killed
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        for part, pretrain in (("vision", pretrain_vision), ("language", pretrain_language)):
+            if (backbone := getattr(params.model, part)).weights == GENERATED:
+                pretrain(backbone, beside / part, recipe, progress)
+    os.rename(beside, folder)
+
+
+def pretrain_vision(params: BackboneParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
+    """An open_clip CLIP learns, by open_clip's contrastive loss, which caption belongs to which picture.
+
+    It sees the combinations that training may see, no others. Writes a `folder` that open_clip loads by `local-dir:`.
+    """
+    import open_clip
+    from open_clip.model import set_model_preprocess_cfg
+    from open_clip.push_to_hf_hub import save_for_hf
+
+    if params.source is not BackboneSource.OPEN_CLIP or not {"embed_dim", "vision_cfg", "text_cfg"} <= set(
+        params.config
+    ):
+        raise ParamError(
+            "model.vision.weights",
+            "generated needs source open_clip and a config of embed_dim, vision_cfg and text_cfg; see the preset tiny",
+        )
+    size = params.config["vision_cfg"]["image_size"]
+    words = word_tokenizer(close=True)
+    _roomy("model.vision.config", params.config["text_cfg"].get("vocab_size", len(words)), len(words))
+    model = open_clip.CLIP(**{"text_cfg": {}, **params.config})
+    contrast = open_clip.ClipLoss()
+
+    def loss(step: int) -> torch.Tensor:
+        scenes = near_misses(random.Random(f"{recipe.seed}/vision/{step}"), recipe.vision_colors)
+        pictures = torch.stack([to_tensor(render(scene, size), size=size, mean=MEAN, std=STD) for scene in scenes])
+        texts = words([caption(s) for s in scenes], padding="max_length", max_length=model.context_length)
+        return contrast(*model(pictures, torch.tensor(texts.input_ids)))
+
+    _fit(model, loss, recipe.vision_steps, recipe, lambda done: progress("vision encoder", done))
+    set_model_preprocess_cfg(model, {"mean": MEAN, "std": STD})
+    config = {**params.config, "text_cfg": {**params.config["text_cfg"], "hf_tokenizer_name": "words"}}
+    save_for_hf(model, words, config, folder, safe_serialization=True)
+
+
+def near_misses(rng: random.Random, colors: int) -> list[Scene]:
+    """A scene of every seen combination of a few colors."""
+    seen, _ = split_combinations()
+    chosen = rng.sample(sorted(COLORS), min(colors, len(COLORS)))
+    return [draw_scene(rng, (c,), pair=False) for c in seen if c.color in chosen]
+
+
+def pretrain_language(params: BackboneParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
+    """A causal language model learns captions, questions and answers about all combinations, without pictures.
+
+    Writes a `folder` that transformers loads, tokenizer included.
+    """
+    words = word_tokenizer(close=False)
+    model = build_language(replace(params, weights=None))
+    _roomy("model.language.config", model.config.get_text_config().vocab_size, len(words))
+
+    def loss(step: int) -> torch.Tensor:
+        rng = random.Random(f"{recipe.seed}/language/{step}")
+        texts = [f"{some_text(rng)} {words.eos_token}" for _ in range(recipe.language_batch)]
+        batch = words(texts, padding=True, return_tensors="pt")
+        labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
+        return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
+
+    _fit(model, loss, recipe.language_steps, recipe, lambda done: progress("language model", done))
+    model.config.bos_token_id, model.config.eos_token_id = words.bos_token_id, words.eos_token_id
+    model.config.pad_token_id = words.pad_token_id
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
+def word_tokenizer(*, close: bool) -> PreTrainedTokenizerFast:
+    """One token per word of the generated texts, a begin token first and, with `close`, an end token last.
+
+    The end token has the highest id, which is how CLIP's text tower finds it.
+    """
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<unk>", "<s>", *every_word(), "</s>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>" if close else "<s> $A", special_tokens=[(t, vocabulary[t]) for t in ("<s>", "</s>")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+
+
+def _roomy(field: str, room: int, words: int) -> None:
+    if room < words:
+        raise ParamError(
+            field, f"vocab_size {room} is too small for the {words} words of the generated texts; raise it"
+        )
+
+
+def _fit(
+    model: nn.Module, loss: Callable[[int], torch.Tensor], steps: int, recipe: Recipe, done: Callable[[float], None]
+) -> None:
+    """Lower `loss(step)` for so many steps; leaves the model in eval mode."""
+    optimizers = _optimizers(model, recipe)
+    model.train()
+    for step in range(steps):
+        share = min(1.0, (step + 1) / recipe.warmup_steps) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+        model.zero_grad()
+        loss(step).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, peak in optimizers:
+            optimizer.param_groups[0]["lr"] = peak * share
+            optimizer.step()
+        done((step + 1) / steps)
+    model.eval()
+
+
+def _optimizers(model: nn.Module, recipe: Recipe) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon (Jordan et al. 2024) takes the matrices within numbered blocks, where it learns in far fewer steps."""
+    blocks: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (blocks if parameter.ndim == 2 and re.search(r"\.\d+\.", name) else rest).append(parameter)
+    muon = torch.optim.Muon(blocks, lr=recipe.block_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    return [(muon, recipe.block_lr), (adamw, recipe.lr)]
