@@ -27,7 +27,7 @@ STYLE = f"""<style>
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
 .mm-scroll {{overflow-x: auto}}
 .mm-cards {{display: flex; flex-wrap: wrap; gap: 14px}}
-.mm-card {{width: 168px; margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
+.mm-card {{width: 150px; margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
 .mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
 .mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
 </style>"""
@@ -39,6 +39,11 @@ h2 {{margin-top: 2em}} pre {{overflow-x: auto; font-size: 13px}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2.5em}} .mm-figures b {{display: block; font-size: 1.7em}}
 </style></head><body><h1>{title}</h1>{body}</body></html>
 """
+
+SPLITS = {
+    "heldout": "New pictures of combinations that the training has shown:",
+    "unseen": "Combinations of count, size, color and shape that no training has ever shown in a picture:",
+}
 
 
 class Html(str):
@@ -62,7 +67,7 @@ def report_html(folder: str | Path) -> str:
     total = params["train"]["steps"] if "train" in params else None
     sections = [
         ("", figures(result)),
-        ("Captions of pictures it never saw", captions(folder)),
+        ("What it says about new pictures", captions(folder)),
         ("What the data lacked", lacked(result)),
         ("Loss", curve(rows, label="loss", total=total) if rows else ""),
         ("Predicted beside measured", compared(cost, result, rows)),
@@ -152,22 +157,23 @@ def lacked(result: Mapping[str, Any]) -> str:
     return table(["source", "records skipped", "times", "texts cut"], rows) + note if rows else ""
 
 
-def captions(folder: str | Path, *, most: int = 24) -> str:
-    """Pictures of a run with what the model said, beside the truth where it was wrong, as HTML."""
+def captions(folder: str | Path, *, each: int = 10) -> str:
+    """The first pictures of each split with what the model said, and the truth where it was wrong, as HTML."""
     folder = Path(folder)
     rows = (runs.read_json(folder / "result.json") or {}).get("captions", [])
-    cards = "".join(_card(folder, row) for row in rows[:most])
-    return f'<div class="mm-cards">{cards}</div>' if cards else ""
+    html = ""
+    for split, words in SPLITS.items():
+        cards = "".join(_card(folder, row) for row in [r for r in rows if r.get("split") == split][:each])
+        html += f'<p class="mm-quiet">{words}</p><div class="mm-cards">{cards}</div>' if cards else ""
+    return html
 
 
 def _card(folder: Path, row: Mapping[str, str]) -> str:
     said, truth = (escape(row.get(key, "?")) for key in ("caption", "truth"))
-    right = said == truth
-    words = f"✓ {said}" if right else f'✗ {said}<br><span class="mm-quiet">truth: {truth}</span>'
-    note = '<br><span class="mm-quiet">never-seen combination</span>' if row.get("split") == "unseen" else ""
+    words = f"✓ {said}" if said == truth else f'✗ {said}<br><span class="mm-quiet">truth: {truth}</span>'
     picture = _data_uri(folder, row.get("image", ""))
     image = f'<img src="{picture}" alt="{truth}">' if picture else ""
-    return f'<figure class="mm-card">{image}<figcaption>{words}{note}</figcaption></figure>'
+    return f'<figure class="mm-card">{image}<figcaption>{words}</figcaption></figure>'
 
 
 def _data_uri(folder: Path, name: str) -> str:

@@ -10,8 +10,10 @@ from .. import runs
 from ..report import STYLE, captions, figures, write_report
 
 
-def show_captions(path: str | Path, *, most: int = 12) -> w.HTML:
-    """Pictures with caption and truth. The first time the checkpoint is loaded and asked, and report.html written.
+def show_captions(path: str | Path, *, each: int = 5) -> w.HTML:
+    """Pictures with caption and truth, `each` of every split.
+
+    The first time the checkpoint is loaded and asked, and report.html is written.
 
     Raises FileNotFoundError where the run has not got its result yet.
     """
@@ -24,4 +26,4 @@ def show_captions(path: str | Path, *, most: int = 12) -> w.HTML:
 
         result = caption_held_out(path)
     write_report(path)
-    return w.HTML(STYLE + figures(result) + captions(path, most=most))
+    return w.HTML(STYLE + figures(result) + captions(path, each=each))
