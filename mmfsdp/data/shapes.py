@@ -43,10 +43,15 @@ class ShapesSource:
 
 
 def some_text(rng: random.Random) -> str:
-    """The caption of any combination or pair of them, or a question with its answer. Half of them are plain captions
-    of one group."""
-    scene = draw_scene(rng, combinations(), pair=rng.random() < 0.3)
-    return caption(scene) if rng.random() < 0.7 else " ".join(rng.choice(questions(scene)))
+    """A caption of any combination or pair of them, mostly followed by questions that it answers.
+
+    To answer from what was said before, a language model must tell every word from every other: one that has read
+    captions alone gives all colors, say, one meaning, and no picture could make it choose among them.
+    """
+    scene = draw_scene(rng, combinations(), pair=rng.random() < 0.2)
+    said = caption(scene)
+    asked = [("what is there ?", said), *questions(scene)] if rng.random() < 0.8 else []
+    return " ".join([said, *(f"{question} {answer}" for question, answer in rng.sample(asked, min(3, len(asked))))])
 
 
 def every_word() -> list[str]:
