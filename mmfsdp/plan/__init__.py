@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision
@@ -24,12 +25,13 @@ def make_plan(
     """
     from .build import build_units  # here, so that reading a plan needs no torch
     from .group import group
+    from .lint import lint
     from .ties import join_tied, split_for_fsdp1
     from .trace import trace
 
     params = params or FSDPParams()
     _refuse(params)
-    replicate, shard = mesh_shape(params, world_size)
+    replicates, shard = mesh_shape(params, world_size)
     seen = trace(model, example)
     groups = group(model, params, seen)
     whole: set[str] = set()
@@ -39,7 +41,8 @@ def make_plan(
         groups = join_tied(model, groups, seen)
     units = build_units(model, params, groups, whole, seen, shard=shard)
     _refuse_units(params, units)
-    return WrapPlan(fsdp=params, world_size=world_size, replicate=replicate, shard=shard, units=units)
+    plan = WrapPlan(fsdp=params, world_size=world_size, replicate=replicates, shard=shard, units=units)
+    return replace(plan, lint=lint(model, plan, seen=seen))
 
 
 def _refuse(params: FSDPParams) -> None:

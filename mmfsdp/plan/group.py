@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from ..params import AutoWrapPolicy, FSDPParams, ParamError
-from .trace import Trace
+from .trace import Trace, has_forward
 
 SMALL = 1_000_000
 """Parameters below which a gather is mostly latency: such neighbors of one kind share a unit."""
@@ -39,7 +39,8 @@ def group(model: nn.Module, params: FSDPParams, seen: Trace) -> list[list[str]]:
         return []
     chosen: list[str] = []
     _torch_policy(model, "", _asks(model, params), chosen)
-    return [[name] for name in chosen if name and seen.runs(name, model.get_submodule(name))]
+    named = policy is AutoWrapPolicy.TRANSFORMER_BASED_WRAP  # a container that was asked for is a mistake to be told
+    return [[n] for n in chosen if n and (seen.runs(n, m := model.get_submodule(n)) or named and not has_forward(m))]
 
 
 def _asks(model: nn.Module, params: FSDPParams):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from .units import Unit, WrapPlan
 
@@ -19,15 +20,17 @@ _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def plan_table(plan: WrapPlan) -> str:
     """One line per unit in the order in which they run, and totals."""
     fsdp, axes = plan.fsdp, f"{plan.shard}" if plan.replicate == 1 else f"{plan.replicate} x {plan.shard}"
+    units = tuple(u for u in plan.units if u.params)
     lines = [
         f"{plan.backend} on {plan.world_size} ranks ({axes}), {fsdp.sharding_strategy}, {fsdp.auto_wrap_policy}: "
-        f"{len(plan.units)} units",
+        f"{len(units)} units",
         COLUMNS,
         "-" * len(COLUMNS),
     ]
-    lines += [_line(plan, units) for units in _alike(plan.units)]
+    lines += [_line(plan, alike) for alike in _alike(units)]
     lines += ["-" * len(COLUMNS), *_total(plan)]
-    lines += [f"{f.level}: {f.message}" for f in plan.lint]
+    for f in plan.lint:
+        lines += textwrap.wrap(f"{f.level}: {f.message}", len(COLUMNS), subsequent_indent="  ")
     return "\n".join(lines)
 
 
@@ -44,13 +47,14 @@ def _alike(units: tuple[Unit, ...]) -> list[list[Unit]]:
 
 def _line(plan: WrapPlan, units: list[Unit]) -> str:
     unit, many = units[0], len(units) > 1
-    name = f"{len(units)} x {re.sub(r'[0-9]+', '*', unit.name)}" if many else unit.name
+    times = f"{len(units)} x " if many else ""
+    name = times + _cut(re.sub(r"[0-9]+", "*", unit.name) if many else unit.name, NAME - len(times))
     policy = unit.frozen_policy.value if unit.frozen_policy else "-"
     flow = "*" if unit.frozen_policy and unit.grad_flow else ""
     rest = "/".join(sorted({_SHORT.get(p.dtype, p.dtype) for p in unit.params}))
     compute = _SHORT.get(unit.compute_dtype, unit.compute_dtype) or rest
     return (
-        f"{_cut(name, NAME):<{NAME}} {unit.kind:<9} {policy + flow:<10} {count(unit.numel):>7} {rest:>5} {compute:>7} "
+        f"{name:<{NAME}} {unit.kind:<9} {policy + flow:<10} {count(unit.numel):>7} {rest:>5} {compute:>7} "
         f"{size(unit.held_bytes):>9} {unit.gathers_forward}+{unit.gathers_backward:<5} {size(sent(plan, unit)):>9}"
     )
 

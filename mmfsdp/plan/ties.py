@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .trace import Trace
+from .trace import Trace, tied_names
 
 
 def home(param_name: str, groups: list[list[str]]) -> int | None:
@@ -50,14 +50,6 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[lis
         if around and [".".join(around)] not in groups:
             groups.append([".".join(around)])
     return groups, whole
-
-
-def tied_names(model: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter that has several, by its first one."""
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
-    return {found[0]: found for found in names.values() if len(found) > 1}
 
 
 def _runner(model: nn.Module, param_name: str, seen: Trace) -> str:

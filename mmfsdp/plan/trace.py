@@ -29,12 +29,27 @@ class Trace:
     """How often a module's forward runs; None where no example told."""
     flow: set[str] = field(default_factory=set)
     """Frozen parameters (first names) that backward passes through."""
+    used: dict[str, set[frozenset[str]]] = field(default_factory=dict)
+    """For each parameter (first name), the modules whose forward was running, at each of its uses."""
 
     def runs(self, name: str, module: nn.Module) -> bool:
         """True if hooks on the module's forward will fire."""
         if self.calls is not None and name:
             return self.calls[name] > 0
-        return type(module).forward is not nn.Module.forward
+        return has_forward(module)
+
+
+def has_forward(module: nn.Module) -> bool:
+    """False for a mere container, such as ModuleList."""
+    return type(module).forward is not nn.Module.forward
+
+
+def tied_names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter that has several, by its first one."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return {found[0]: found for found in names.values() if len(found) > 1}
 
 
 def trace(model: nn.Module, example: dict[str, Any] | None) -> Trace:
@@ -70,22 +85,31 @@ def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
     twin = _fake_copy(model, mode)
     inputs = tree_map(lambda v: _fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     seen = Trace(calls=Counter())
-    watch = _Watch({id(p): name for name, p in twin.named_parameters()}, seen.flow)
+    watch = _Watch({id(p): name for name, p in twin.named_parameters()}, seen)
     clock = iter(range(10**9))
 
     def enter(name: str) -> None:
         seen.enter.setdefault(name, next(clock))
         seen.calls[name] += 1  # type: ignore[index]
+        watch.active.append(name)
 
-    handles = []
+    def leave(name: str) -> None:
+        seen.leave[name] = next(clock)
+        watch.active.remove(name)
+
     for name, module in twin.named_modules(remove_duplicate=False):
-        handles.append(module.register_forward_pre_hook(lambda *_, n=name: enter(n)))
-        handles.append(module.register_forward_hook(lambda *_, n=name: seen.leave.__setitem__(n, next(clock))))
+        module.register_forward_pre_hook(lambda *_, n=name: enter(n))
+        module.register_forward_hook(lambda *_, n=name: leave(n))
     try:
         with mode, watch, torch.enable_grad():
             twin(**inputs)
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
+    names = tied_names(twin)
+    for first, uses in seen.used.items():
+        owners = {name.rpartition(".")[0] for name in names.get(first, [first])}
+        if any(not owners & active for active in uses):  # its own forward does not fetch it: as if it never ran
+            seen.calls.update(dict.fromkeys(owners, -(10**9)))  # type: ignore[union-attr]
     return seen
 
 
@@ -105,22 +129,28 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes each frozen parameter that goes into something that requires grad."""
+    """Notes where each parameter is used, and each frozen one that goes into something that requires grad."""
 
-    def __init__(self, names: dict[int, str], flow: set[str]):
+    def __init__(self, names: dict[int, str], seen: Trace):
         super().__init__()
         self.names = names
-        self.flow = flow
+        self.own = dict(names)
+        self.seen = seen
+        self.active: list[str] = []
         self.kept: list[torch.Tensor] = []  # so that no id is given out twice
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        made = any(isinstance(t, torch.Tensor) for t in tree_leaves(out))
+        for t in given if made else ():  # asking for a dtype or a shape is no use
+            if id(t) in self.own:
+                self.seen.used.setdefault(self.own[id(t)], set()).add(frozenset(self.active))
         weights = [self.names[id(t)] for t in given if not t.requires_grad and id(t) in self.names]
         if weights:
             results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
             if any(t.requires_grad for t in results):
-                self.flow.update(weights)
+                self.seen.flow.update(weights)
             elif len(weights) == len(given) == 1:  # the weight itself in another dtype or shape
                 for t in results:
                     self.names.setdefault(id(t), weights[0])

@@ -134,7 +134,7 @@ class WrapPlan:
 
     def check(self) -> None:
         """Raise ValueError with every error that the lint found."""
-        errors = [f.message for f in self.lint if f.level == "error"]
+        errors = dict.fromkeys(f.message for f in self.lint if f.level == "error")
         if errors:
             raise ValueError("; ".join(errors))
 

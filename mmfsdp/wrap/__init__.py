@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..params import Backend, FSDPParams
 from ..plan import WrapPlan, make_plan
+from ..plan.lint import lint
 from .checkpointing import checkpoint_activations
 from .ddp import wrap_ddp
 from .fsdp1 import wrap_fsdp1
@@ -49,7 +51,7 @@ def apply_plan(
     device: this rank's; default its current GPU with nccl, else the CPU. mesh: default made from the plan.
     Raises ValueError if the plan's lint found errors or if it was made for another number of ranks.
     """
-    plan.check()
+    replace(plan, lint=plan.lint + lint(model, plan)).check()  # the model or the plan may have been changed since
     device = torch.device(device) if device is not None else _default_device()
     mesh = mesh or make_mesh(plan, device)
     if mesh.size() != plan.world_size:

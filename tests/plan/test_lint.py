@@ -1,0 +1,187 @@
+"""Each mistake is built, and found once, by name and with its fix."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from test_plan import Stack
+from tiny import tiny_batch, tiny_flamingo
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import SGD
+
+from mmfsdp.freeze import freeze
+from mmfsdp.params import FSDPParams
+from mmfsdp.plan import make_plan
+from mmfsdp.plan.lint import lint
+from mmfsdp.wrap import apply_plan
+
+
+def plan(model: nn.Module, *, ranks: int = 2, example=None, **fields):
+    return make_plan(model, FSDPParams(**fields), world_size=ranks, example=example)
+
+
+def stack(dim: int = 8, *frozen: str) -> Stack:
+    with torch.device("meta"):
+        model = Stack(dim)
+    freeze(model, frozen or ("scale",))
+    return model
+
+
+class Shared(nn.Module):
+    """The output uses the embedding's weight without calling the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 8)
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, ids):
+        return nn.functional.linear(self.layer(self.table(ids)), self.table.weight)
+
+
+def edited(made, name: str, **values):
+    """A plan changed by hand."""
+    return replace(made, units=tuple(replace(u, **values) if u.name == name else u for u in made.units))
+
+
+def mixed_fsdp1():
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Block"}
+    return plan(stack(8, "layers.0.q.*"), backend="FSDP1", **layers).lint
+
+
+def two_dtypes():
+    model = stack()
+    model.layers[1].q.to(torch.bfloat16)
+    return plan(model).lint
+
+
+def scalar():
+    model = stack()
+    model.gate = nn.Parameter(torch.zeros((), device="meta"))
+    return plan(model).lint
+
+
+def tied_apart():
+    model = stack()
+    made = plan(model)
+    model.head.weight = model.layers[0].q.base.weight
+    return lint(model, made)
+
+
+def wrapped_before():
+    model = stack()
+    made = plan(model)
+    model.layers[0].__class__ = type("Wrapped", (FSDPModule, type(model.layers[0])), {})  # what fully_shard leaves
+    return lint(model, made)
+
+
+def container():
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "ModuleList"}
+    return plan(stack(), **layers).lint
+
+
+def nothing_trains():
+    return plan(stack().requires_grad_(False)).lint
+
+
+def frozen_in_optimizer():
+    model = stack()
+    return lint(model, plan(model), optimizer=SGD(model.parameters(), lr=1.0))
+
+
+def left_to_the_optimizer():
+    model = stack()
+    return lint(model, plan(model), optimizer=SGD(model.layers[0].parameters(), lr=1.0))
+
+
+def left_in_root():
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Adapted"}
+    return plan(stack(64), **layers).lint
+
+
+def small_units():
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Linear,LayerNorm"}
+    return plan(stack(512), **layers).lint
+
+
+def large_unit():
+    return plan(stack(512), auto_wrap_policy="NO_WRAP").lint
+
+
+def used_outside():
+    model = Shared()
+    made = plan(model, auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls="Embedding,Linear")
+    assert "table" in [u.name for u in made.units]  # without an example nobody could know
+    seen = plan(model, example={"ids": torch.zeros(2, 3, dtype=torch.int64)})
+    assert not seen.lint and "table.weight" in [p.name for p in seen.units[0].params]
+    from mmfsdp.plan.trace import trace
+
+    return lint(model, made, seen=trace(model, {"ids": torch.zeros(2, 3, dtype=torch.int64)}))
+
+
+def modality_missing():
+    model = tiny_flamingo()
+    media = tiny_batch().media
+    return lint(model, plan(model), batches=[media, media | {"vision": media["vision"][:, :0]}])
+
+
+def unfrozen_later():
+    model = stack()
+    made = plan(model)
+    model.scale.requires_grad_(True)
+    return lint(model, made)
+
+
+def other_model():
+    return lint(nn.Linear(2, 2), plan(stack()))
+
+
+def too_many_ranks():
+    return plan(stack(), ranks=64).lint
+
+
+MISTAKES = {
+    mixed_fsdp1: ("warning", "mixed-unit", "layers.0.q.base.weight.*FROZEN_AWARE"),
+    two_dtypes: ("error", "two-dtypes", r"layers.1.*bfloat16"),
+    scalar: ("error", "scalar", r"gate.*\(1,\)"),
+    tied_apart: ("error", "tied-apart", "head.weight.*one unit"),
+    wrapped_before: ("error", "wrapped-before", "layers.0: already.*plain"),
+    container: ("error", "no-forward", r"layers \(ModuleList\).*inside"),
+    nothing_trains: ("error", "nothing-trains", "freeze.*'!"),
+    frozen_in_optimizer: ("error", "frozen-in-optimizer", "scale.*requires_grad"),
+    left_to_the_optimizer: ("warning", "not-in-optimizer", "layers.1.*never moves"),
+    left_in_root: ("warning", "left-in-root", "head.weight.*FROZEN_AWARE"),
+    small_units: ("warning", "small-units", "min_num_params"),
+    large_unit: ("warning", "large-unit", r"\(root\).*split"),
+    used_outside: ("error", "used-outside", "table.weight.*example"),
+    modality_missing: ("error", "modality-missing", "rank 1's batch has no vision.*blank"),
+    unfrozen_later: ("error", "unfrozen-later", "scale.*before make_plan"),
+    too_many_ranks: ("warning", "more-ranks-than-rows", "2 rows for 64 ranks.*dp_shard"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
+def test_a_mistake_is_found_once_and_named(mistake):
+    level, code, words = MISTAKES[mistake]
+    found = [f for f in mistake() if f.code == code]
+    assert [f.level for f in found] == [level]
+    assert re.search(words, found[0].message), found[0].message
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"frozen_policy": "KEEP"}, {"backend": "DDP"}, {"backend": "FSDP1"}])
+def test_sound_plans_are_quiet(fields, tied):
+    assert plan(tiny_flamingo(tied=tied), **fields).lint == ()
+
+
+def test_an_error_stops_the_launch():
+    model = stack()
+    made = plan(model)
+    made.check()
+    with pytest.raises(ValueError, match="layers.0.*one unit"):
+        model.head.weight = model.layers[0].q.base.weight
+        apply_plan(model, made)
+    with pytest.raises(ValueError, match="is a container"):
+        apply_plan(stack(), edited(made, "layers.0", modules=("layers",)))
