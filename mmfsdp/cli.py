@@ -17,6 +17,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
+  mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
 
 C is a YAML file or a preset: {presets}.
 Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `mmfsdp plan --help` lists them all."""
@@ -187,6 +188,23 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     return 0
 
 
+def bench(argv: list[str]) -> int:
+    """Measure; `data` is what can be measured so far."""
+    if argv[:1] != ["data"]:
+        raise ParamError("bench", f"{' '.join(argv)!r} is no bench; choose data")
+    import json
+
+    import tyro
+
+    from .bench.data import bench_data, table
+
+    found = tyro.cli(bench_data, args=argv[1:], prog="mmfsdp bench data")
+    print(table(found))
+    Path("bench_data.json").write_text(json.dumps(found, indent=1))
+    print("written to bench_data.json")
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan,
     "run": run,
@@ -194,4 +212,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "watch": watch,
     "resume": resume,
     "caption": caption,
+    "bench": bench,
 }

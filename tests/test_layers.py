@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "plan": {"params"},
     "estimate": {"params", "plan"},
     "wrap": {"params", "plan"},
+    "compat": {"params", "wrap"},
     "measure": {"params", "plan", "wrap"},
     "checkpoint": {"params", "plan", "wrap", "runs"},
     "step": {"params", "data"},
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "plots": {"params", "plan", "estimate", "runs"},
     "report": {"params", "plan", "estimate", "runs", "plots"},
 }
-ABOVE_ALL = {"widgets", "cli"}
+ABOVE_ALL = {"widgets", "cli", "bench"}
 LATE = {("launch", "train"), ("models", "wrap")}
 """Imported inside a function only: the job, and Flamingo.wrap_fsdp, a method as in OpenFlamingo."""
 

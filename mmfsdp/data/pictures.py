@@ -65,11 +65,12 @@ def to_tensor(
     Resizes only what the crop keeps, so a very wide picture costs no more than another. With a `seed` the picture is
     shifted and scaled a little at random.
     """
-    pixels = np.asarray(to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, box=_box(image.size, size)))
-    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
+    small = to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, box=_box(image.size, size))
+    planes = np.array(small).transpose(2, 0, 1)
+    tensor = torch.from_numpy(np.ascontiguousarray(planes)).float().div_(255)
     if seed is not None:
         tensor = _augment(tensor, seed)
-    return (tensor - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    return tensor.sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 
 
 def _box(shape: tuple[int, int], size: int) -> tuple[float, float, float, float]:

@@ -1,0 +1,1 @@
+"""What things cost: measured here, in interleaved rounds, with medians."""

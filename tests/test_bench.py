@@ -1,0 +1,30 @@
+"""mmfsdp bench: every kind of source is measured on the same pictures, and what is measured is written down."""
+
+import json
+
+from mmfsdp.bench.data import SOURCES, _read, write_sources
+from mmfsdp.cli import main
+from mmfsdp.data import open_source
+from mmfsdp.params import DataParams
+
+
+def test_every_source_holds_the_same_pictures_for_both_loops(tmp_path):
+    write_sources(tmp_path, 4, 32)
+    for kind, fields in SOURCES.items():
+        path = tmp_path / fields["path"]
+        by_hand = sorted(image.tobytes() for _, images in _read(kind, path) for image in images)
+        params = DataParams(source=fields["source"], path=str(path))
+        ours = [s for split in ("train", "heldout") for s in open_source(params, split=split, image_size=16)]
+        assert sorted(image.tobytes() for sample in ours for image in sample.images) == by_hand, kind
+        assert len(by_hand) == 4 * (2 if "document" in kind else 1)
+
+
+def test_bench_data_prints_a_table_and_writes_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "data", "--pictures", "8", "--side", "32", "--image-size", "16", "--rounds", "2"]) == 0
+    found = json.loads((tmp_path / "bench_data.json").read_text())
+    assert set(found["sources"]) == set(SOURCES) and found["rounds"] == 2
+    text = capsys.readouterr().out
+    for kind, row in found["sources"].items():
+        assert kind in text and all(row[name] > 0 for name in ("read", "by_hand", "mmfsdp"))
+    assert main(["bench", "speed"]) == 2
