@@ -23,8 +23,11 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "make_plan": "plan",
     "estimate": "estimate",
     "wrap_fsdp": "wrap",
+    "fsdp": "compat",
     "train_step": "step",
     "Flamingo": "models",
+    "MultimodalModel": "models",
+    "ModalEncoder": "models",
     "launch": "launch",
     "Run": "launch",
 }

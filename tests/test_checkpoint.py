@@ -93,3 +93,31 @@ def test_another_model_is_refused_by_parameter_name(tmp_path):
     with pytest.raises(ParamError, match="perceiver.latents"):
         checkpoint.load(model, path)
     assert not list(path.glob("*.pt")) and json.loads((path / "complete.json").read_text())["step"] == 1
+
+
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_offered(tmp_path):
+    model = tiny_flamingo()
+    checkpoint.save(tmp_path, model=model, step=1)
+    path = checkpoint.save(tmp_path, model=model, step=2)
+    (file,) = path.glob("*.safetensors")
+    whole = file.read_bytes()
+    for harm in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), None):
+        file.unlink() if harm is None else file.write_bytes(harm)
+        with pytest.raises(checkpoint.DamagedCheckpoint, match=f"{file.name} is missing, .* step_00000001.*--step 1"):
+            checkpoint.load(model, path)
+    file.write_bytes(whole)
+    assert checkpoint.load(model, path)["step"] == 2
+    text = (path / "complete.json").read_text()
+    for harm in (text[:-5], text.replace('"step": 2', '"step": 3')):
+        (path / "complete.json").write_text(harm)
+        with pytest.raises(checkpoint.DamagedCheckpoint, match="complete.json"):
+            checkpoint.load(model, path)
+
+
+def test_nothing_in_a_checkpoint_is_pickled_and_nothing_of_ours_unpickles(tmp_path):
+    path = checkpoint.save(tmp_path, model=tiny_flamingo(), step=1)
+    assert {file.suffix for file in path.rglob("*") if file.is_file()} == {".safetensors", ".json"}
+    for file in Path(checkpoint.__file__).parent.parent.rglob("*.py"):
+        text = file.read_text()
+        assert "import pickle" not in text and "pickle.load" not in text, file
+        assert text.count("torch.load(") == text.count("weights_only=True"), file

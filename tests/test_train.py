@@ -1,0 +1,76 @@
+"""train.run on one rank, in this process: what it leaves behind, and when it gives up."""
+
+import json
+
+import pytest
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from mmfsdp import ParamError, checkpoint, runs, train
+from tests.tiny_run import as_rank, free_port, tiny_run
+
+
+@pytest.fixture
+def go(tmp_path, monkeypatch):
+    """Trains the tiny run on one rank in this process, in its run folder."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def run(**changes):
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        params = tiny_run(tmp_path, **{"launch.ranks": 1, "train.accumulation": 1, **changes})
+        params.to_yaml(folder / "params.yaml")
+        as_rank(0, 1, free_port())
+        try:
+            train.run(folder)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        return folder
+
+    return run
+
+
+def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go):
+    folder = go(**{"train.keep_last": 2})
+    rows, _ = runs.read_metrics(folder)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["loss"] < rows[0]["loss"]
+    assert [row["skipped_steps"] for row in rows] == [0] * 6
+    assert [path.name for path in runs.complete_checkpoints(folder / "checkpoints")] == [
+        "step_00000004",
+        "step_00000006",
+    ]
+    result = json.loads((folder / "result.json").read_text())
+    assert result["frozen_parameters_changed"] == 0 and result["world_size"] == 1
+    assert json.loads((folder / "plan.json").read_text())["plan"]
+    before = (folder / "metrics.jsonl").read_bytes()
+    go(**{"train.keep_last": 2})
+    assert (folder / "metrics.jsonl").read_bytes() == before, "all steps are done: nothing is trained again"
+
+
+def test_steps_without_a_finite_loss_change_nothing_and_end_the_run_with_the_batch_kept(go, tmp_path, capfd):
+    with pytest.raises(RuntimeError, match="train.max_skipped: .* not finite in 3 steps in a row, up to step 4"):
+        go(**{"train.lr": 1e30, "train.warmup_steps": 0, "train.max_skipped": 3, "train.save_every": 1})
+    folder = tmp_path / "run"
+    rows, _ = runs.read_metrics(folder)
+    assert [row["skipped_steps"] for row in rows][-3:] == [1, 2, 3] and rows[-1]["skipped"]
+    kept = load_file(folder / "bad_batch/rank0.safetensors")
+    assert kept["0.input_ids"].shape == kept["0.labels"].shape and kept["0.vision"].shape[0] == 2
+    weights = [
+        load_file(next(path.glob("*.safetensors"))) for path in runs.complete_checkpoints(folder / "checkpoints")[-2:]
+    ]
+    assert all((weights[0][name] == weights[1][name]).all() or weights[0][name].isnan().any() for name in weights[0])
+    assert "skipped: loss nan" in capfd.readouterr().out
+
+
+def test_other_backbone_weights_than_the_runs_are_found_by_name(go, tmp_path):
+    folder = go(**{"train.steps": 2})
+    weights = tmp_path / "language" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ParamError, match="1 frozen parameters, such as language_model.* are not those"):
+        go(**{"train.steps": 4})
+    assert checkpoint.latest(folder / "checkpoints").name == "step_00000002"

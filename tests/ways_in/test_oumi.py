@@ -1,0 +1,136 @@
+"""Oumi's FSDP parameters: each enum and field means what its documentation says, in torch's enums and in the state of
+a model that was wrapped by it on four real ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as torch_fsdp
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+from mmfsdp import AutoWrapPolicy, BackwardPrefetch, FSDPParams, ShardingStrategy, StateDictType, wrap_fsdp
+from mmfsdp.params import Backend
+from tests.ranks import on_ranks
+
+
+def test_every_enum_has_oumis_members_and_torchs_counterparts():
+    torchs = torch_fsdp.ShardingStrategy
+    assert {s.value: s.to_torch() for s in ShardingStrategy} == {
+        "FULL_SHARD": torchs.FULL_SHARD,
+        "SHARD_GRAD_OP": torchs.SHARD_GRAD_OP,
+        "HYBRID_SHARD": torchs.HYBRID_SHARD,
+        "NO_SHARD": torchs.NO_SHARD,
+        "HYBRID_SHARD_ZERO2": torchs._HYBRID_SHARD_ZERO2,
+    }
+    assert {s.value: s.to_torch() for s in StateDictType} == {
+        "FULL_STATE_DICT": torch_fsdp.StateDictType.FULL_STATE_DICT,
+        "SHARDED_STATE_DICT": torch_fsdp.StateDictType.SHARDED_STATE_DICT,
+        "LOCAL_STATE_DICT": torch_fsdp.StateDictType.LOCAL_STATE_DICT,
+    }
+    assert {p.value: p.to_torch() for p in BackwardPrefetch} == {
+        "BACKWARD_PRE": torch_fsdp.BackwardPrefetch.BACKWARD_PRE,
+        "BACKWARD_POST": torch_fsdp.BackwardPrefetch.BACKWARD_POST,
+        "NO_PREFETCH": None,
+    }
+    assert {p.value for p in AutoWrapPolicy} == {
+        "SIZE_BASED_WRAP",
+        "TRANSFORMER_BASED_WRAP",
+        "NO_WRAP",
+        "FROZEN_AWARE",
+    }
+    for choice in (*ShardingStrategy, *StateDictType, *BackwardPrefetch, *AutoWrapPolicy):
+        assert isinstance(choice, str) and str(choice) == choice.value and type(choice)(choice.value) is choice
+
+
+def test_the_fields_are_oumis():
+    ours = set(FSDPParams.__dataclass_fields__)
+    assert ours >= {
+        "enable_fsdp", "sharding_strategy", "cpu_offload", "mixed_precision", "backward_prefetch", "forward_prefetch",
+        "use_orig_params", "state_dict_type", "auto_wrap_policy", "min_num_params", "transformer_layer_cls",
+        "sync_module_states",
+    }  # fmt: skip
+    assert FSDPParams(enable_fsdp=False).effective_backend is Backend.DDP
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(dist.get_rank())  # only sync_module_states can make the ranks equal
+    return nn.Sequential(nn.Linear(4, 8), Layer(), Layer(), nn.Linear(8, 2))
+
+
+LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Layer"}
+CASES = {
+    "default": {},
+    "FULL_SHARD": LAYERS | {"sharding_strategy": "FULL_SHARD"},
+    "SHARD_GRAD_OP": LAYERS | {"sharding_strategy": "SHARD_GRAD_OP"},
+    "HYBRID_SHARD": LAYERS | {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2},
+    "HYBRID_SHARD_ZERO2": LAYERS | {"sharding_strategy": "HYBRID_SHARD_ZERO2", "dp_replicate": 2, "dp_shard": 2},
+    "NO_SHARD": {"sharding_strategy": "NO_SHARD"},
+    "disabled": {"enable_fsdp": False},
+    "bf16": {"mixed_precision": "bf16"},
+    "BACKWARD_POST": {"backward_prefetch": "BACKWARD_POST"},
+    "NO_PREFETCH": {"backward_prefetch": "NO_PREFETCH"},
+    "forward_prefetch": {"forward_prefetch": True},
+    "flat": {"use_orig_params": False},
+    "by size": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 500},
+    "unsynced": {"sync_module_states": False},
+}
+
+
+def wrap_every_case() -> dict:
+    found = {}
+    for name, fields in CASES.items():
+        wrapped = wrap_fsdp(model(), FSDPParams(**{"backend": "FSDP1", "auto_wrap_policy": "NO_WRAP", **fields}))
+        seen: dict = {"wrapper": type(wrapped).__name__}
+        if isinstance(wrapped, FSDP):
+            units = FSDP.fsdp_modules(wrapped)
+            seen["units"] = [type(unit.module).__name__ for unit in units]
+            seen["strategy"] = units[min(1, len(units) - 1)].sharding_strategy.name
+            seen["prefetch"] = [str(wrapped.backward_prefetch), wrapped.forward_prefetch]
+            seen["orig"] = wrapped._use_orig_params
+            seen["compute"] = str(wrapped.mixed_precision.param_dtype)
+            seen["offload"] = wrapped.cpu_offload.offload_params
+        with FSDP.summon_full_params(wrapped) if isinstance(wrapped, FSDP) else torch.no_grad():
+            whole = torch.cat([p.detach().flatten() for p in wrapped.parameters()])
+        other = whole.clone()
+        dist.broadcast(other, 0)
+        seen["as rank 0"] = torch.equal(whole, other)
+        found[name] = seen
+    return found
+
+
+@pytest.fixture(scope="module")
+def found():
+    return on_ranks(wrap_every_case, 4)
+
+
+def test_the_wrapped_models_are_what_the_fields_say(found):
+    seen = found[0]
+    for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"):
+        assert seen[strategy]["strategy"] == strategy
+    assert seen["HYBRID_SHARD_ZERO2"]["strategy"] == "_HYBRID_SHARD_ZERO2"
+    for ddp in ("NO_SHARD", "disabled"):
+        assert seen[ddp]["wrapper"] == "DistributedDataParallel"
+    plain = seen["default"]
+    assert plain["prefetch"] == ["BackwardPrefetch.BACKWARD_PRE", False] and not plain["offload"] and plain["orig"]
+    assert seen["BACKWARD_POST"]["prefetch"][0] == "BackwardPrefetch.BACKWARD_POST"
+    assert seen["NO_PREFETCH"]["prefetch"][0] == "None" and seen["forward_prefetch"]["prefetch"][1] is True
+    assert seen["bf16"]["compute"] == "torch.bfloat16"
+    assert seen["flat"]["orig"] is False
+    assert plain["units"] == ["Sequential"]
+    assert seen["by size"]["units"] == seen["FULL_SHARD"]["units"] == ["Sequential", "Layer", "Layer"]
+
+
+def test_rank_0s_weights_are_everybodys_only_with_sync_module_states(found):
+    synced = {name: seen["as rank 0"] for name, seen in found[1].items()}
+    # unsynced and sharded, each rank holds half of its own: the whole is the same mixture everywhere, yet not rank 0's
+    del synced["unsynced"]
+    assert all(synced.values())
