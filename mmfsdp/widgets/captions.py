@@ -8,6 +8,7 @@ import ipywidgets as w
 
 from .. import runs
 from ..report import STYLE, captions, figures, write_report
+from .heavy import alone
 
 
 def show_captions(path: str | Path, *, each: int = 5) -> w.HTML:
@@ -22,8 +23,8 @@ def show_captions(path: str | Path, *, each: int = 5) -> w.HTML:
     if result is None:
         raise FileNotFoundError(f"{path} has no result yet: {runs.run_state(path)}")
     if "captions" not in result:
-        from ..evaluate import caption_held_out
-
+        with alone:
+            from ..evaluate import caption_held_out
         result = caption_held_out(path)
     write_report(path)
     return w.HTML(STYLE + figures(result) + captions(path, each=each))

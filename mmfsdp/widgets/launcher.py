@@ -12,6 +12,7 @@ from ..params import RunParams
 from ..report import STYLE
 from ..runs import RunState
 from .form import RunForm
+from .heavy import alone, plan_of
 from .panel import RunPanel
 
 
@@ -68,9 +69,10 @@ class Launcher(w.VBox):
 
     def _work(self, params: RunParams) -> None:
         try:
-            from ..pretrain import ensure_backbones
-
             self._note.value = "starting…"
+            plan_of(params)[0].check()  # what the lint calls an error stops here, not in a rank
+            with alone:
+                from ..pretrain import ensure_backbones
             ensure_backbones(params, progress=self._progress)
             self.panel = RunPanel(launch(params).path)
             self._place.children, self._note.value = [self.panel], ""

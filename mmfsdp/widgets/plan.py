@@ -11,6 +11,7 @@ import ipywidgets as w
 from ..params import RunParams
 from ..report import STYLE, plan_html
 from .form import RunForm
+from .heavy import alone, plan_of
 
 if TYPE_CHECKING:
     from ..plan import WrapPlan
@@ -25,7 +26,6 @@ class PlanView(w.VBox):
     def __init__(self, form: RunForm):
         self.plan: WrapPlan | None = None
         self._wanted = form.params
-        self._one_at_a_time = threading.Lock()
         self._html, self._note = w.HTML(), w.HTML()
         super().__init__([w.HTML(STYLE), self._note, self._html])
         form.observe(lambda change: self._draw_later(change.new), "params")
@@ -46,14 +46,12 @@ class PlanView(w.VBox):
         self._thread.start()
 
     def _draw(self, params: RunParams) -> None:
-        with self._one_at_a_time:
+        with alone:
             if params is not self._wanted:
                 return  # somebody has chosen something else meanwhile
             self._failure: Exception | None = None
             try:
-                from ..preview import preview
-
-                self.plan, cost = preview(params)
+                self.plan, cost = plan_of(params)
                 self._html.value = plan_html(self.plan, cost.to_dict())
                 self._note.value = ""
             except Exception as error:  # nobody is above this thread: it is shown, and raised by wait()

@@ -1,0 +1,23 @@
+"""torch and friends are imported by one thread at a time: transformers' lazy modules break when two do it at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ..params import RunParams
+
+if TYPE_CHECKING:
+    from ..estimate import Estimate
+    from ..plan import WrapPlan
+
+alone = threading.RLock()
+"""Held while something heavy is imported, or built for the first time."""
+
+
+def plan_of(params: RunParams) -> tuple[WrapPlan, Estimate]:
+    """The plan of a run and its cost, from any thread. Raises ValueError for what cannot be planned."""
+    with alone:
+        from ..preview import preview
+
+        return preview(params)
