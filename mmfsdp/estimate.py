@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .params import Backend, TrainParams
-from .plan import ITEMSIZE, Unit, WrapPlan
+from .plan import Unit, WrapPlan
+from .plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
 from .plan.table import size
 
 CONTROL_CALLS = 2
@@ -31,11 +32,13 @@ class Memory:
     """Gradients between backward and the optimizer's step."""
     optimizer: int
     """AdamW's two moments."""
+    buffers: int
+    """What the largest gather and the largest reduction pass through."""
 
     @property
     def total(self) -> int:
         """Their sum: activations come on top."""
-        return self.parameters + self.gathered + self.gradients + self.optimizer
+        return self.parameters + self.gathered + self.gradients + self.optimizer + self.buffers
 
 
 @dataclass(frozen=True)
@@ -95,27 +98,14 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None) -> Estimate:
 
 
 def _memory(plan: WrapPlan) -> Memory:
-    trained = sum(_shard_bytes(plan, u) for u in plan.units)
+    trained = sum(shard_bytes(plan, u) for u in plan.units)
     return Memory(
         parameters=sum(u.held_bytes for u in plan.units),
-        gathered=_gathered_peak(plan),
+        gathered=gathered_peak(plan),
         gradients=trained,
         optimizer=2 * trained,
+        buffers=max((gather_buffer(plan, u) for u in plan.units if u.sharded), default=0) + reduce_buffer(plan),
     )
-
-
-def _shard_bytes(plan: WrapPlan, unit: Unit) -> int:
-    """Bytes of this rank's part of the trainable parameters."""
-    parts = plan.shard if unit.sharded else 1
-    return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable)
-
-
-def _gathered_peak(plan: WrapPlan) -> int:
-    """Units that stay gathered to the end of forward, and the largest two of the others (one runs, one comes next)."""
-    sharded = [u for u in plan.units if u.sharded]
-    stay = sum(u.gathered_bytes for u in sharded if not u.reshard_after_forward)
-    others = sorted((u.gathered_bytes for u in sharded if u.reshard_after_forward), reverse=True)
-    return stay + sum(others[:2])
 
 
 def _wire(plan: WrapPlan, micro_steps: int) -> list[Wire]:

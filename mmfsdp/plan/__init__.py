@@ -23,6 +23,7 @@ def make_plan(
     backward goes are seen rather than assumed from the order in which modules were registered.
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
+    from .auto import choose
     from .build import build_units  # here, so that reading a plan needs no torch
     from .group import group
     from .lint import lint
@@ -39,16 +40,41 @@ def make_plan(
         groups, whole = split_for_fsdp1(model, groups)
     else:
         groups = join_tied(model, groups, seen)
-    units = build_units(model, params, groups, whole, seen, shard=shard)
-    _refuse_units(params, units)
-    plan = WrapPlan(fsdp=params, world_size=world_size, replicate=replicates, shard=shard, units=units)
+
+    def made(policy: FrozenPolicy) -> WrapPlan:
+        fsdp = replace(params, frozen_policy=policy, memory_budget_gib=None)
+        units = build_units(model, fsdp, groups, whole, seen, shard=shard)
+        _refuse_units(fsdp, units)
+        return WrapPlan(fsdp=params, world_size=world_size, replicate=replicates, shard=shard, units=units)
+
+    if params.frozen_policy is FrozenPolicy.AUTO:
+        plan = choose([made(policy) for policy in _POLICIES], budget=int((params.memory_budget_gib or 0) * 2**30))
+        plan = _ddp(model, plan, example) or plan
+    else:
+        plan = made(params.frozen_policy)
     return replace(plan, lint=lint(model, plan, seen=seen))
+
+
+_POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
+
+
+def _ddp(model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None) -> WrapPlan | None:
+    """The plan as DDP, where that is as good, fits, and can honor the other choices."""
+    from .auto import ddp_is_as_good, memory_of
+
+    budget = plan.fsdp.memory_budget_gib or 0
+    try:
+        fsdp = replace(plan.fsdp, backend=Backend.DDP, frozen_policy=FrozenPolicy.REPLICATE, memory_budget_gib=None)
+        ddp = make_plan(model, fsdp, world_size=plan.world_size, example=example)
+    except ParamError:
+        return None
+    if not ddp_is_as_good(plan) or memory_of(ddp) > budget * 2**30:
+        return None
+    return replace(ddp, why=f"{plan.why}; so little trains that one all-reduce of it is cheaper than to shard it: DDP")
 
 
 def _refuse(params: FSDPParams) -> None:
     """Raise ParamError for what cannot be kept whatever the model is."""
-    if params.frozen_policy is FrozenPolicy.AUTO:
-        raise ParamError("frozen_policy", "AUTO is not there yet; choose SHARD, KEEP or REPLICATE")
     if params.mixed_precision is Precision.FP16:
         raise ParamError("mixed_precision", "fp16 needs a gradient scaler, which is not there yet; choose bf16")
 

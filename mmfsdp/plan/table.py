@@ -29,8 +29,8 @@ def plan_table(plan: WrapPlan) -> str:
     ]
     lines += [_line(plan, alike) for alike in _alike(units)]
     lines += ["-" * len(COLUMNS), *_total(plan)]
-    for f in plan.lint:
-        lines += textwrap.wrap(f"{f.level}: {f.message}", len(COLUMNS), subsequent_indent="  ")
+    for text in ([plan.why] if plan.why else []) + [f"{f.level}: {f.message}" for f in plan.lint]:
+        lines += textwrap.wrap(text, len(COLUMNS), subsequent_indent="  ")
     return "\n".join(lines)
 
 

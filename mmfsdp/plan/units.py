@@ -116,6 +116,8 @@ class WrapPlan:
     """Ranks along the shard axis."""
     units: tuple[Unit, ...]
     lint: tuple[Finding, ...] = ()
+    why: str = ""
+    """What AUTO chose, and why."""
 
     @property
     def backend(self) -> Backend:

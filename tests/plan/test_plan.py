@@ -182,7 +182,6 @@ def test_no_wrap_is_one_unit():
             {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "LamaDecoderLayer"},
             "LlamaDecoderLayer",
         ),
-        ({"frozen_policy": "AUTO", "memory_budget_gib": 1}, "SHARD, KEEP or REPLICATE"),
         ({"mixed_precision": "fp16"}, "bf16"),
         ({"frozen_dtype": "bf16", "frozen_policy": "REPLICATE"}, "mixed_precision"),
         ({"backend": "DDP", "frozen_dtype": "bf16"}, "mixed_precision"),

@@ -1,0 +1,34 @@
+"""Bytes that wrapping itself takes beside parameters: what the estimate adds up and AUTO chooses by."""
+
+from __future__ import annotations
+
+from ..params import Backend
+from .units import ITEMSIZE, Unit, WrapPlan
+
+
+def shard_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Bytes of this rank's part of a unit's trainable parameters."""
+    parts = plan.shard if unit.sharded else 1
+    return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable)
+
+
+def gathered_peak(plan: WrapPlan) -> int:
+    """Units that stay gathered to the end of forward, and the largest two of the others (one runs, one comes next)."""
+    sharded = [u for u in plan.units if u.sharded]
+    stay = sum(u.gathered_bytes for u in sharded if not u.reshard_after_forward)
+    others = sorted((u.gathered_bytes for u in sharded if u.reshard_after_forward), reverse=True)
+    return stay + sum(others[:2])
+
+
+def gather_buffer(plan: WrapPlan, unit: Unit) -> int:
+    """What a gather passes through: FSDP2 copies out of one flat buffer, FSDP1 gathers in place."""
+    return unit.gathered_bytes if plan.backend is Backend.FSDP2 else 0
+
+
+def reduce_buffer(plan: WrapPlan) -> int:
+    """Whole gradients of the largest unit, and the buffer that they are reduced from."""
+    return max((u.reduced_bytes + _whole_gradients(u) for u in plan.units if u.sharded), default=0)
+
+
+def _whole_gradients(unit: Unit) -> int:
+    return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params if p.trainable)
