@@ -5,22 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from .data.multimodal import MultimodalProcessor, add_placeholders
 from .data.processor import Processor
-from .models import Flamingo, TokenIds, VisionEncoder, build_language, build_vision, load_tokenizer
-from .params import GENERATED, BackboneParams, ModelParams, ParamError
-from .params.run import plain
+from .models import (
+    Flamingo,
+    MediaModel,
+    ModalEncoder,
+    MultimodalModel,
+    TokenIds,
+    VisionEncoder,
+    build_audio,
+    build_language,
+    build_vision,
+    load_tokenizer,
+)
+from .params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
 
 RECIPE = 1
 """Raise it when the generated pictures or their pretraining change: what older versions pretrained is then left."""
 
 
-def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Flamingo, Processor | None]:
+def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel, Processor | None]:
     """The model of `params` and its processor. Everything is trainable: `freeze` comes after.
 
     With `meta` parameters have shapes only and nothing is downloaded. The processor is None where there is no
@@ -30,7 +42,12 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Flamingo, P
     vision_params, language_params = (_found(params, part, meta) for part in ("vision", "language"))
     vision = build_vision(vision_params, meta=meta)
     language = build_language(language_params, meta=meta)
-    processor, tokens = _processor(language_params, language, vision, meta)
+    tokenizer = _tokenizer(language_params, meta)
+    if tokenizer is not None:
+        language.generation_config.eos_token_id = tokenizer.eos_token_id
+    if params.kind is ModelKind.MULTIMODAL:
+        return _multimodal(params, vision, language, tokenizer, meta)
+    processor, tokens = _processor(language, vision, tokenizer)
     model = Flamingo(
         vision,
         language,
@@ -53,7 +70,8 @@ def generated_folder(params: ModelParams) -> Path:
     `language/` as transformers does. One folder per configuration, under $MMFSDP_CACHE or the user's cache folder.
     """
     cache = os.environ.get("MMFSDP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mmfsdp"
-    what = json.dumps([RECIPE, plain(asdict(params.vision)), plain(asdict(params.language))], sort_keys=True)
+    parts = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
+    what = json.dumps([RECIPE, parts], sort_keys=True)
     return Path(cache).expanduser() / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
@@ -78,18 +96,56 @@ def _found(params: ModelParams, part: str, meta: bool) -> BackboneParams:
     return replace(backbone, weights=str(folder) if folder.is_dir() else None)
 
 
-def _processor(
-    params: BackboneParams, language: PreTrainedModel, vision: VisionEncoder, meta: bool
-) -> tuple[Processor | None, TokenIds]:
-    """The processor, where there is a tokenizer, and the ids of the tokens that it has added."""
+def _tokenizer(params: BackboneParams, meta: bool) -> Any:
+    """The language model's tokenizer, where it has one that is at hand."""
     places = [place for place in (params.weights, params.name) if place]
     if not places or (meta and not any(Path(place).is_dir() for place in places)):
+        return None
+    return load_tokenizer(params)
+
+
+def _processor(language: PreTrainedModel, vision: VisionEncoder, tokenizer: Any) -> tuple[Processor | None, TokenIds]:
+    """A Flamingo's processor, where there is a tokenizer, and the ids of the tokens that it has added."""
+    if tokenizer is None:
         table = language.get_input_embeddings()
         assert isinstance(table, nn.Embedding)
         return None, TokenIds.after(table.num_embeddings)
-    tokenizer = load_tokenizer(params)
     known = len(tokenizer)
     processor = Processor(tokenizer, vision.image_size, vision.mean, vision.std)
-    language.generation_config.eos_token_id = tokenizer.eos_token_id
     ids = {"image": processor.image_id, "end_of_chunk": processor.end_id, "pad": processor.pad_id}
     return processor, TokenIds(**ids, known=known, new=len(tokenizer) - known)
+
+
+def _multimodal(
+    params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, meta: bool
+) -> tuple[MultimodalModel, Processor | None]:
+    resampler = {
+        "num_latents": params.num_latents,
+        "depth": params.perceiver_depth,
+        "heads": params.attention_heads,
+        "head_dim": params.attention_head_dim,
+    }
+    parts = {"vision": ModalEncoder(vision, params.projector, resampler)}
+    for one in params.encoders:
+        parts[one.modality.value] = ModalEncoder(build_audio(one, meta=meta), one.projector, resampler)
+    if params.lora_rank:
+        add_lora(language, params.lora_rank, meta=meta)
+    placeholders = None if tokenizer is None else add_placeholders(tokenizer, parts)
+    model = MultimodalModel(parts, language, placeholders=placeholders)
+    if tokenizer is None:
+        return model, None
+    model.tokens = replace(model.tokens, end_of_chunk=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
+    audio: Any = parts["audio"].encoder.item_shape if "audio" in parts else ()
+    looks = (vision.image_size, vision.mean, vision.std)
+    return model, MultimodalProcessor(tokenizer, *looks, counts=model.num_tokens, audio_shape=audio)
+
+
+def add_lora(language: PreTrainedModel, rank: int, *, meta: bool = False) -> None:
+    """LoRA adapters (Hu et al. 2021) beside all matrices but the output's, in place, by peft; at first, a no-op.
+    Raises ParamError where peft is missing."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    inject_adapter_in_model(config, language, low_cpu_mem_usage=meta)

@@ -17,7 +17,7 @@ from .data.batch import Batch, Sample
 from .data.processor import Processor
 from .data.sources import open_source
 from .freeze import freeze
-from .models import Flamingo
+from .models import MediaModel
 from .params import DataSource, RunParams
 
 BATCH = 50
@@ -25,7 +25,7 @@ SHOWN = 12
 """Pictures kept in the run folder with their captions, per split."""
 
 
-def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
+def load_run(folder: Path) -> tuple[RunParams, MediaModel, Processor]:
     """The model of a run with its newest complete checkpoint, in this process, ready to caption.
 
     Raises ParamError where the run has no checkpoint.
@@ -35,6 +35,7 @@ def load_run(folder: Path) -> tuple[RunParams, Flamingo, Processor]:
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(params.train.seed)  # backbones without weights are random, and the run's
     model, processor = build_model(params.model)
+    assert processor is not None, "no run starts without a tokenizer"
     freeze(model, params.model.freeze)
     checkpoint.check_frozen(checkpoint.frozen_checksums(model), checkpoint.load(model, newest))
     return params, model.eval(), processor
@@ -87,7 +88,7 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], said: Seq
 
 
 @torch.inference_mode()
-def captions(model: Flamingo, processor: Processor, samples: Sequence[Sample], *, blank: bool = False) -> list[str]:
+def captions(model: MediaModel, processor: Processor, samples: Sequence[Sample], *, blank: bool = False) -> list[str]:
     """What the model says to each sample's prompt. With `blank`, it sees empty pictures."""
     said: list[str] = []
     device = next(model.parameters()).device
@@ -98,6 +99,6 @@ def captions(model: Flamingo, processor: Processor, samples: Sequence[Sample], *
     return said
 
 
-def _new_tokens(model: Flamingo, batch: Batch, media: dict[str, torch.Tensor]) -> torch.Tensor:
+def _new_tokens(model: MediaModel, batch: Batch, media: dict[str, torch.Tensor]) -> torch.Tensor:
     ids = model.generate(batch.input_ids, attention_mask=batch.attention_mask, media=media, max_new_tokens=24)
     return ids[:, batch.input_ids.shape[1] :]

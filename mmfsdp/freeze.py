@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from .params import ParamError
+from .params.model import freeze_patterns
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
     """Freeze the parameters whose names match, in place.
 
     Patterns are shell-like (`*` also matches dots) and apply in order, as in a .gitignore: one that begins with `!`
-    makes trainable again. A tied parameter answers to each of its names; what no pattern matches stays as it is.
+    makes trainable again; the name of a recipe (`params.RECIPES`: flamingo, llava_stage1, ...) stands for its patterns.
+    A tied parameter answers to each of its names; what no pattern matches stays as it is.
     Raises ParamError for a pattern that matches nothing, and when nothing is left to train.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
-    for pattern in patterns:
+    for pattern in freeze_patterns(patterns):
         wanted = pattern.removeprefix("!")
         matched = [name for name in named if fnmatchcase(name, wanted)]
         if not matched:

@@ -2,17 +2,20 @@
 
 from .batch import Batch, Sample
 from .loader import Batches, batches
+from .multimodal import AUDIO, MultimodalProcessor
 from .pictures import CorruptRecord
 from .processor import END_OF_CHUNK, IMAGE, PAD, Processor, add_special_tokens
 from .sources import Source, open_source
 
 __all__ = [
+    "AUDIO",
     "END_OF_CHUNK",
     "IMAGE",
     "PAD",
     "Batch",
     "Batches",
     "CorruptRecord",
+    "MultimodalProcessor",
     "Processor",
     "Sample",
     "Source",

@@ -32,6 +32,9 @@ class Sample:
     more: tuple[tuple[str, str], ...] = ()
     """Further turns of a conversation: what is given and what is to be said, as prompt and text."""
 
+    sounds: tuple[Any, ...] = ()
+    """Sounds, in the order of `<audio>` placeholders: one-dimensional arrays of 16,000 samples a second, -1 to 1."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 from typing import Any
 
@@ -39,6 +39,7 @@ class Row:
     labels: list[int]
     pictures: list[Tensor]
     cut: bool = False
+    sounds: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Processor:
             ids, _ = self._turns(sample)[0]
             if not ids:
                 raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
-            rows.append(Row(ids, [IGNORE] * len(ids), self._pictures(sample, ids.count(self.image_id))))
+            rows.append(self._row(sample, ids, [IGNORE] * len(ids)))
         return self.collate(rows, left=True)
 
     def takes(self, sample: Sample) -> bool:
@@ -117,8 +118,7 @@ class Processor:
                 "raise max_length or shorten the prompt",
             )
         seed = stable_hash(sample.name) if seed is None else seed
-        pictures = self._pictures(sample, ids.count(self.image_id), seed if self.augment else None)
-        return Row(ids, labels, pictures, cut=length > self.max_length)
+        return self._row(sample, ids, labels, cut=length > self.max_length, seed=seed if self.augment else None)
 
     def collate(self, rows: Sequence[Row], *, left: bool = False) -> Batch:
         """Pad rows to one length and one number of pictures."""
@@ -167,6 +167,11 @@ class Processor:
                 f"has {count} {IMAGE} placeholders but {len(sample.images)} pictures; give one placeholder per picture",
             )
         return turns
+
+    def _row(
+        self, sample: Sample, ids: list[int], labels: list[int], *, cut: bool = False, seed: int | None = None
+    ) -> Row:
+        return Row(ids, labels, self._pictures(sample, ids.count(self.image_id), seed), cut)
 
     def _pictures(self, sample: Sample, count: int, seed: int | None = None) -> list[Tensor]:
         return [

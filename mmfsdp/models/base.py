@@ -152,7 +152,8 @@ class MediaModel(GenerationMixin, nn.Module):
             raise ValueError("attention_mask: a prompt ends in padding; pad prompts on the left")
         eos = self.generation_config.eos_token_id
         ends = [self.tokens.end_of_chunk, *(eos if isinstance(eos, list) else [eos] if eos is not None else [])]
-        defaults = {"pad_token_id": self.tokens.pad, "eos_token_id": ends, "do_sample": False}
+        ends = [end for end in ends if end >= 0]
+        defaults = {"pad_token_id": self.tokens.pad, "eos_token_id": ends or None, "do_sample": False}
         defaults["suppress_tokens"] = self._placeholders()
         return super().generate(  # type: ignore[return-value]
             input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, **{**defaults, **kwargs}

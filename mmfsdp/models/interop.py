@@ -1,15 +1,19 @@
-"""Weights in other projects' layouts: OpenFlamingo's checkpoints, loaded and saved."""
+"""Weights in other projects' layouts: OpenFlamingo's checkpoints, loaded and saved; transformers' LLaVA, loaded."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..params import ProjectorKind
 from .flamingo import Flamingo
+from .multimodal import ModalEncoder, MultimodalModel
+from .vision import VisionEncoder, normalization
 
 _TABLE, _NEW = ".table.weight", ".new_tokens.weight"
 
@@ -52,6 +56,77 @@ def save_open_flamingo(model: Flamingo, path: str | Path) -> None:
         save_file(tensors, path)
     else:
         torch.save(tensors, path)
+
+
+_UNSUPPORTED = {
+    "qwen2_vl": "positions in three dimensions, and pictures of any size whose patches are merged by four",
+    "qwen2_5_vl": "positions in three dimensions, and pictures of any size whose patches are merged by four",
+    "paligemma": "a prompt whose tokens all attend to each other, later ones too, and scaled picture tokens",
+    "idefics2": "pictures of any size, split and packed",
+    "idefics3": "pictures of any size, split and packed",
+    "llava_next": "pictures cut into tiles whose number depends on their shape",
+}
+"""Other families of transformers, and what they have that MultimodalModel lacks."""
+
+
+def load_llava(model_or_folder: Any) -> MultimodalModel:
+    """transformers' LlavaForConditionalGeneration as a MultimodalModel: the model itself, whose parts are taken over
+    rather than copied, or a folder or hub name of one (loaded in fp32). Raises ValueError for what is not supported.
+    """
+    model = model_or_folder
+    if isinstance(model, (str, Path)):
+        from transformers import AutoConfig, AutoModelForImageTextToText
+
+        _refuse(AutoConfig.from_pretrained(model))  # before its weights are read
+        model = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    config = model.config
+    _refuse(config)
+    inner = model.model
+    language = _with_head(config.text_config, inner.language_model, model.lm_head)
+    language.generation_config = model.generation_config
+    mean, std = normalization(config.vision_config.model_type)
+    size = config.vision_config.image_size
+    layer = config.vision_feature_layer
+    vision = VisionEncoder(inner.vision_tower, image_size=size, mean=mean, std=std, feature_layer=layer)
+    whole = MultimodalModel(
+        {"vision": ModalEncoder(vision, ProjectorKind.MLP)}, language, placeholders={"vision": config.image_token_id}
+    )
+    projector: Any = whole.projectors["vision"]
+    if not config.multimodal_projector_bias:
+        projector.linear_1.bias = projector.linear_2.bias = None
+    projector.act = inner.multi_modal_projector.act
+    projector.load_state_dict(inner.multi_modal_projector.state_dict())
+    whole.train(model.training)
+    return whole
+
+
+def _refuse(config: Any) -> None:
+    """Raise ValueError for what is not a LLaVA, or one of a kind that MultimodalModel is not."""
+    if config.model_type != "llava":
+        lacks = _UNSUPPORTED.get(config.model_type, "an architecture of its own")
+        raise ValueError(
+            f"load_llava: {config.model_type!r} is not supported: it has {lacks}; only transformers' "
+            "LlavaForConditionalGeneration (model_type 'llava') loads"
+        )
+    if config.vision_feature_select_strategy != "default" or not isinstance(config.vision_feature_layer, int):
+        raise ValueError(
+            f"load_llava: vision_feature_select_strategy {config.vision_feature_select_strategy!r} with "
+            f"vision_feature_layer {config.vision_feature_layer!r} is not supported; "
+            "only 'default' (no class token) of one layer is"
+        )
+    if config.vision_config.model_type == "pixtral":
+        raise ValueError("load_llava: a pixtral vision tower is not supported: it takes pictures of any size")
+
+
+def _with_head(config: Any, decoder: torch.nn.Module, head: torch.nn.Module) -> Any:
+    """A causal language model of a decoder and an output matrix that are there already."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        language = AutoModelForCausalLM.from_config(config)
+    setattr(language, language.base_model_prefix, decoder)
+    language.set_output_embeddings(head)
+    return language
 
 
 def _fit(name: str, place: Tensor, value: Tensor, model: Flamingo) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from ..params import BackboneParams, BackboneSource, ParamError
+from .shapes import output_shape
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
@@ -39,13 +39,16 @@ class VisionEncoder(nn.Module):
         image_size: int,
         mean: tuple[float, ...] = CLIP_MEAN,
         std: tuple[float, ...] = CLIP_STD,
+        feature_layer: int | None = None,
     ):
+        """feature_layer: of a transformers model, the hidden state to give (-2 is LLaVA's); default its last output."""
         super().__init__()
-        self.visual = visual
+        self.visual, self.feature_layer = visual, feature_layer
         self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
         if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then gives (pooled, tokens)
             visual.output_tokens = True
-        self.num_tokens, self.dim = self._probe()
+        self.item_shape: tuple[int, ...] = (3, image_size, image_size)
+        _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, C, H, W), normalized -> (N, P, D)."""
@@ -61,35 +64,48 @@ class VisionEncoder(nn.Module):
                 pixels, indices=1, normalize_intermediates=True, intermediates_only=True
             )
             return out["image_intermediates"][-1]
-        tokens = self.visual(pixel_values=pixels).last_hidden_state
-        patch = getattr(self.visual.config, "patch_size", None)
+        config = self.visual.config
+        asked: dict[str, bool] = {}
+        if config.image_size not in (pixels.shape[-1], [*pixels.shape[-2:]]) and config.model_type != "dinov2":
+            asked["interpolate_pos_encoding"] = True  # DINOv2 does so unasked
+        if self.feature_layer is None:
+            tokens = self.visual(pixel_values=pixels, **asked).last_hidden_state
+        else:
+            tokens = self.visual(pixels, output_hidden_states=True, **asked).hidden_states[self.feature_layer]
+        patch = getattr(config, "patch_size", None)
         if tokens.ndim == 3 and isinstance(patch, int):
             tokens = tokens[:, -((pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)) :]
         return tokens
-
-    def _probe(self) -> tuple[int, int]:
-        """Tokens and width, from one forward on the meta device."""
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        pixels = torch.empty(2, 3, self.image_size, self.image_size, device="meta")
-        with torch.no_grad():
-            tokens = functional_call(self, empty, (pixels,))
-        return tokens.shape[1], tokens.shape[2]
 
 
 def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder:
     """The vision encoder of `params`; on the meta device, without weights or download, with `meta`.
 
-    Raises ParamError for a name or configuration that the library does not know.
+    Raises ParamError for a name or configuration that the library does not know, or a size or layer that the encoder
+    does not have.
     """
-    if params.source is BackboneSource.OPEN_CLIP:
-        return _open_clip(params, meta)
-    return _transformers(params, meta)
+    build = _open_clip if params.source is BackboneSource.OPEN_CLIP else _transformers
+    visual, looks = build(params, meta)
+    size = params.image_size or looks.pop("image_size")
+    try:
+        return VisionEncoder(visual, **{**looks, "image_size": size}, feature_layer=params.feature_layer)
+    except (RuntimeError, ValueError, IndexError, AssertionError, TypeError) as error:
+        field = "image_size" if params.image_size else "feature_layer"
+        raise ParamError(
+            f"vision.{field}", f"{getattr(params, field)} does not suit {type(visual).__name__}: {error}"
+        ) from None
 
 
-def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
+def normalization(model_type: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation that transformers' vision models of a type were trained with; CLIP's if unknown."""
+    return _NORMALIZATION.get(model_type, (CLIP_MEAN, CLIP_STD))
+
+
+def _open_clip(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
     import open_clip
 
+    if params.feature_layer is not None:
+        raise ParamError("vision.feature_layer", f"{params.feature_layer} needs source transformers; remove it")
     visual: Any
     if not params.weights or meta:
         visual = _untrained(params, meta)
@@ -102,12 +118,11 @@ def _open_clip(params: BackboneParams, meta: bool) -> VisionEncoder:
         visual = open_clip.create_model(params.name, pretrained=params.weights).visual
     size = visual.image_size
     looks = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
-    return VisionEncoder(
-        visual,
-        image_size=size if isinstance(size, int) else size[0],
-        mean=looks.get("mean", CLIP_MEAN),
-        std=looks.get("std", CLIP_STD),
-    )
+    return visual, {
+        "image_size": size if isinstance(size, int) else size[0],
+        "mean": looks.get("mean", CLIP_MEAN),
+        "std": looks.get("std", CLIP_STD),
+    }
 
 
 def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
@@ -146,7 +161,7 @@ def _builtin(name: str) -> dict[str, Any]:
     return config
 
 
-def _transformers(params: BackboneParams, meta: bool) -> VisionEncoder:
+def _transformers(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
     from transformers import AutoModel
 
     from .language import load_config
@@ -158,5 +173,5 @@ def _transformers(params: BackboneParams, meta: bool) -> VisionEncoder:
     else:
         with torch.device("meta" if meta else "cpu"):
             visual = AutoModel.from_config(config, dtype=torch.float32)
-    mean, std = _NORMALIZATION.get(config.model_type, (CLIP_MEAN, CLIP_STD))
-    return VisionEncoder(visual, image_size=config.image_size, mean=mean, std=std)
+    mean, std = normalization(config.model_type)
+    return visual, {"image_size": config.image_size, "mean": mean, "std": std}

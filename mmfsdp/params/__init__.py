@@ -10,20 +10,24 @@ from .enums import (
     DataSource,
     Device,
     FrozenPolicy,
+    Modality,
+    ModelKind,
     Precision,
+    ProjectorKind,
     Schedule,
     ShardingStrategy,
     StateDictType,
     Task,
 )
 from .fsdp import FSDPParams
-from .model import GENERATED, BackboneParams, ModelParams
+from .model import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParams
 from .presets import load, preset_names
 from .run import RunParams
 from .train import LaunchParams, TrainParams
 
 __all__ = [
     "GENERATED",
+    "RECIPES",
     "AutoWrapPolicy",
     "BackboneParams",
     "BackboneSource",
@@ -32,13 +36,17 @@ __all__ = [
     "DataParams",
     "DataSource",
     "Device",
+    "EncoderParams",
     "FSDPParams",
     "FrozenPolicy",
     "LaunchParams",
+    "Modality",
+    "ModelKind",
     "ModelParams",
     "MoreParams",
     "ParamError",
     "Precision",
+    "ProjectorKind",
     "RunParams",
     "Schedule",
     "ShardingStrategy",

@@ -161,6 +161,33 @@ class BackboneSource(Choice):
     """A transformers vision model or causal language model."""
 
 
+class ModelKind(Choice):
+    """How media reach the language model."""
+
+    FLAMINGO = "flamingo"
+    """By gated cross-attention between its layers."""
+    MULTIMODAL = "multimodal"
+    """As tokens among the text's, through a projector (LLaVA)."""
+
+
+class ProjectorKind(Choice):
+    """What carries an encoder's tokens into the language model."""
+
+    LINEAR = "linear"
+    """One matrix."""
+    MLP = "mlp"
+    """Two matrices around a GELU, as in LLaVA 1.5."""
+    RESAMPLER = "resampler"
+    """The perceiver resampler, which makes `num_latents` tokens of each item, and a matrix."""
+
+
+class Modality(Choice):
+    """What an encoder takes."""
+
+    VISION = "vision"
+    AUDIO = "audio"
+
+
 class DataSource(Choice):
     """Where samples come from."""
 

@@ -1,0 +1,106 @@
+"""load_llava: transformers' LLaVA gives the same logits as a MultimodalModel; others are refused."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+    SiglipVisionConfig,
+)
+
+from mmfsdp.models.interop import load_llava
+
+IMAGE = 63
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+VISION = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+VISION |= {"image_size": 16, "patch_size": 8}
+CASES = {
+    "as released": {},
+    "last layer": {"vision_feature_layer": -1},
+    "tied Mistral, no bias": {
+        "text_config": MistralConfig(**TEXT, num_key_value_heads=2, tie_word_embeddings=True),
+        "tie_word_embeddings": True,
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "relu",
+    },
+}
+
+
+def theirs(**changes) -> LlavaForConditionalGeneration:
+    torch.manual_seed(0)
+    parts = {"vision_config": CLIPVisionConfig(**VISION), "text_config": LlamaConfig(**TEXT)}
+    model = LlavaForConditionalGeneration(LlavaConfig(**{**parts, "image_token_index": IMAGE, **changes})).eval()
+    for p in model.parameters():
+        if p.ndim > 1:  # far from the usual tiny start, so that a mistake shows in the logits
+            p.data.normal_(std=0.2)
+    return model
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    """Two pictures; one, padded on the right; pictures in their order."""
+    picture = [IMAGE] * 4
+    rows = [[1, *picture, 5, *picture, 6, 7], [8, 9, *picture, 10]]
+    ids = torch.tensor([row + [0] * (12 - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (12 - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "pixel_values": torch.randn(3, 3, 16, 16)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("form", ["model", "folder"])
+def test_same_logits_as_the_original(case, form, tmp_path):
+    original = theirs(**CASES[case])
+    given = inputs()
+    with torch.no_grad():
+        wanted = original(**given).logits
+    if form == "folder":
+        original.save_pretrained(tmp_path)
+        ours = load_llava(tmp_path).eval()
+    else:
+        ours = load_llava(copy.deepcopy(original))
+    pixels = given["pixel_values"]
+    media = {"vision": torch.stack((pixels[:2], torch.stack((pixels[2], torch.zeros_like(pixels[0])))))[:, :, None]}
+    with torch.no_grad():
+        logits = ours(given["input_ids"], attention_mask=given["attention_mask"], media=media).logits
+        blank = ours(given["input_ids"], attention_mask=given["attention_mask"], media={"vision": 0 * media["vision"]})
+    seen = given["attention_mask"].bool()
+    assert (logits - wanted)[seen].abs().max() < 1e-5
+    assert (blank.logits - wanted)[seen].abs().max() > 0.1, "pictures matter"
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in original.parameters())
+
+
+def test_same_text_and_gradients_as_the_original():
+    original = theirs()
+    ours = load_llava(copy.deepcopy(original))
+    given = inputs()
+    one = {name: value[:1] for name, value in given.items()} | {"pixel_values": given["pixel_values"][:2]}
+    media = {"vision": one["pixel_values"][None, :, None]}
+    said = original.generate(**one, max_new_tokens=5, do_sample=False, suppress_tokens=[IMAGE])
+    assert torch.equal(ours.generate(one["input_ids"], media=media, max_new_tokens=5), said)
+    labels = one["input_ids"].masked_fill(one["input_ids"] == IMAGE, -100)
+    original(**one, labels=labels).loss.backward()
+    ours(one["input_ids"], media=media, labels=labels).loss.backward()
+    for name, p in original.model.multi_modal_projector.named_parameters():
+        torch.testing.assert_close(ours.projectors["vision"].get_parameter(name).grad, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_supported_is_said(tmp_path):
+    for family, message in {
+        "qwen2_vl": "'qwen2_vl' is not supported: it has positions in three dimensions",
+        "paligemma": "a prompt whose tokens all attend to each other",
+        "llava_next": "pictures cut into tiles",
+        "gpt2": "'gpt2' is not supported: it has an architecture of its own; only transformers' Llava",
+    }.items():
+        AutoConfig.for_model(family).save_pretrained(tmp_path / family)
+        with pytest.raises(ValueError, match=message):
+            load_llava(tmp_path / family)
+    siglip = theirs(vision_config=SiglipVisionConfig(**VISION), vision_feature_select_strategy="full")
+    with pytest.raises(ValueError, match="vision_feature_select_strategy 'full' with vision_feature_layer -2 is not"):
+        load_llava(siglip)
+    with pytest.raises(ValueError, match=r"vision_feature_layer \[-2, -1\] is not supported"):
+        load_llava(theirs(vision_feature_layer=[-2, -1]))

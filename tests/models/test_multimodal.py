@@ -1,0 +1,230 @@
+"""MultimodalModel: encoders, projectors and language models of every kind, and what holds for all of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from mmfsdp.freeze import freeze
+from mmfsdp.models import AudioEncoder, ModalEncoder, MultimodalModel, build_audio, build_vision
+from mmfsdp.params import BackboneParams
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+VIT = {"embed_dim": 16, "vision_cfg": {"image_size": 16, "layers": 1, "width": 24, "patch_size": 8, "head_width": 12}}
+CONV = {"embed_dim": 16, "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8}}
+SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+WIDE = {**SMALL, "intermediate_size": 48}
+TOWERS = {
+    "open_clip ViT": BackboneParams(source="open_clip", config=VIT),
+    "open_clip ResNet": BackboneParams(source="open_clip", config=CONV),
+    "CLIP": BackboneParams(config={"model_type": "clip_vision_model", **WIDE}),
+    "CLIP, last but one": BackboneParams(config={"model_type": "clip_vision_model", **WIDE}, feature_layer=-2),
+    "CLIP, other size": BackboneParams(config={"model_type": "clip_vision_model", **WIDE}, image_size=32),
+    "SigLIP": BackboneParams(config={"model_type": "siglip_vision_model", **WIDE}),
+    "DINOv2, other size": BackboneParams(config={"model_type": "dinov2", **SMALL}, image_size=24),
+    "ViT": BackboneParams(config={"model_type": "vit", **WIDE}),
+}
+WHISPER = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "num_mel_bins": 8}
+WHISPER |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "decoder_layers": 1, "decoder_attention_heads": 2}
+WHISPER |= {"decoder_ffn_dim": 8, "vocab_size": 60, "pad_token_id": 0}
+RESAMPLER = {"num_latents": 3, "depth": 1, "heads": 2, "head_dim": 8}
+IMAGE, AUDIO = 60, 61
+
+
+def audio() -> AudioEncoder:
+    return build_audio(BackboneParams(config=WHISPER))
+
+
+def build(text_only, family: str = "llama", *, projector="mlp", tower: str = "open_clip ViT") -> MultimodalModel:
+    torch.manual_seed(0)
+    vision = ModalEncoder(build_vision(TOWERS[tower]), projector, RESAMPLER if projector == "resampler" else {})
+    model = MultimodalModel({"vision": vision, "audio": ModalEncoder(audio(), "linear")}, text_only(family))
+    for name, p in model.named_parameters():
+        if name.startswith("projectors") and p.ndim == 2:  # far from the usual tiny start
+            p.data.normal_(std=0.2)
+    return model.eval()
+
+
+def batch(model: MultimodalModel) -> dict:
+    """A picture and a sound; two pictures; only text, padded on the right."""
+    generator = torch.Generator().manual_seed(3)
+    picture, sound = [IMAGE] * model.num_tokens["vision"], [AUDIO] * model.num_tokens["audio"]
+    rows = [[4, *picture, 5, *sound, 6, 7], [*picture, 8, *picture, 9, 10], [11, 12, 13]]
+    length = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+    shape = model.encoders["vision"].item_shape
+    media = {"vision": torch.randn(3, 2, 1, *shape, generator=generator)}
+    media["audio"] = torch.randn(3, 1, *model.encoders["audio"].item_shape, generator=generator)
+    return {"input_ids": ids, "attention_mask": mask, "media": media}
+
+
+def spliced(model: MultimodalModel, inputs: dict, sample: int) -> torch.Tensor:
+    """Logits of one sample by hand: projected tokens put between embeddings, given as embeddings."""
+    ids = inputs["input_ids"][sample][inputs["attention_mask"][sample].bool()]
+    vectors = model.get_input_embeddings()(ids.clamp(max=59))
+    for key, token in (("vision", IMAGE), ("audio", AUDIO)):
+        items = inputs["media"][key][sample]
+        items = items.flatten(0, 1) if key == "vision" else items
+        tokens = model.projectors[key](model.encoders[key](items)).flatten(0, 1)
+        places = (ids == token).nonzero()[:, 0]
+        vectors = vectors.index_copy(0, places, tokens[: len(places)])
+    return model.language_model(inputs_embeds=vectors[None]).logits[0]
+
+
+@pytest.mark.parametrize("tower", TOWERS)
+def test_any_tower(tower, text_only):
+    model = build(text_only, tower=tower)
+    inputs = batch(model)
+    wanted = {"CLIP, other size": 16, "DINOv2, other size": 9}.get(tower, 4)
+    assert model.num_tokens == {"vision": wanted, "audio": 5}
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits[1, :8], spliced(model, inputs, 1)[:8], **CLOSE)
+
+
+def test_tokens_stand_where_their_placeholders_are(family, text_only):
+    model = build(text_only, family)
+    inputs = batch(model)
+    with torch.no_grad():
+        logits = model(**inputs).logits
+        for sample in range(3):
+            own = spliced(model, inputs, sample)
+            torch.testing.assert_close(logits[sample, : len(own)], own, **CLOSE)
+        alone = model(inputs["input_ids"][2:, :3]).logits  # text alone needs no media
+        torch.testing.assert_close(alone[0], logits[2, :3], **CLOSE)
+
+
+@pytest.mark.parametrize("projector", ["linear", "mlp", "resampler", nn.Linear(24, 32)])
+def test_any_projector_trains(projector, text_only):
+    model = build(text_only, projector=projector)
+    assert model.num_tokens["vision"] == (3 if projector == "resampler" else 4)
+    freeze(model, ["llava_stage1"])
+    inputs = batch(model)
+    labels = inputs["input_ids"].masked_fill(inputs["input_ids"] >= 60, -100)
+    assert model(**inputs).loss is None
+    model.train()(**inputs, labels=labels).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.projectors.parameters())
+    assert all(p.grad is None for p in [*model.encoders.parameters(), *model.language_model.parameters()])
+    model.zero_grad()
+    model(
+        inputs["input_ids"][2:], media={k: v[2:] for k, v in inputs["media"].items()}, labels=labels[2:]
+    ).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() == 0 for p in model.projectors.parameters()), "all are entered"
+
+
+def test_recipes_freeze_each_part_by_itself(text_only):
+    model = build(text_only)
+    parts = {"llava_stage1": {"projectors"}, "llava_stage2": {"projectors", "language_model"}}
+    for recipe, trained in parts.items():
+        model.requires_grad_(True)
+        freeze(model, [recipe])
+        assert {n.split(".")[0] for n, p in model.named_parameters() if p.requires_grad} == trained
+        model.train()
+        assert model.training and model.projectors.training and not model.encoders["vision"].visual.training
+        assert model.language_model.training == ("language_model" in trained)
+        model.eval()
+        assert not any(module.training for module in model.modules())
+    freeze(model, ["encoders.vision.*", "projectors.vision.*", "!encoders.audio.*"])
+    model.train()
+    assert model.encoders["audio"].audio.layers.training and not model.projectors["vision"].training
+
+
+def test_generation_is_greedy_decoding_with_and_without_cache(family, text_only, left):
+    model = build(text_only, family)
+    inputs = batch(model)
+    ids, mask = left(inputs["input_ids"], inputs["attention_mask"])
+    rest = {"attention_mask": mask, "media": inputs["media"], "eos_token_id": None, "max_new_tokens": 4}
+    cached = model.generate(ids, **rest)
+    assert torch.equal(cached, model.generate(ids, **rest, use_cache=False))
+    said, seen = ids, mask
+    for _ in range(4):
+        with torch.no_grad():
+            logits = model(said, attention_mask=seen, media=inputs["media"]).logits[:, -1]
+        said = torch.cat((said, logits.argmax(-1, keepdim=True)), dim=1)
+        seen = torch.cat((seen, torch.ones_like(seen[:, :1])), dim=1)
+    assert torch.equal(cached, said)
+    beams = model.generate(ids, **rest, num_beams=2)
+    assert torch.equal(beams, model.generate(ids, **rest, num_beams=2, use_cache=False))
+
+
+def test_recomputed_activations_give_the_same_gradients(text_only):
+    def gradients(model):
+        freeze(model, ["llava_stage2"])
+        inputs = batch(model)
+        model.train()(**inputs, labels=inputs["input_ids"].clamp(max=59)).loss.backward()
+        return {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+
+    plain, recomputing = build(text_only), build(text_only)
+    recomputing.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    one, other = gradients(plain), gradients(recomputing)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])
+
+
+def test_nothing_stays_on_the_layers_after_a_call(text_only):
+    model = build(text_only)
+    hooks = sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+    model(**batch(model))
+    assert hooks == sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_lora_adapters_train_beside_a_frozen_base(whole, text_only):
+    from peft import LoraConfig, get_peft_model, inject_adapter_in_model
+
+    plain = build(text_only)
+    inputs = batch(plain)
+    wanted = plain(**inputs).logits
+    config = LoraConfig(r=2, lora_dropout=0.5, target_modules="all-linear", task_type="CAUSAL_LM")
+    language = text_only("llama")
+    language = get_peft_model(language, config) if whole else inject_adapter_in_model(config, language)
+    vision = ModalEncoder(plain.encoders["vision"], plain.projectors["vision"])
+    model = MultimodalModel(
+        {"vision": vision, "audio": ModalEncoder(plain.encoders["audio"], plain.projectors["audio"])}, language
+    ).eval()
+    torch.testing.assert_close(model(**inputs).logits, wanted, **CLOSE)
+    freeze(model, ["llava_lora"])
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in n or n.startswith("projectors") for n in trained) and any("lora_" in n for n in trained)
+    model.train()
+    dropouts = [m for n, m in model.named_modules() if n.endswith("lora_dropout.default")]
+    assert dropouts and all(d.training for d in dropouts)
+    assert not any(m.training for n, m in model.named_modules() if n.endswith("base_layer"))
+    model(**inputs, labels=inputs["input_ids"].clamp(max=59)).loss.backward()
+    assert {n for n, p in model.named_parameters() if p.grad is not None} == trained
+    said = model.eval().generate(inputs["input_ids"][1:2, :9], media={k: v[1:2] for k, v in inputs["media"].items()})
+    assert said.shape[1] > 9
+
+
+def test_widths_that_do_not_fit_are_named_with_both_numbers(text_only):
+    vision, language = build_vision(TOWERS["CLIP"]), text_only("llama")
+    cases = {
+        r"encoders.vision: the projector Linear takes 20 features but the encoder CLIPVisionModel gives 24": nn.Linear(
+            20, 32
+        ),
+        r"projector Linear gives 31 features but the language model LlamaForCausalLM takes 32": nn.Linear(24, 31),
+        r"the projector Flatten makes \(2, 4, 24\) into \(2, 96\)": nn.Flatten(),
+        r"projector: 'mpl' is not one of linear, mlp, resampler, nor a module": "mpl",
+    }
+    for message, projector in cases.items():
+        with pytest.raises(ValueError, match=message):
+            MultimodalModel({"vision": ModalEncoder(vision, projector)}, language)
+    with pytest.raises(ValueError, match="placeholders: .* must have the keys of encoders, vision"):
+        MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"image": 3})
+
+
+def test_media_that_do_not_fit_the_text_are_named(text_only):
+    model = build(text_only)
+    inputs = batch(model)
+    ids, media = inputs["input_ids"], inputs["media"]
+    with pytest.raises(ValueError, match="sample 1 has 8 placeholder tokens of vision .* 1 items of 4 tokens each"):
+        model(ids, media={**media, "vision": media["vision"][:, :1]})
+    with pytest.raises(ValueError, match="sample 0 has 4 placeholder tokens of vision .* given 0 items"):
+        model(ids)
+    with pytest.raises(ValueError, match="sample 0 has 3 placeholder tokens of vision"):
+        model(ids[:, 2:], media=media)
+    with pytest.raises(ValueError, match=r"must have audio of \(batch, items, 8, 10\)"):
+        model(ids, media={"vision": media["vision"]})
+    with pytest.raises(ValueError, match="no encoder for touch; there are vision, audio"):
+        model(ids, media={**media, "touch": media["audio"]})
+    with pytest.raises(ValueError, match="vision for 2 samples, but input_ids has 3"):
+        model(ids, media={k: v[:2] for k, v in media.items()})
