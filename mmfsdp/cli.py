@@ -18,6 +18,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
+  mmfsdp bench parity [--help]         training on ranks beside one process, for every wrapper, strategy and policy
 
 C is a YAML file or a preset: {presets}.
 Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `mmfsdp plan --help` lists them all."""
@@ -188,21 +189,25 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     return 0
 
 
+BENCHES = {"data": "bench_data", "parity": "bench_parity"}
+
+
 def bench(argv: list[str]) -> int:
-    """Measure; `data` is what can be measured so far."""
-    if argv[:1] != ["data"]:
-        raise ParamError("bench", f"{' '.join(argv)!r} is no bench; choose data")
+    """Measure. Returns 1 where something is not as it must be."""
     import json
+    from importlib import import_module
 
     import tyro
 
-    from .bench.data import bench_data, table
-
-    found = tyro.cli(bench_data, args=argv[1:], prog="mmfsdp bench data")
-    print(table(found))
-    Path("bench_data.json").write_text(json.dumps(found, indent=1))
-    print("written to bench_data.json")
-    return 0
+    name, *flags = argv or [""]
+    if name not in BENCHES:
+        raise ParamError("bench", f"{name!r} is no bench; choose {', '.join(BENCHES)}")
+    module = import_module(f".bench.{name}", __package__)
+    found = tyro.cli(getattr(module, BENCHES[name]), args=flags, prog=f"mmfsdp bench {name}")
+    print(module.table(found))
+    Path(f"bench_{name}.json").write_text(json.dumps(found, indent=1))
+    print(f"written to bench_{name}.json")
+    return int(name == "parity" and not all(row["ok"] for row in found))
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

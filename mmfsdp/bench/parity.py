@@ -1,0 +1,198 @@
+"""`mmfsdp bench parity`: training on ranks equals training in one process, for every wrapper, strategy and policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..checkpoint import count_changed, frozen_checksums
+from ..checkpoint.tensors import model_tensors
+from ..data import Batch
+from ..freeze import freeze
+from ..models import Flamingo, TokenIds, build_language, build_vision
+from ..params import BackboneParams, FSDPParams, ModelParams, TrainParams
+from ..step import build_optimizer, train_step
+from ..wrap import wrap_fsdp
+
+TOLERANCE = 1e-4
+"""Largest relative difference of a loss, a norm or the final weights (as one vector) in fp32."""
+WORDS = 50
+STEPS = 3
+TRAIN = TrainParams(steps=STEPS, lr=1e-2, warmup_steps=1, weight_decay=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train."""
+
+    backend: str
+    strategy: str = "FULL_SHARD"
+    policy: str = "SHARD"
+    accumulation: int = 1
+    clip: float | None = None
+    checkpointing: str = "none"
+
+    def params(self, ranks: int) -> FSDPParams:
+        """How the case wraps."""
+        mesh = {"dp_replicate": ranks // 2, "dp_shard": 2} if self.strategy.startswith("HYBRID") else {}
+        values: dict[str, Any] = {"backend": self.backend, "sharding_strategy": self.strategy, **mesh}
+        return FSDPParams(**values, frozen_policy=self.policy, activation_checkpointing=self.checkpointing)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        how = [self.backend] + ([self.strategy, self.policy] if self.backend != "DDP" else [])
+        how += [f"{self.accumulation} micro-steps"] * (self.accumulation > 1)
+        return " ".join(how + ["clipped"] * bool(self.clip) + ["recomputed"] * (self.checkpointing != "none"))
+
+
+def cases(ranks: int) -> Iterator[Case]:
+    """Every case that so many ranks can run."""
+    strategies = ["FULL_SHARD", "SHARD_GRAD_OP"] + ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] * (ranks % 2 == 0 < ranks - 2)
+    ways = [("DDP", "FULL_SHARD", "SHARD"), *product(("FSDP1", "FSDP2"), strategies, ("SHARD", "KEEP", "REPLICATE"))]
+    for way, accumulation, clip, recomputed in product(ways, (1, 2), (None, 0.5), ("none", "all")):
+        yield Case(*way, accumulation, clip, recomputed)
+
+
+def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dict[str, Any]]:
+    """Train every case for three steps beside one process. One row a case: the largest relative differences of loss,
+    norm and final weights; frozen parameters changed; optimizer states held, and how many there should be; whether all
+    that is as it must be. every: only each n-th case, for a quick look."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for count in ranks:
+        chosen = list(cases(count))[::every]
+        keys = {(case.accumulation, case.clip) for case in chosen}
+        alone = {key: one_process(count, *key) for key in keys}
+        with tempfile.TemporaryDirectory() as folder:
+            mp.start_processes(_rank, (count, folder, chosen, alone), nprocs=count, start_method="spawn")
+            rows += json.loads(Path(folder, "rows.json").read_text())
+    torch.set_num_threads(threads)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
+    head = f"{'':2}{'ranks':>5}  {'case':<58}{'loss':>9}{'norm':>9}{'weights':>9}{'frozen':>8}{'states':>8}"
+    lines = [
+        f"{'' if row['ok'] else '!':2}{row['ranks']:>5}  {row['case']:<58}{row['loss']:>9.1e}{row['norm']:>9.1e}"
+        f"{row['weights']:>9.1e}{row['frozen_changed']:>8}{row['states'] - row['states_due']:>+8}"
+        for row in rows
+    ]
+    good = sum(row["ok"] for row in rows)
+    return "\n".join([head, *lines, f"{good} of {len(rows)} equal one process within {TOLERANCE:g}"])
+
+
+@dataclass(frozen=True)
+class Training:
+    """What three steps were like."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: torch.Tensor
+    """All that trains, whole, one after the other."""
+
+
+def one_process(ranks: int, accumulation: int, clip: float | None) -> Training:
+    """The batches of all ranks, in this process."""
+    return _train(small_flamingo(), list(range(ranks)), accumulation, clip)[0]
+
+
+def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tuple, Training]) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
+    try:
+        rows = [_compare(case, ranks, alone[case.accumulation, case.clip]) for case in chosen]
+        if rank == 0:
+            Path(folder, "rows.json").write_text(json.dumps(rows))
+    finally:
+        dist.destroy_process_group()
+
+
+def _compare(case: Case, ranks: int, alone: Training) -> dict[str, Any]:
+    model = wrap_fsdp(small_flamingo(), case.params(ranks))
+    before = frozen_checksums(model)
+    done, states = _train(model, [dist.get_rank()], case.accumulation, case.clip)
+    held = torch.tensor(states)
+    dist.all_reduce(held)
+    copies = ranks if case.backend == "DDP" else ranks // 2 if case.strategy.startswith("HYBRID") else 1
+    row: dict[str, Any] = asdict(case) | {
+        "case": str(case),
+        "ranks": ranks,
+        "loss": _apart(done.losses, alone.losses),
+        "norm": _apart(done.norms, alone.norms),
+        "weights": float((done.weights - alone.weights).norm() / alone.weights.norm()),
+        "frozen_changed": count_changed(before, frozen_checksums(model)),
+        "states": int(held),
+        "states_due": 2 * alone.weights.numel() * copies,
+    }
+    near = max(row["loss"], row["norm"], row["weights"]) < TOLERANCE
+    return row | {"ok": near and not row["frozen_changed"] and row["states"] == row["states_due"]}
+
+
+def _train(model: nn.Module, shares: list[int], accumulation: int, clip: float | None) -> tuple[Training, int]:
+    """Three steps over the batches of the ranks in `shares`; also the elements of optimizer states held here."""
+    optimizer, schedule = build_optimizer(model, TRAIN)
+    model.train()
+    losses, norms = [], []
+    for step in range(STEPS):
+        batches = [small_batch(seed=100 * step + 10 * i + rank) for rank in shares for i in range(accumulation)]
+        row = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=clip)
+        losses.append(row.loss)
+        norms.append(row.grad_norm)
+    states = [t for state in optimizer.state.values() for key, t in state.items() if key.startswith("exp_avg")]
+    held = sum((t.to_local() if isinstance(t, DTensor) else t).numel() for t in states)
+    tensors = sorted(model_tensors(model).items())
+    whole = [(t.full_tensor() if isinstance(t, DTensor) else t).detach().flatten() for _, t in tensors]
+    return Training(losses, norms, torch.cat(whole)), held
+
+
+def _apart(these: list[float], those: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(these, those, strict=True))
+
+
+def small_flamingo() -> Flamingo:
+    """Random weights, the same each time; gates opened, since at 0 nothing behind them would learn."""
+    torch.manual_seed(0)
+    picture = {"image_size": 16, "patch_size": 8, "width": 24, "layers": 2, "head_width": 12}
+    text = {"hidden_size": 20, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = Flamingo(
+        build_vision(BackboneParams(source="open_clip", config={"embed_dim": 16, "vision_cfg": picture})),  # type: ignore[arg-type]
+        build_language(BackboneParams(config={"model_type": "llama", "vocab_size": WORDS, **text})),
+        tokens=TokenIds.after(WORDS),
+        cross_attention_every=2,
+        num_latents=3,
+        perceiver_depth=2,
+        attention_heads=2,
+        attention_head_dim=8,
+    )
+    for name, p in model.named_parameters():
+        if name.endswith("_gate"):
+            p.data.fill_(0.5)
+    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
+    return model
+
+
+def small_batch(*, seed: int) -> Batch:
+    """Two samples of a picture each, with label tokens of unlike number."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, WORDS, (2, 9), generator=g)
+    ids[:, 0] = WORDS + 1
+    labels = ids.clone()
+    labels[:, :2] = -100
+    for row in range(2):
+        labels[row, 9 - (seed + row) % 5 :] = -100
+    media = {"vision": torch.randn(2, 1, 1, 3, 16, 16, generator=g)}
+    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
