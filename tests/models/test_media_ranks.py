@@ -1,0 +1,161 @@
+"""MultimodalModel on real ranks: one has only text, and all enter every unit; traffic is as planned."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from mmfsdp.build import add_lora
+from mmfsdp.data.batch import Batch
+from mmfsdp.estimate import estimate
+from mmfsdp.freeze import freeze
+from mmfsdp.measure import Collectives
+from mmfsdp.models import ModalEncoder, MultimodalModel, build_audio, build_language, build_vision
+from mmfsdp.params import BackboneParams, FSDPParams, TrainParams
+from mmfsdp.plan import make_plan
+from mmfsdp.step import build_optimizer, train_step
+from mmfsdp.wrap import apply_plan
+from tests.ranks import on_ranks
+from tests.tiny import KNOWN, LANGUAGE, VISION
+
+WHISPER = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "num_mel_bins": 8}
+WHISPER |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "decoder_layers": 1, "decoder_attention_heads": 2}
+WHISPER |= {"decoder_ffn_dim": 8, "vocab_size": 60, "pad_token_id": 0}
+TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1)
+CASES = {
+    "DDP": {"backend": "DDP"},
+    "FSDP1": {"backend": "FSDP1"},
+    "FSDP1 replicate": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
+    "FSDP2": {},
+    "FSDP2, resampler": {},
+    "FSDP2 keep": {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"},
+    "FSDP2 recomputed, stage 2": {"activation_checkpointing": "all"},
+    "FSDP2 by size, stage 2": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 4000},
+    "FSDP2 one unit": {"auto_wrap_policy": "NO_WRAP"},
+    "FSDP1 lora": {"backend": "FSDP1"},
+    "FSDP2 lora, recomputed": {"activation_checkpointing": "all"},
+    "DDP lora": {"backend": "DDP"},
+}
+
+
+def build(case: str = "", seed: int = 0) -> MultimodalModel:
+    torch.manual_seed(seed)
+    language = build_language(BackboneParams(config=LANGUAGE))
+    if "lora" in case:
+        add_lora(language, 2)
+    shape = {"num_latents": 2, "depth": 1, "heads": 2, "head_dim": 8}
+    vision = build_vision(BackboneParams(source="open_clip", config=VISION))
+    sound = build_audio(BackboneParams(config=WHISPER))
+    kind, parts = ("resampler", shape) if "resampler" in case else ("mlp", {})
+    model = MultimodalModel(
+        {"vision": ModalEncoder(vision, kind, parts), "audio": ModalEncoder(sound, "linear")}, language
+    )
+    recipe = "llava_lora" if "lora" in case else "llava_stage2" if "stage 2" in case else "llava_stage1"
+    freeze(model, [recipe])
+    return model
+
+
+def batch_of(model_tokens: dict[str, int], step: int, rank: int) -> Batch:
+    """Rank 0: pictures and sounds, unlike in number. Rank 1: only text."""
+    g = torch.Generator().manual_seed(10 * step + rank)
+    ids = torch.randint(1, KNOWN, (2, 20), generator=g)
+    labels = ids.clone()
+    if rank == 0:
+        n, m = model_tokens["vision"], model_tokens["audio"]
+        for row, start, count, token in ((0, 0, 2 * n, 0), (1, 1, n, 0), (1, 2 + n, m, 1)):
+            ids[row, start : start + count] = KNOWN + token
+            labels[row, start : start + count] = -100
+    items = 2 if rank == 0 else 1
+    media = {
+        "vision": torch.randn(2, items, 1, 3, 16, 16, generator=g) if rank == 0 else torch.zeros(2, 1, 1, 3, 16, 16)
+    }
+    media["audio"] = torch.randn(2, 1, 8, 10, generator=g)
+    return Batch(ids, torch.ones_like(ids), labels, media)
+
+
+def one_process(case: str) -> list[tuple[float, float]]:
+    model = build(case)
+    return train(model, [0, 1])[0]
+
+
+def train(model, ranks: list[int]) -> tuple[list, list]:
+    optimizer, schedule = build_optimizer(model, TRAIN)
+    model.train()
+    tokens = getattr(model, "module", model).num_tokens
+    seen = []
+    with Collectives() as counted:
+        for step in range(3):
+            counted.reset()
+            m = train_step(model, [batch_of(tokens, step, r) for r in ranks], optimizer, schedule=schedule)
+            seen.append((m.loss, m.grad_norm))
+        return seen, counted.rows()
+
+
+def wrapped(cases: dict) -> dict:
+    rank, found = dist.get_rank(), {}
+    for case, fields in cases.items():
+        plan = make_plan(build(case), FSDPParams(**fields), world_size=2)
+        model = apply_plan(build(case, seed=rank), plan)
+        seen, rows = train(model, [rank])
+        cost = estimate(plan, TRAIN)
+        found[case] = {
+            "seen": seen,
+            "measured": sum(r.wire_bytes for r in rows),
+            "predicted": cost.wire_bytes,
+            "by kind": [sorted((r.kind, r.phase, r.bytes) for r in some) for some in (rows, cost.wire)],
+            "frozen with gradient": [
+                n for n, p in model.named_parameters() if not p.requires_grad and p.grad is not None
+            ],
+        }
+    found["said"] = generated()
+    return found
+
+
+def generated() -> list:
+    model = apply_plan(build(), make_plan(build(), FSDPParams(), world_size=2)).eval()
+    assert any(isinstance(p, DTensor) for p in model.parameters())
+    batch = batch_of(model.num_tokens, 0, dist.get_rank())
+    return model.generate(batch.input_ids, media=batch.media, max_new_tokens=4).tolist()
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict]:
+    return on_ranks(wrapped, 2, CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_with_only_text_keeps_step_and_all_equals_one_process(two_ranks, case):
+    single = one_process(case)
+    for rank in two_ranks:
+        for ours, wanted in zip(rank[case]["seen"], single, strict=True):
+            assert ours == pytest.approx(wanted, rel=1e-5)
+        assert rank[case]["frozen with gradient"] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_traffic_is_as_predicted(two_ranks, case):
+    for rank in two_ranks:
+        measured, predicted = rank[case]["by kind"]
+        assert measured == predicted and rank[case]["measured"] == rank[case]["predicted"] > 0
+
+
+def test_sharded_models_generate(two_ranks):
+    model = build().eval()
+    for rank, found in enumerate(two_ranks):
+        batch = batch_of(model.num_tokens, 0, rank)
+        assert found["said"] == model.generate(batch.input_ids, media=batch.media, max_new_tokens=4).tolist()
+
+
+def test_plans_show_what_trains():
+    plan = make_plan(build(), FSDPParams(), world_size=8)
+    kinds = {unit.name: unit.kind for unit in plan.units}
+    assert all(kind == "frozen" for name, kind in kinds.items() if name.startswith(("encoders", "language_model")))
+    assert [name for name, kind in kinds.items() if kind == "trainable"] == ["projectors.{vision,audio}"]
+    flows = {unit.name: unit.grad_flow for unit in plan.units if unit.params}
+    assert not any(flow for name, flow in flows.items() if name.startswith("encoders"))
+    assert all(flow for name, flow in flows.items() if ".layers." in name and name.startswith("language_model"))
+
+    adapters = make_plan(build("lora"), FSDPParams(), world_size=8)
+    assert all(p.trainable == ("lora_" in p.name or p.name.startswith("projectors")) for p in adapters.params)
+    trained = sum(unit.trainable_numel for unit in adapters.units if unit.name.startswith("language_model"))
+    assert trained == sum(p.numel() for n, p in build("lora").named_parameters() if "lora_" in n) > 0
