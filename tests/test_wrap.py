@@ -13,7 +13,7 @@ from mmfsdp.estimate import estimate
 from mmfsdp.freeze import freeze
 from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
-from mmfsdp.plan import make_plan
+from mmfsdp.plan import describe, make_plan
 from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.wrap import apply_plan, plan_of, wrap_fsdp
 from mmfsdp.wrap.start import take_weights
@@ -49,6 +49,7 @@ EXACT = {
         "transformer_layer_cls": "LlamaDecoderLayer",
     },
     "FSDP2 by size": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 3000},
+    "FSDP2 auto": {"frozen_policy": "AUTO", "memory_budget_gib": 0.0005},
     "FSDP2 offloaded": {"cpu_offload": True},
     "FSDP2 prefetch forward only": {"forward_prefetch": True, "backward_prefetch": "NO_PREFETCH"},
 }
@@ -223,12 +224,33 @@ def odd_starts() -> dict:
     found["plan"] = str(plan_of(model)) == str(make_plan(tiny_flamingo(), world_size=2))
     found["units"] = sum(isinstance(m, FSDPModule) for m in model.modules())
     found["skipped"] = skips_together()
+    found["described"] = [described(fields) for fields in DESCRIBED]
     found["backwards"] = wrong_guess()
     try:
         wrap_fsdp(tiny_flamingo(), FSDPParams(backend="FSDP1", cpu_offload=True))
     except ParamError as error:
         found["refused"] = str(error)
     return found
+
+
+DESCRIBED = [
+    {"backend": "DDP", "auto_wrap_policy": "NO_WRAP"},
+    {"backend": "FSDP1", "use_orig_params": False},
+    {"backend": "FSDP1", "frozen_policy": "REPLICATE", "sharding_strategy": "SHARD_GRAD_OP"},
+    {"frozen_policy": "KEEP", "mixed_precision": "bf16", "reduce_dtype": "bf16"},
+    {"frozen_policy": "REPLICATE", "mixed_precision": "bf16"},
+]
+
+
+def described(fields: dict) -> list:
+    """What is read back of a wrapped model differs in nothing that counts from the plan that it was wrapped by."""
+    plan = make_plan(tiny_flamingo(tied=True), FSDPParams(**fields), world_size=2)
+    back = describe(apply_plan(tiny_flamingo(tied=True), plan))
+    rows = [[[u.name, u.kind, u.gathers_forward, u.gathers_backward, u.held_bytes, u.gathered_bytes, u.reduced_bytes]
+             for u in p.units if u.sharded and u.params] for p in (plan, back)]  # fmt: skip
+    same = sorted(rows[0]) == sorted(rows[1]) and set(plan.by_name) == set(back.by_name)
+    costs = [estimate(p).to_dict() for p in (plan, back)]
+    return [same, costs[0]["wire"] == costs[1]["wire"], costs[0]["memory"] == costs[1]["memory"], *back.lint]
 
 
 def skips_together() -> list:
@@ -274,6 +296,7 @@ def test_other_starts_and_odd_moments():
                 assert found[f"{backend} {tied}"] == pytest.approx(single[tied], rel=1e-5)
         assert found["generated"] == said
         assert found["plan"] and found["units"] > 10
+        assert found["described"] == [[True, True, True]] * len(DESCRIBED)
         assert found["skipped"] == [True, True, False]
         assert found["backwards"][0] < 1e-6 < found["backwards"][1]
         assert "cpu_offload" in found["refused"] and "FSDP2" in found["refused"]

@@ -11,7 +11,17 @@ from .units import ITEMSIZE, ROOT, Finding, Param, Unit, WrapPlan
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ITEMSIZE", "ROOT", "Finding", "Param", "Unit", "WrapPlan", "make_plan", "mesh_shape"]
+__all__ = ["ITEMSIZE", "ROOT", "Finding", "Param", "Unit", "WrapPlan", "describe", "make_plan", "mesh_shape"]
+
+
+def describe(model: nn.Module) -> WrapPlan:
+    """The plan of a model that somebody has wrapped, read back from it, with the lint's findings.
+
+    Raises ValueError for a model that is not wrapped.
+    """
+    from .wrapped import read_back
+
+    return read_back(model)
 
 
 def make_plan(

@@ -39,7 +39,7 @@ def build_units(
         _unit(m, ps, fsdp, whole=ps is replicated, flow=_flows(model, m, ps, fsdp, seen), tail=m in tail)
         for m, ps in modules
     ]
-    return tuple(_with_bytes(replace(u, order=i, ends=ends.index(i)), fsdp, shard) for i, u in enumerate(units))
+    return tuple(with_bytes(replace(u, order=i, ends=ends.index(i)), fsdp, shard) for i, u in enumerate(units))
 
 
 def _flows(model: nn.Module, modules: tuple[str, ...], params: list[Param], fsdp: FSDPParams, seen: Trace) -> bool:
@@ -98,7 +98,7 @@ def _inside(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
     return any(a != b and (not b or a.startswith(f"{b}.")) for a in inner for b in outer)
 
 
-def _name(modules: tuple[str, ...]) -> str:
+def unit_name(modules: tuple[str, ...]) -> str:
     """The module's name, or the names that differ in braces: layers.0.{attn,ff}."""
     if len(modules) == 1:
         return modules[0] or ROOT
@@ -111,10 +111,15 @@ _KINDS = {frozenset(): "empty", frozenset([False]): "frozen", frozenset([True]):
 _KINDS[frozenset([False, True])] = "mixed"
 
 
+def kind_of(params: list[Param]) -> str:
+    """empty, frozen, trainable or mixed."""
+    return _KINDS[frozenset(p.trainable for p in params)]
+
+
 def _unit(
     modules: tuple[str, ...], params: list[Param], fsdp: FSDPParams, *, whole: bool, flow: bool, tail: bool
 ) -> Unit:
-    kind = _KINDS[frozenset(p.trainable for p in params)]
+    kind = kind_of(params)
     ddp = fsdp.effective_backend is Backend.DDP
     policy = None
     if kind == "frozen":
@@ -128,7 +133,7 @@ def _unit(
     if not sharded and not ddp and compute:  # nothing casts them on the way: they rest as they compute
         params = [replace(p, dtype=compute) if _floating(p) else p for p in params]
     return Unit(
-        name=_name(modules),
+        name=unit_name(modules),
         modules=modules,
         params=tuple(params),
         order=0,
@@ -154,7 +159,7 @@ def _compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
     return ""
 
 
-def _with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
+def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
     """The unit with the bytes that each rank holds, gathers and reduces."""
     reduce = ITEMSIZE[str(fsdp.reduce_dtype.to_torch()).removeprefix("torch.")]
     if fsdp.effective_backend is Backend.FSDP1 and unit.sharded:

@@ -30,13 +30,14 @@ def lint(
     seen: Trace | None = None,
     optimizer: Optimizer | None = None,
     batches: Sequence[Mapping[str, Any]] = (),
+    wrapped: bool = False,
 ) -> tuple[Finding, ...]:
     """What is wrong with a plan for this model: errors first.
 
     optimizer: what it was given is looked at, too; the model may be wrapped by then.
-    batches: the media ({modality: tensor}) of one batch per rank.
+    batches: the media ({modality: tensor}) of one batch per rank. wrapped: the plan tells of what has been wrapped.
     """
-    found = [] if optimizer else [*_wrapped_before(model)]
+    found = [*(_wrapped_twice(model) if wrapped or optimizer else _wrapped_before(model))]
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     found += [*_other_model(inner, plan), *_contents(plan), *_places(inner, plan, seen or Trace()), *_sizes(plan)]
     found += [*_optimizer(inner, optimizer), *_batches(batches)]
@@ -217,3 +218,10 @@ def _wrapped_before(model: nn.Module) -> Iterator[Finding]:
             f"{_some(found)}: already wrapped; a unit cannot be made inside or around it. Plan and wrap the plain "
             "model once, or read this one with describe",
         )
+
+
+def _wrapped_twice(model: nn.Module) -> Iterator[Finding]:
+    for name, m in model.named_modules():
+        if isinstance(m, FullyShardedDataParallel) and isinstance(m.module, FullyShardedDataParallel):
+            yield _error("wrapped-before", f"{plain_name(name) or 'the model'}: wrapped twice; wrap each module once")
+            return

@@ -59,6 +59,40 @@ def _line(plan: WrapPlan, units: list[Unit]) -> str:
     )
 
 
+_SHOWN = ("kind", "frozen_policy", "grad_flow", "gathers_forward", "gathers_backward", "held_bytes", "gathered_bytes")
+
+
+def plan_diff(a: WrapPlan, b: WrapPlan) -> str:
+    """One line for each choice and unit that differs, alike ones together: `name: what it was -> what it is`."""
+    lines = [
+        f"{f}: {x} -> {y}"
+        for f in a.fsdp.__dataclass_fields__
+        if (x := getattr(a.fsdp, f)) != (y := getattr(b.fsdp, f))
+    ]
+    if a.world_size != b.world_size:
+        lines.append(f"world_size: {a.world_size} -> {b.world_size}")
+    before, after = ({u.name: u for u in plan.units if u.params} for plan in (a, b))
+    changes: dict[tuple[str, str], int] = {}
+    for name in before | after:
+        old, new = before.get(name), after.get(name)
+        if old and new:
+            pairs = [(field, getattr(old, field), getattr(new, field)) for field in _SHOWN]
+            words = ", ".join(f"{field} {x} -> {y}" for field, x, y in pairs if x != y)
+        else:
+            words = f"now a unit of its own ({new.kind})" if new else "no unit of its own any more"
+        if words:
+            look = re.sub(r"\d+", "*", name), words
+            changes[look] = changes.get(look, 0) + 1
+    lines += [f"{f'{n} x ' if n > 1 else ''}{name}: {words}" for (name, words), n in changes.items()]
+    for what, of in (
+        ("held", lambda p: sum(u.held_bytes for u in p.units)),
+        ("sent", lambda p: sum(sent(p, u) for u in p.units)),
+    ):
+        if of(a) != of(b):
+            lines.append(f"{what} by each rank: {size(of(a))} -> {size(of(b))}")
+    return "\n".join(lines)
+
+
 def sent(plan: WrapPlan, unit: Unit) -> int:
     """Bytes that a rank sends for one unit in a step of one micro-step."""
     gathers = (unit.gathers_forward + unit.gathers_backward) * unit.gathered_bytes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,22 +55,22 @@ def tied_names(model: nn.Module) -> dict[str, list[str]]:
 
 def trace(model: nn.Module, example: dict[str, Any] | None) -> Trace:
     """Run `model(**example)` on fake tensors (no memory, no arithmetic), or go by registration order."""
-    return _run(model, example) if example is not None else _registration(model)
+    return _run(model, example) if example is not None else registration(model)
 
 
-def _registration(model: nn.Module) -> Trace:
-    """Assume that modules run in the order in which they were registered.
+def registration(model: nn.Module, plain: Callable[[str], str] = str) -> Trace:
+    """Assume that modules run in the order in which they were registered. plain: takes out what wrappers put in.
 
     Whatever comes after something trainable has grad flow, but an embedding: its input is whole numbers.
     """
     seen = Trace()
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    names = dict.fromkeys(plain(name) for name, _ in model.named_modules(remove_duplicate=False))
     for place, name in enumerate(names):
         seen.enter[name] = place
         parts = name.split(".") if name else []
         for depth in range(len(parts) + 1):  # a module is left after all that is inside, inner ones first
             seen.leave[".".join(parts[:depth])] = place + 1 / (depth + 2)
-    first = {id(p): name for name, p in model.named_parameters()}
+    first = {id(p): plain(name) for name, p in model.named_parameters()}
     upstream = False
     for name, p in model.named_parameters(remove_duplicate=False):  # a table tied to an output matrix flows as that
         upstream |= p.requires_grad

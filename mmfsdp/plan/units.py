@@ -134,6 +134,12 @@ class WrapPlan:
         """Every parameter by each of its names."""
         return {name: p for p in self.params for name in (p.name, *p.aliases)}
 
+    def diff(self, other: WrapPlan) -> str:
+        """What another plan changes: choices, units and their bytes, and totals; empty where nothing."""
+        from .table import plan_diff
+
+        return plan_diff(self, other)
+
     def check(self) -> None:
         """Raise ValueError with every error that the lint found."""
         errors = dict.fromkeys(f.message for f in self.lint if f.level == "error")

@@ -14,7 +14,7 @@ from torch.distributed.fsdp.wrap import _recursive_wrap
 from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ModelParams, ParamError
-from mmfsdp.plan import WrapPlan, make_plan
+from mmfsdp.plan import WrapPlan, describe, make_plan
 from mmfsdp.plan.group import _asks
 
 
@@ -151,6 +151,16 @@ def test_an_example_that_does_not_fit_is_named():
         plan_of(Stack(), example={"x": torch.zeros(2, 7)})
 
 
+def test_a_diff_names_what_changes_and_nothing_else():
+    a, b = plan_of(tiny_flamingo()), plan_of(tiny_flamingo(), frozen_policy="REPLICATE")
+    assert a.diff(a) == ""
+    text = a.diff(b).splitlines()
+    assert text[0] == "frozen_policy: SHARD -> REPLICATE" and text[-1].startswith("sent by each rank: ")
+    assert any(line.startswith("2 x vision_encoder.visual.transformer.resblocks.*: ") for line in text)
+    assert not any("cross_attention" in line for line in text)
+    assert "no unit of its own any more" in a.diff(plan_of(tiny_flamingo(), auto_wrap_policy="NO_WRAP"))
+
+
 @pytest.mark.parametrize("policy", POLICIES[2:], ids=lambda p: p["auto_wrap_policy"])
 def test_torchs_policies_choose_what_torch_chooses(policy):
     model, params = tiny_flamingo(), FSDPParams(**policy)
@@ -231,3 +241,8 @@ def test_reading_a_plan_needs_no_torch(tmp_path):
         "print(plan, estimate(plan)); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_what_nobody_wrapped_cannot_be_read_back():
+    with pytest.raises(ValueError, match="make_plan"):
+        describe(tiny_flamingo())
