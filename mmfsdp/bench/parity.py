@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -21,8 +21,8 @@ from ..checkpoint import count_changed, frozen_checksums
 from ..checkpoint.tensors import model_tensors
 from ..data import Batch
 from ..freeze import freeze
-from ..models import Flamingo, TokenIds, build_language, build_vision
-from ..params import BackboneParams, FSDPParams, ModelParams, TrainParams
+from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
+from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams, TrainParams
 from ..step import build_optimizer, train_step
 from ..wrap import wrap_fsdp
 
@@ -43,6 +43,7 @@ class Case:
     accumulation: int = 1
     clip: float | None = None
     checkpointing: str = "none"
+    model: str = "Flamingo"
 
     def params(self, ranks: int) -> FSDPParams:
         """How the case wraps."""
@@ -51,7 +52,7 @@ class Case:
         return FSDPParams(**values, frozen_policy=self.policy, activation_checkpointing=self.checkpointing)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        how = [self.backend] + ([self.strategy, self.policy] if self.backend != "DDP" else [])
+        how = [self.model, self.backend] + ([self.strategy, self.policy] if self.backend != "DDP" else [])
         how += [f"{self.accumulation} micro-steps"] * (self.accumulation > 1)
         return " ".join(how + ["clipped"] * bool(self.clip) + ["recomputed"] * (self.checkpointing != "none"))
 
@@ -60,8 +61,8 @@ def cases(ranks: int) -> Iterator[Case]:
     """Every case that so many ranks can run."""
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP"] + ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] * (ranks % 2 == 0 < ranks - 2)
     ways = [("DDP", "FULL_SHARD", "SHARD"), *product(("FSDP1", "FSDP2"), strategies, ("SHARD", "KEEP", "REPLICATE"))]
-    for way, accumulation, clip, recomputed in product(ways, (1, 2), (None, 0.5), ("none", "all")):
-        yield Case(*way, accumulation, clip, recomputed)
+    for model, way, accumulation, clip, recomputed in product(MODELS, ways, (1, 2), (None, 0.5), ("none", "all")):
+        yield Case(*way, accumulation, clip, recomputed, model)
 
 
 def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dict[str, Any]]:
@@ -73,7 +74,7 @@ def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dic
     rows: list[dict[str, Any]] = []
     for count in ranks:
         chosen = list(cases(count))[::every]
-        keys = {(case.accumulation, case.clip) for case in chosen}
+        keys = {(case.model, case.accumulation, case.clip) for case in chosen}
         alone = {key: one_process(count, *key) for key in keys}
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(_rank, (count, folder, chosen, alone), nprocs=count, start_method="spawn")
@@ -84,9 +85,9 @@ def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dic
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as text."""
-    head = f"{'':2}{'ranks':>5}  {'case':<58}{'loss':>9}{'norm':>9}{'weights':>9}{'frozen':>8}{'states':>8}"
+    head = f"{'':2}{'ranks':>5}  {'case':<66}{'loss':>9}{'norm':>9}{'weights':>9}{'frozen':>8}{'states':>8}"
     lines = [
-        f"{'' if row['ok'] else '!':2}{row['ranks']:>5}  {row['case']:<58}{row['loss']:>9.1e}{row['norm']:>9.1e}"
+        f"{'' if row['ok'] else '!':2}{row['ranks']:>5}  {row['case']:<66}{row['loss']:>9.1e}{row['norm']:>9.1e}"
         f"{row['weights']:>9.1e}{row['frozen_changed']:>8}{row['states'] - row['states_due']:>+8}"
         for row in rows
     ]
@@ -104,9 +105,9 @@ class Training:
     """All that trains, whole, one after the other."""
 
 
-def one_process(ranks: int, accumulation: int, clip: float | None) -> Training:
+def one_process(ranks: int, model: str, accumulation: int, clip: float | None) -> Training:
     """The batches of all ranks, in this process."""
-    return _train(small_flamingo(), list(range(ranks)), accumulation, clip)[0]
+    return _train(MODELS[model](), list(range(ranks)), accumulation, clip)[0]
 
 
 def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tuple, Training]) -> None:
@@ -114,7 +115,7 @@ def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tu
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
     try:
-        rows = [_compare(case, ranks, alone[case.accumulation, case.clip]) for case in chosen]
+        rows = [_compare(case, ranks, alone[case.model, case.accumulation, case.clip]) for case in chosen]
         if rank == 0:
             Path(folder, "rows.json").write_text(json.dumps(rows))
     finally:
@@ -122,7 +123,7 @@ def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tu
 
 
 def _compare(case: Case, ranks: int, alone: Training) -> dict[str, Any]:
-    model = wrap_fsdp(small_flamingo(), case.params(ranks))
+    model = wrap_fsdp(MODELS[case.model](), case.params(ranks))
     before = frozen_checksums(model)
     done, states = _train(model, [dist.get_rank()], case.accumulation, case.clip)
     held = torch.tensor(states)
@@ -148,7 +149,7 @@ def _train(model: nn.Module, shares: list[int], accumulation: int, clip: float |
     model.train()
     losses, norms = [], []
     for step in range(STEPS):
-        batches = [small_batch(seed=100 * step + 10 * i + rank) for rank in shares for i in range(accumulation)]
+        batches = [small_batch(model, seed=100 * step + 10 * i + rank) for rank in shares for i in range(accumulation)]
         row = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=clip)
         losses.append(row.loss)
         norms.append(row.grad_norm)
@@ -166,11 +167,8 @@ def _apart(these: list[float], those: list[float]) -> float:
 def small_flamingo() -> Flamingo:
     """Random weights, the same each time; gates opened, since at 0 nothing behind them would learn."""
     torch.manual_seed(0)
-    picture = {"image_size": 16, "patch_size": 8, "width": 24, "layers": 2, "head_width": 12}
-    text = {"hidden_size": 20, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = Flamingo(
-        build_vision(BackboneParams(source="open_clip", config={"embed_dim": 16, "vision_cfg": picture})),  # type: ignore[arg-type]
-        build_language(BackboneParams(config={"model_type": "llama", "vocab_size": WORDS, **text})),
+        *_backbones(),
         tokens=TokenIds.after(WORDS),
         cross_attention_every=2,
         num_latents=3,
@@ -185,13 +183,39 @@ def small_flamingo() -> Flamingo:
     return model
 
 
-def small_batch(*, seed: int) -> Batch:
+def small_multimodal() -> MultimodalModel:
+    """As LLaVA's first stage: only the projector trains."""
+    torch.manual_seed(0)
+    vision, language = _backbones()
+    model = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS})
+    freeze(model, ("encoders.*", "language_model.*"))
+    return model
+
+
+MODELS: dict[str, Callable[[], Flamingo | MultimodalModel]] = {
+    "Flamingo": small_flamingo,
+    "MultimodalModel": small_multimodal,
+}
+
+
+def _backbones() -> tuple[Any, Any]:
+    picture = {"image_size": 16, "patch_size": 8, "width": 24, "layers": 2, "head_width": 12}
+    text = {"hidden_size": 20, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 2}
+    vision = BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": 16, "vision_cfg": picture})
+    return build_vision(vision), build_language(
+        BackboneParams(config={"model_type": "llama", "vocab_size": WORDS, **text})
+    )
+
+
+def small_batch(model: nn.Module, *, seed: int) -> Batch:
     """Two samples of a picture each, with label tokens of unlike number."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, WORDS, (2, 9), generator=g)
-    ids[:, 0] = WORDS + 1
+    inner: Any = getattr(model, "module", model)
+    picture = [WORDS] * inner.num_tokens["vision"] if isinstance(inner, MultimodalModel) else [inner.tokens.image]
+    ids[:, : len(picture)] = torch.tensor(picture)
     labels = ids.clone()
-    labels[:, :2] = -100
+    labels[:, : len(picture)] = -100
     for row in range(2):
         labels[row, 9 - (seed + row) % 5 :] = -100
     media = {"vision": torch.randn(2, 1, 1, 3, 16, 16, generator=g)}
