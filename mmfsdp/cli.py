@@ -17,6 +17,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
+  mmfsdp export RUN TO [LAYOUT]        a run's weights as one file of safetensors, or as open_flamingo loads them
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
   mmfsdp bench parity [--help]         training on ranks beside one process, for every wrapper, strategy and policy
 
@@ -189,6 +190,16 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     return 0
 
 
+def export(argv: list[str]) -> int:
+    """Write a run's weights for others."""
+    from .export import export as write
+
+    if not 2 <= len(argv) <= 3:
+        raise ParamError("export", "takes a run folder, a new folder, and perhaps a layout")
+    print(write(Path(argv[0]), Path(argv[1]), **({"layout": argv[2]} if argv[2:] else {})))
+    return 0
+
+
 BENCHES = {"data": "bench_data", "parity": "bench_parity"}
 
 
@@ -217,5 +228,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "watch": watch,
     "resume": resume,
     "caption": caption,
+    "export": export,
     "bench": bench,
 }

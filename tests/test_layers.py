@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "features": {"params", "data"},
     "preview": {"params", "build", "freeze", "plan", "estimate"},
     "evaluate": {"params", "data", "models", "build", "freeze", "checkpoint", "runs"},
+    "export": {"params", "models", "build", "evaluate"},
     "train": {
         "params",
         "runs",
