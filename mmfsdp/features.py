@@ -41,7 +41,10 @@ class FeatureCache:
         """
         if params.data.feature_cache is None:
             return None
-        encoder = model.get_submodule("vision_encoder")
+        places = dict(model.named_modules())
+        encoder = next((places[name] for name in ("vision_encoder", "encoders.vision") if name in places), None)
+        if encoder is None:
+            raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
         if trains := [name for name, p in encoder.named_parameters() if p.requires_grad]:
             raise ParamError(
                 "data.feature_cache",
@@ -80,7 +83,7 @@ class FeatureCache:
 
     def _encode(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            out = model(media={"vision": batch.media["vision"].to(self.device)}, features_only=True)
+            out = model(media=batch.to(self.device).media, features_only=True)
         return out.vision_features.flatten(0, 2)
 
     def _path(self, picture: Tensor) -> Path:
