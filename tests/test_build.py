@@ -4,6 +4,7 @@ import json
 import socket
 from dataclasses import replace
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -14,8 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from mmfsdp.build import build_model, generated_folder
 from mmfsdp.data import Sample
+from mmfsdp.freeze import freeze
 from mmfsdp.models import TokenIds, build_language
-from mmfsdp.params import GENERATED, BackboneParams, ModelParams, ParamError, load, preset_names
+from mmfsdp.params import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParams, ParamError, load, preset_names
+from mmfsdp.plan import make_plan
 
 VISION = {
     "embed_dim": 16,
@@ -142,7 +145,25 @@ def test_presets_have_the_published_sizes_and_need_no_network(name, monkeypatch)
     assert crossed[0] + 1 == params.cross_attention_every
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name not in PUBLISHED])
+def test_llava_7b_has_the_published_size_and_a_plan_of_its_stage():
+    """Parts as transformers' llava-1.5-7b-hf has them, but for the 64 rows that it adds to Vicuna's vocabulary."""
+    params = load("llava_7b")
+    model, _ = build_model(params.model, meta=True)
+    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    assert sizes == {"encoders": 303_507_456, "projectors": 20_979_712, "language_model": 6_738_415_616}
+    assert sum(sizes.values()) + 2 * 64 * 4096 == 7_063_427_072 and model.num_tokens == {"vision": 576}
+    freeze(model, params.model.freeze)
+    plan = make_plan(model, params.fsdp, world_size=8)
+    assert {u.kind for u in plan.units if u.name.startswith("encoders")} == {"frozen"}
+    assert (
+        sum(u.name.endswith("decoder_layer") or ".layers." in u.name for u in plan.units if u.kind == "trainable") == 32
+    )
+
+
+WHOLE = {*PUBLISHED, "llava_7b"}
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name not in WHOLE])
 def test_presets_with_generated_weights_can_be_planned_before_they_exist(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path))
     model, processor = build_model(load(name).model, meta=True)
@@ -154,3 +175,57 @@ def test_openflamingo_9b_has_eight_cross_attentions_of_the_original_shapes():
     cross = 2 * 4096 * 512 + 1024 * 1024 + 2 * 4096 * 4 * 4096 + 4 * 4096 + 2
     ours = sum(p.numel() for n, p in model.named_parameters() if ".cross_attention." in n)
     assert ours == 8 * cross
+
+
+def test_a_multimodal_model_and_its_processor_fit_each_other(params):
+    pretrained(params)
+    whisper = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+    whisper |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "num_mel_bins": 8, "decoder_layers": 1}
+    whisper |= {"decoder_attention_heads": 2, "vocab_size": 20, "pad_token_id": 0}
+    audio = EncoderParams(modality="audio", projector="linear", config=whisper)
+    params = replace(params, kind="multimodal", encoders=(audio,), projector="resampler", lora_rank=2)
+    meta, _ = build_model(params, meta=True)
+    model, processor = build_model(params)
+    assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in meta.named_parameters()}
+    assert {p.device.type for p in [*meta.parameters(), *meta.buffers()]} == {"meta"}
+    assert model.num_tokens == processor.counts == {"vision": 2, "audio": 5}
+    assert model.placeholders == processor.ids and processor.audio_shape == (8, 10)
+
+    picture, sound = Image.new("RGB", (20, 10), "red"), np.ones(800)
+    samples = [Sample("<image> a <audio>", "red circle", (picture,), sounds=(sound,)), Sample("a", "blue square")]
+    batch = processor(samples)
+    assert model(**batch.inputs()).loss > 0
+    prompts = processor.prompts(samples)
+    ids = model.generate(prompts.input_ids, attention_mask=prompts.attention_mask, media=prompts.media)
+    texts = processor.decode(ids[:, prompts.input_ids.shape[1] :])
+    assert len(texts) == 2 and all(word in WORDS for text in texts for word in text.split())
+
+
+def test_what_a_kind_of_model_does_not_have_is_named():
+    def refused(message: str, **fields):
+        with pytest.raises(ParamError, match=message):
+            ModelParams(**fields)
+
+    refused("lora_rank: 4 has no effect with kind flamingo; remove it or set kind to multimodal", lora_rank=4)
+    refused("projector: linear has no effect with kind flamingo", projector="linear")
+    seeing = EncoderParams(modality="vision", config={"model_type": "vit"})
+    refused(
+        "encoders: vision beside vision: there can be one encoder per modality", kind="multimodal", encoders=(seeing,)
+    )
+    refused("language.image_size: 8 is for vision encoders only", language=BackboneParams(name="gpt2", image_size=8))
+    with pytest.raises(ParamError, match="audio.config: model_type vit is not supported; audio takes whisper"):
+        hearing = EncoderParams(config={"model_type": "vit"})
+        vision = BackboneParams(source="open_clip", config=VISION)
+        language = BackboneParams(config=LANGUAGE)
+        build_model(ModelParams(kind="multimodal", vision=vision, language=language, encoders=(hearing,)), meta=True)
+    with pytest.raises(ParamError, match="vision.image_size: 24 does not suit VisionTransformer"):
+        vision = BackboneParams(source="open_clip", config=VISION, image_size=24)
+        build_model(ModelParams(vision=vision, language=BackboneParams(config=LANGUAGE)), meta=True)
+
+
+def test_recipes_stand_for_their_patterns_and_each_kind_has_its_own():
+    assert ModelParams().freeze == ModelParams(freeze=("flamingo",)).freeze == RECIPES["flamingo"]
+    assert ModelParams(kind="multimodal").freeze == RECIPES["llava_stage1"]
+    assert ModelParams(kind="multimodal", lora_rank=2).freeze == RECIPES["llava_lora"]
+    mixed = ModelParams(kind="multimodal", freeze=("llava_stage1", "!language_model.*norm*"))
+    assert mixed.freeze == (*RECIPES["llava_stage1"], "!language_model.*norm*")

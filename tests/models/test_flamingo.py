@@ -243,3 +243,52 @@ def test_mistakes_are_named(build, batch):
         model.generate(inputs["input_ids"], media={"vision": inputs["media"]["vision"][:, :1]})
     with pytest.raises(ValueError, match="a prompt ends in padding; pad prompts on the left"):
         model.generate(**inputs)
+
+
+def test_frames_of_a_video_and_pictures_in_time(build, batch):
+    model = build("llama", max_images=3, max_frames=2)
+    inputs = batch(model)
+    video = torch.randn(2, 2, 2, 3, 16, 16)
+    logits = model(**{**inputs, "media": {"vision": video}}).logits
+    turned = model(**{**inputs, "media": {"vision": video.flip(2)}}).logits
+    assert not torch.allclose(turned[0, 2:], logits[0, 2:]), "the order of frames is seen"
+    assert torch.equal(turned[0, :2], logits[0, :2])
+    prompt = {"input_ids": inputs["input_ids"][:, :8], "max_new_tokens": 4, "eos_token_id": None}
+    cached = model.generate(**prompt, media={"vision": video})
+    assert torch.equal(cached, model.generate(**prompt, media={"vision": video}, use_cache=False))
+    with pytest.raises(ValueError, match="max_frames: 2 embeddings, but the sample has 3"):
+        model(**{**inputs, "media": {"vision": torch.randn(2, 2, 3, 3, 16, 16)}})
+
+
+def test_few_shots_and_one_set_of_pictures_scored_often(family, build):
+    """Two examples and a question about a third picture; each answer is scored on the pictures as encoded once."""
+    model = build(family)
+    image, end = model.tokens.image, model.tokens.end_of_chunk
+    shots = torch.tensor([[image, 5, 6, end, image, 7, 8, end, image, 9]])
+    pictures = {"vision": torch.randn(1, 3, 1, 3, 16, 16)}
+    answers = torch.tensor([[10, end], [11, end], [12, end]])
+    ids = torch.cat((shots.expand(3, -1), answers), dim=1)
+    labels = ids.clone()
+    labels[:, :10] = -100
+    with torch.no_grad():
+        seen = model(media=pictures).media_tokens.expand(3, -1, -1, -1)
+        together = model(ids, media_tokens=seen).logits
+        prefix = model(shots, media_tokens=seen[:1], use_cache=True)
+        for i in range(3):
+            alone = model(ids[i : i + 1], media=pictures, labels=labels[i : i + 1])
+            torch.testing.assert_close(together[i], alone.logits[0], **CLOSE)
+            time = torch.full((1, 2), 3)
+            cache = copy.deepcopy(prefix.past_key_values)
+            mask = torch.ones(1, 12, dtype=torch.long)
+            rest = model(
+                answers[i : i + 1], attention_mask=mask, media_tokens=seen[:1], media_time=time, past_key_values=cache
+            )
+            torch.testing.assert_close(rest.logits[0], together[i, 10:], **CLOSE)
+            score = torch.stack((prefix.logits[0, -1], rest.logits[0, 0])).log_softmax(-1)
+            score = -score.gather(1, answers[i][:, None]).mean()
+            torch.testing.assert_close(score, alone.loss, **CLOSE)
+        said = model.generate(shots, media_tokens=seen[:1], max_new_tokens=2)
+        assert torch.equal(said, model.generate(shots, media=pictures, max_new_tokens=2))
+    latest_only = picture({"media": pictures, "input_ids": shots}, 0, 0)
+    changed = model(**latest_only).logits
+    assert not torch.allclose(changed[0, 3], model(shots, media=pictures).logits[0, 3])

@@ -1,0 +1,72 @@
+"""Runs of multimodal models on two ranks, from parameters to captions."""
+
+import json
+import traceback
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from mmfsdp import checkpoint, runs, train
+from mmfsdp.evaluate import caption_held_out
+from tests.ranks import on_ranks
+from tests.tiny_run import as_rank, free_port, tiny_run
+
+WHISPER = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "num_mel_bins": 8}
+WHISPER |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "decoder_layers": 1, "decoder_attention_heads": 2}
+WHISPER |= {"decoder_ffn_dim": 8, "vocab_size": 60, "pad_token_id": 0}
+MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples": 2}
+RUNS = {
+    "stage 1": {},
+    "stage 2": {"model.freeze": ["llava_stage2"], "fsdp.backend": "FSDP1", "model.projector": "linear"},
+    "lora and audio": {
+        "model.lora_rank": 2,
+        "model.projector": "resampler",
+        "model.encoders": [{"modality": "audio", "config": WHISPER}],
+    },
+}
+
+
+def two_rank_runs(folder: str, ports: list[int]) -> dict[str, str]:
+    """Train each. Returns what failed."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    failed = {}
+    for name, port in zip(RUNS, ports, strict=True):
+        try:
+            as_rank(rank, 2, port)
+            train.run(Path(folder, name))
+        except Exception:
+            failed[name] = traceback.format_exc()
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    return failed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in RUNS.items():
+        (folder / name).mkdir()
+        tiny_run(folder).change(**MULTIMODAL, **changes).to_yaml(folder / name / "params.yaml")
+    failed = on_ranks(two_rank_runs, 2, str(folder), [free_port() for _ in RUNS])
+    assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_trains_sends_what_was_predicted_and_captions(folder, name):
+    run = folder / name
+    rows, _ = runs.read_metrics(run)
+    assert len(rows) == 3 and rows[-1]["loss"] < rows[0]["loss"]
+    result = json.loads((run / "result.json").read_text())
+    assert result["wire_bytes_measured"] == result["wire_bytes_predicted"] > 0
+    assert result["frozen_parameters_changed"] == 0
+    plan = json.loads((run / "plan.json").read_text())["plan"]
+    trained = {p["name"] for unit in plan["units"] for p in unit["params"] if p["trainable"]}
+    kinds = {"projectors": "projectors", "language_model": "language_model", "lora": "lora_"}
+    wanted = {"stage 1": {"projectors"}, "stage 2": {"projectors", "language_model"}}.get(name, {"projectors", "lora"})
+    assert all(any(kinds[kind] in p for p in trained) for kind in wanted)
+    assert all(any(kinds[kind] in p for kind in wanted) for p in trained)
+    assert checkpoint.latest(run / "checkpoints").name == "step_00000003"
+    captions = caption_held_out(run)["captions"]
+    assert captions and all(isinstance(row["caption"], str) for row in captions)
