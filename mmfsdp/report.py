@@ -26,8 +26,8 @@ STYLE = f"""<style>
 .mm-table th:first-child, .mm-table td:first-child {{text-align: left}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
 .mm-scroll {{overflow-x: auto}}
-.mm-cards {{display: flex; flex-wrap: wrap; gap: 14px}}
-.mm-card {{width: 150px; margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
+.mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
+.mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
 .mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
 .mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
 </style>"""
@@ -157,7 +157,7 @@ def lacked(result: Mapping[str, Any]) -> str:
     return table(["source", "records skipped", "times", "texts cut"], rows) + note if rows else ""
 
 
-def captions(folder: str | Path, *, each: int = 10) -> str:
+def captions(folder: str | Path, *, each: int = 12) -> str:
     """The first pictures of each split with what the model said, and the truth where it was wrong, as HTML."""
     folder = Path(folder)
     rows = (runs.read_json(folder / "result.json") or {}).get("captions", [])

@@ -11,7 +11,7 @@ from ..report import STYLE, captions, figures, write_report
 from .heavy import alone
 
 
-def show_captions(path: str | Path, *, each: int = 5) -> w.HTML:
+def show_captions(path: str | Path, *, each: int = 6) -> w.HTML:
     """Pictures with caption and truth, `each` of every split.
 
     The first time the checkpoint is loaded and asked, and report.html is written.

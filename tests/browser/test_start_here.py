@@ -38,13 +38,13 @@ def test_choose_plan_launch_watch_caption(tmp_path):
         run_cell(page, "view")
         expect(sends(page)).to_be_visible(timeout=60_000)
         before = sends(page).inner_text()
-        shot(page, "plan")
         choose(page, "frozen policy", "REPLICATE")
         expect(sends(page)).not_to_have_text(before, timeout=20_000)
-        shot(page, "plan-replicate")
+        page.locator(".mm-table").scroll_into_view_if_needed()
+        shot(page, "plan")
 
         run_cell(page, "launcher")
-        page.get_by_role("button", name="Launch").click()
+        page.locator("button.jupyter-button", has_text="Launch").click()
         log = page.locator(".mm-log")
         expect(log).to_contain_text("step 1/60", timeout=300_000)  # the first time, backbones are pretrained
         expect(page.locator("svg", has_text="at first")).to_be_visible()
@@ -55,7 +55,7 @@ def test_choose_plan_launch_watch_caption(tmp_path):
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
         run_cell(page, "captions")
         expect(page.locator(".mm-card img").first).to_be_visible(timeout=120_000)
-        page.locator(".mm-cards").scroll_into_view_if_needed()
+        page.locator(".mm-cards").last.scroll_into_view_if_needed()
         time.sleep(1)
         shot(page, "captions")
         assert len(list((tmp_path / "runs").iterdir())) == 1
