@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,16 +34,20 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast. Block matrices learn by Muon, the rest by AdamW, both on a cosine after a warm-up."""
+    """How long and how fast. Matrices of blocks learn by Muon at `block_lr`, the rest by AdamW at `lr`; both rates fall
+    on a cosine after a warm-up."""
 
     vision_steps: int = 400
     vision_colors: int = 3
     """A batch holds a picture of every seen combination of so many colors, so that each caption meets its near
     misses: the same but for the shape, the count or the size."""
+    vision_lr: float = 1e-3
+    vision_block_lr: float = 1e-2
     language_steps: int = 200
     language_batch: int = 64
-    lr: float = 1e-3
-    block_lr: float = 1e-2
+    language_lr: float = 5e-3
+    language_block_lr: float = 3e-3
+    """Low, so that the hidden states stay small enough for the cross-attention to be heard beside them."""
     warmup_steps: int = 30
     seed: int = 0
 
@@ -55,13 +60,15 @@ def ensure_backbones(
     Any number of processes may call it at once: one works, the others wait. A folder is complete or not there. Raises
     ParamError naming the field for a backbone that cannot be pretrained here.
     """
-    if not needs_backbones(params.model):
+    if GENERATED not in (params.model.vision.weights, params.model.language.weights):
         return None
-    recipe, folder = recipe or Recipe(), generated_folder(params.model)
+    folder = generated_folder(params.model)
+    if not needs_backbones(params.model):
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if needs_backbones(params.model):
-            _pretrain(params, folder, recipe, progress or (lambda label, fraction: None))
+            _pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
     return folder
 
 
@@ -104,7 +111,8 @@ def pretrain_vision(params: BackboneParams, folder: Path, recipe: Recipe, progre
         texts = words([caption(s) for s in scenes], padding="max_length", max_length=model.context_length)
         return contrast(*model(pictures, torch.tensor(texts.input_ids)))
 
-    _fit(model, loss, recipe.vision_steps, recipe, lambda done: progress("vision encoder", done))
+    optimizers = _optimizers(model, lr=recipe.vision_lr, block_lr=recipe.vision_block_lr)
+    _fit(model, loss, optimizers, recipe.vision_steps, recipe.warmup_steps, partial(progress, "vision encoder"))
     set_model_preprocess_cfg(model, {"mean": MEAN, "std": STD})
     config = {**params.config, "text_cfg": {**params.config["text_cfg"], "hf_tokenizer_name": "words"}}
     save_for_hf(model, words, config, folder, safe_serialization=True)
@@ -133,7 +141,8 @@ def pretrain_language(params: BackboneParams, folder: Path, recipe: Recipe, prog
         labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
         return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
 
-    _fit(model, loss, recipe.language_steps, recipe, lambda done: progress("language model", done))
+    optimizers = _optimizers(model, lr=recipe.language_lr, block_lr=recipe.language_block_lr)
+    _fit(model, loss, optimizers, recipe.language_steps, recipe.warmup_steps, partial(progress, "language model"))
     model.config.bos_token_id, model.config.eos_token_id = words.bos_token_id, words.eos_token_id
     model.config.pad_token_id = words.pad_token_id
     model.save_pretrained(folder)
@@ -163,14 +172,22 @@ def _roomy(field: str, room: int, words: int) -> None:
         )
 
 
+Optimizers = list[tuple[torch.optim.Optimizer, float]]
+"""Each with its peak learning rate."""
+
+
 def _fit(
-    model: nn.Module, loss: Callable[[int], torch.Tensor], steps: int, recipe: Recipe, done: Callable[[float], None]
+    model: nn.Module,
+    loss: Callable[[int], torch.Tensor],
+    optimizers: Optimizers,
+    steps: int,
+    warmup_steps: int,
+    done: Callable[[float], None],
 ) -> None:
     """Lower `loss(step)` for so many steps; leaves the model in eval mode."""
-    optimizers = _optimizers(model, recipe)
     model.train()
     for step in range(steps):
-        share = min(1.0, (step + 1) / recipe.warmup_steps) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+        share = min(1.0, (step + 1) / warmup_steps) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
         model.zero_grad()
         loss(step).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -181,12 +198,12 @@ def _fit(
     model.eval()
 
 
-def _optimizers(model: nn.Module, recipe: Recipe) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon (Jordan et al. 2024) takes the matrices within numbered blocks, where it learns in far fewer steps."""
+def _optimizers(model: nn.Module, *, lr: float, block_lr: float) -> Optimizers:
+    """Muon (Jordan et al. 2024) for the matrices within numbered blocks, which then learn in far fewer steps."""
     blocks: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (blocks if parameter.ndim == 2 and re.search(r"\.\d+\.", name) else rest).append(parameter)
-    muon = torch.optim.Muon(blocks, lr=recipe.block_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(rest, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    return [(muon, recipe.block_lr), (adamw, recipe.lr)]
+    muon = torch.optim.Muon(blocks, lr=block_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+    return [(muon, block_lr), (adamw, lr)]

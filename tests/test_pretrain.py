@@ -1,0 +1,144 @@
+"""Backbones are pretrained once, from the combinations that may be seen, into what open_clip and transformers load."""
+
+import json
+import multiprocessing
+import random
+import time
+from dataclasses import replace
+
+import open_clip
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mmfsdp.build import build_model, generated_folder, needs_backbones
+from mmfsdp.data.scenes import split_combinations
+from mmfsdp.data.shapes import every_word, some_text
+from mmfsdp.params import ParamError, RunParams, load
+from mmfsdp.pretrain import Recipe, ensure_backbones, near_misses
+
+MINUTE = Recipe(vision_steps=2, language_steps=3, vision_colors=1, language_batch=8)
+
+
+def minute_params() -> RunParams:
+    """The demo's parameters with the smallest backbones."""
+    values = load("tiny").to_dict()
+    vision, language = values["model"]["vision"]["config"], values["model"]["language"]["config"]
+    vision["vision_cfg"] |= {"width": 16, "layers": 1, "head_width": 16, "image_size": 16}
+    vision["text_cfg"] |= {"width": 16, "heads": 1, "layers": 1}
+    language |= {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    language |= {"num_key_value_heads": 1}
+    return RunParams.from_dict(values)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MMFSDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        steps: list[tuple[str, float]] = []
+        torch.manual_seed(5)
+        expected = torch.rand(1)
+        torch.manual_seed(5)
+        found = ensure_backbones(minute_params(), lambda *step: steps.append(step), recipe=MINUTE)
+        assert torch.equal(torch.rand(1), expected), "the global random state is left alone"
+        assert [label for label, _ in steps] == ["vision encoder"] * 2 + ["language model"] * 3
+        assert [fraction for _, fraction in steps] == pytest.approx([0.5, 1, 1 / 3, 2 / 3, 1])
+        yield found
+
+
+def test_open_clip_loads_the_vision_folder_and_its_tokenizer(folder):
+    model = open_clip.create_model(f"local-dir:{folder / 'vision'}")
+    assert type(model) is open_clip.CLIP and model.visual.preprocess_cfg["mean"] == [0.5, 0.5, 0.5]
+    tokens = open_clip.get_tokenizer(f"local-dir:{folder / 'vision'}")(["two small red circles"])
+    assert tokens.shape == (1, model.context_length)
+    # CLIP's text tower reads at the highest id, which must be the end token
+    assert int(tokens[0].argmax()) == len("two small red circles".split()) + 1
+    picture, text, _ = model(torch.zeros(1, 3, 16, 16), tokens)
+    assert picture.shape == text.shape == (1, 64)
+
+
+def test_transformers_loads_the_language_folder_and_every_text_is_known(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder / "language")
+    model = AutoModelForCausalLM.from_pretrained(folder / "language")
+    assert len(tokenizer) == len(every_word()) + 4 <= model.config.vocab_size
+    rng = random.Random(1)
+    for text in (some_text(rng) for _ in range(200)):
+        ids = tokenizer(text).input_ids
+        assert ids[0] == tokenizer.bos_token_id and tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_the_model_is_built_from_the_folder_with_those_very_weights(folder):
+    model, processor = build_model(minute_params().model)
+    clip = open_clip.create_model(f"local-dir:{folder / 'vision'}")
+    pixels = torch.rand(2, 3, 16, 16)
+    visual = clip.visual
+    visual.output_tokens = True
+    torch.testing.assert_close(model.vision_encoder.eval()(pixels), visual.eval()(pixels)[1])
+    assert processor.mean == pytest.approx(visual.preprocess_cfg["mean"])
+
+
+def test_the_second_call_is_instant(folder):
+    start = time.perf_counter()
+    assert ensure_backbones(minute_params(), pytest.fail, recipe=MINUTE) == folder
+    assert time.perf_counter() - start < 0.1
+    assert not needs_backbones(minute_params().model)
+    assert ensure_backbones(RunParams()) is None, "nothing to pretrain"
+
+
+def weights(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
+
+
+def work(cache, queue):
+    import os
+
+    os.environ["MMFSDP_CACHE"] = cache
+    torch.set_num_threads(1)
+    steps = []
+    found = ensure_backbones(minute_params(), lambda *step: steps.append(step), recipe=MINUTE)
+    queue.put((len(steps), str(found)))
+
+
+def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    killed = tmp_path / f"{folder.name}.part" / "vision"  # as a process leaves it that was killed in mid-work
+    killed.mkdir(parents=True)
+    workers = [context.Process(target=work, args=(str(tmp_path), queue)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    results = sorted(queue.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join()
+    assert [steps for steps, _ in results] == [0, MINUTE.vision_steps + MINUTE.language_steps]
+    again = tmp_path / folder.name
+    assert [place for _, place in results] == [str(again)] * 2 and not killed.exists()
+    assert weights(again) == weights(folder) and len(weights(folder)) == 2
+
+
+def test_what_cannot_be_pretrained_names_the_field(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path))
+    good = minute_params()
+    for change, field in (
+        ({"model.vision.source": "transformers"}, "model.vision.weights"),
+        ({"model.vision.config": {"embed_dim": 8, "vision_cfg": {}}}, "model.vision.weights"),
+        ({"model.language.config": good.model.language.config | {"vocab_size": 10}}, "model.language.config"),
+    ):
+        with pytest.raises(ParamError) as error:
+            ensure_backbones(good.change(**change), recipe=replace(MINUTE, vision_steps=0))
+        assert error.value.field == field
+        assert not generated_folder(good.change(**change).model).exists()
+
+
+def test_a_contrastive_batch_holds_near_misses_and_nothing_unseen():
+    seen, unseen = split_combinations()
+    for step in range(50):
+        shown = [group.combination for scene in near_misses(random.Random(step), 3) for group in scene.groups]
+        assert len(shown) == len(set(shown)) and len({c.color for c in shown}) == 3
+        assert set(shown) <= set(seen) and not set(shown) & set(unseen)
+
+
+def test_the_saved_configuration_is_open_clips_own(folder):
+    config = json.loads((folder / "vision/open_clip_config.json").read_text())
+    assert set(config) == {"model_cfg", "preprocess_cfg"}
