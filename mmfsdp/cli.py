@@ -18,6 +18,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
   mmfsdp export RUN TO [LAYOUT]        a run's weights as one file of safetensors, or as open_flamingo loads them
+  mmfsdp bench wrap [--help]           bytes, memory and seconds of a step, for ways to shard, ours and others'
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
   mmfsdp bench parity [--help]         training on ranks beside one process, for every wrapper, strategy and policy
 
@@ -200,7 +201,7 @@ def export(argv: list[str]) -> int:
     return 0
 
 
-BENCHES = {"data": "bench_data", "parity": "bench_parity"}
+BENCHES = {"data": "bench_data", "parity": "bench_parity", "wrap": "bench_wrap"}
 
 
 def bench(argv: list[str]) -> int:

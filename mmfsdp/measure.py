@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +100,38 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@dataclass
+class CpuMemory:
+    """What torch's CPU allocator held, from when it was watched; bytes."""
+
+    at_mark: int = 0
+    """When `mark` was called."""
+    peak: int = 0
+    """At most, from then on."""
+    marked: int = 0
+
+    def mark(self) -> None:
+        """What follows counts for the peak."""
+        self.marked = time.time_ns()
+
+
+@contextmanager
+def cpu_memory() -> Iterator[CpuMemory]:
+    """Watch each allocation of CPU tensors, to the byte, and the end of those that began here. Slow: for benches."""
+    found = CpuMemory()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield found
+    held = 0
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if event.device_type() == torch.autograd.DeviceType.CPU:
+            if event.start_ns() < found.marked:
+                found.at_mark = held + event.nbytes()
+            held += event.nbytes()
+            if event.start_ns() >= found.marked:
+                found.peak = max(found.peak, held)
 
 
 def _counting_kernels() -> torch.library.Library:
