@@ -29,13 +29,20 @@ def begin(folder: Path, ranks: int) -> list[int]:
     return pids
 
 
+def is_saving(folder: Path, began: float) -> bool:
+    """Whether a save that began after `began` is being written."""
+    try:
+        return any(path.stat().st_ctime > began for path in (folder / "checkpoints").glob(".*.writing"))
+    except FileNotFoundError:
+        return False  # it was done while we looked
+
+
 def wait_for(moment: str, folder: Path, steps: int) -> None:
     """Until a save is being written, or so many more steps are done and a little time has passed; a minute at most."""
     done = runs.last_row(folder).get("step", 0)
     began, until = time.time(), time.monotonic() + 60
     while time.monotonic() < until:
-        writing = (folder / "checkpoints").glob(".*.writing")
-        if moment == "save" and any(path.stat().st_ctime > began for path in writing):
+        if moment == "save" and is_saving(folder, began):
             return time.sleep(random.random() * 0.01)
         if moment == "step" and runs.last_row(folder).get("step", 0) >= done + steps:
             return time.sleep(random.random() * 0.05)

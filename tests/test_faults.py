@@ -63,7 +63,7 @@ def start(tmp_path, monkeypatch):
 def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     fault = FAULTS[name]
     run = start(f"tests.fault_entries:{fault.entry}")
-    state = run.wait(60)
+    state = run.wait(120)
     noticed = time.time() - (run.path / "fault").stat().st_mtime
     assert state.status is Status.FAILED and state.rank == 1 and fault.reason in state.reason, state
     assert fault.traceback in state.traceback
@@ -79,7 +79,7 @@ def test_a_full_disk_ends_the_run_with_its_cause(start, tmp_path):
     real = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode == 0
     try:
         run = start(f"tests.fault_entries:{'fills_the_disk' if real else 'may_not_write'}")
-        state = run.wait(60)
+        state = run.wait(120)
         assert state.status is Status.FAILED and state.rank is not None, state
         assert ("No space left on device" if real else "File too large") in state.reason
         assert "Traceback" in state.traceback
@@ -106,20 +106,20 @@ def test_ten_kills_at_random_moments_lose_nothing(tmp_path):
 
 def test_a_launched_run_is_resumed_in_its_folder(start):
     run = start("tests.fault_entries:is_killed_once", **{"train.save_every": 1, "train.steps": 5})
-    assert run.wait(60).status is Status.FAILED
+    assert run.wait(120).status is Status.FAILED
     broken = run.record
     with pytest.raises(ValueError, match=r"step: 9 has no complete checkpoint; those of .* are \[1, 2, 3\]"):
         run.resume(step=9)
     damaged = run.path / "checkpoints/step_00000003/ranks/00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    state = run.resume().wait(60)
+    state = run.resume().wait(120)
     assert state.status is Status.FAILED and "00001.safetensors is missing, truncated or altered" in state.reason
     assert "the one before is step_00000002: go on from it with `mmfsdp resume RUN --step 2`" in state.reason
     more = run.params.change(**{"train.steps": 6})
     again = run.resume(step=2, params=more)
     with pytest.raises(ParamError, match="cancel it before it is resumed"):
         run.resume()
-    state = again.wait(60)
+    state = again.wait(120)
     assert state.ok and state.step == state.steps == 6, state
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert [row.get("resumed_from") for row in run.metrics()] == [None, None, 2, None, None, None]
