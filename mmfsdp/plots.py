@@ -95,8 +95,8 @@ def plan_picture(plan: WrapPlan) -> str:
 
 def _short_names(name: str) -> list[str]:
     """The ends of a unit's dotted name that say something, longest first: layers.0.attention, attention."""
-    parts = name.split(".")
-    return [".".join(parts[i:]) for i in range(max(0, len(parts) - 3), len(parts)) if not parts[i][0].isdigit()]
+    parts = name.split("{")[0].rstrip(".").split(".")
+    return [".".join(parts[i:]) for i in range(max(0, len(parts) - 3), len(parts)) if not parts[i][:1].isdigit()]
 
 
 def _bytes(unit: Unit) -> tuple[int, int]:

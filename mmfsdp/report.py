@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -23,8 +24,12 @@ STYLE = f"""<style>
 .mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
 .mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
   border-bottom: 1px solid {INK}55}}
-.mm-table th:first-child, .mm-table td:first-child {{text-align: left}}
+.mm-table th:first-child, .mm-table td:first-child {{text-align: left; white-space: normal}}
+.mm-table td:first-child {{min-width: 15em}}
+.mm-widget .widget-html-content {{min-width: 0}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
+.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
+.mm-figures b {{display: block; font-size: 1.7em}}
 .mm-scroll {{overflow-x: auto}}
 .mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
 .mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
@@ -36,7 +41,6 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 :root {{color-scheme: light dark}}
 body {{font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem}}
 h2 {{margin-top: 2em}} pre {{overflow-x: auto; font-size: 13px}}
-.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2.5em}} .mm-figures b {{display: block; font-size: 1.7em}}
 </style></head><body><h1>{title}</h1>{body}</body></html>
 """
 
@@ -111,7 +115,8 @@ def plan_html(plan: WrapPlan, cost: Mapping[str, Any]) -> str:
         held, gathered, reduced = (
             size(n) if n else "–" for n in (unit.held_bytes, unit.gathered_bytes, unit.reduced_bytes)
         )
-        rows.append([unit.name, kind, unit.frozen_policy or "", count(unit.numel), held, gathered, gathers, reduced])
+        name = Html(re.sub(r"([.,])", r"\1<wbr>", escape(unit.name)))
+        rows.append([name, kind, unit.frozen_policy or "", count(unit.numel), held, gathered, gathers, reduced])
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
     words = (
         f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trains)}</b> of {count(numel)} parameters train. "
@@ -135,8 +140,8 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
 def figures(result: Mapping[str, Any]) -> str:
     """The few numbers that a run is remembered by."""
     shares = {
-        "heldout_exact_match": "new pictures captioned right, word for word",
-        "unseen_combination_exact_match": "right on combinations never seen in a picture",
+        "heldout_exact_match": "new pictures right, word for word",
+        "unseen_combination_exact_match": "right on never-seen combinations",
         "text_only_exact_match": "right with the picture blanked",
     }
     shown = [(f"{result[key]:.0%}", words) for key, words in shares.items() if key in result]

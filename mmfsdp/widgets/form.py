@@ -47,6 +47,7 @@ class RunForm(w.VBox):
         self._rows = {name: Row(Field.named(name), _at(start, name), changed=self._check) for name in fields}
         self._below = w.HTML()
         super().__init__([w.HTML(STYLE), self._preset, *self._rows.values(), self._below], params=start)
+        self.add_class("mm-widget")
         self._preset.observe(lambda change: self.show(load(change.new).change(**changes)), "value")
         self.show(start)
 

@@ -33,6 +33,7 @@ class Launcher(w.VBox):
         self._note, self._place = w.HTML(), w.VBox()
         self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="100%", display="none"))
         super().__init__([w.HTML(STYLE), self._button, self._note, self._bar, self._place])
+        self.add_class("mm-widget")
         form.observe(lambda _: self._enable(), "error")
         self._enable()
 

@@ -58,6 +58,7 @@ class RunPanel(w.VBox):
         look = {"max_height": "20em", "overflow": "auto", "flex_flow": "column-reverse", "flex": "0 0 auto"}
         log = w.Box([self._log], layout=w.Layout(**look, border="1px solid #78787866", padding="4px 8px"))
         super().__init__([w.HTML(STYLE), top, self._bar, self._curve, log])
+        self.add_class("mm-widget")
         self._thread = threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}")
         self._replace_older()
         self._thread.start()

@@ -28,6 +28,7 @@ class PlanView(w.VBox):
         self._wanted = form.params
         self._html, self._note = w.HTML(), w.HTML()
         super().__init__([w.HTML(STYLE), self._note, self._html])
+        self.add_class("mm-widget")
         form.observe(lambda change: self._draw_later(change.new), "params")
         self._draw_later(form.params)
 
