@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import json
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class VisionEncoder(nn.Module):
         self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
         if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then gives (pooled, tokens)
             visual.output_tokens = True
+        elif hasattr(visual, "forward_intermediates"):
+            _give_feature_maps(visual)
         self.item_shape: tuple[int, ...] = (3, image_size, image_size)
         _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
 
@@ -58,24 +62,44 @@ class VisionEncoder(nn.Module):
 
     def _tokens(self, pixels: torch.Tensor) -> torch.Tensor:
         if hasattr(self.visual, "output_tokens"):
-            return self.visual(pixels)[1]
-        if hasattr(self.visual, "forward_intermediates"):  # open_clip's timm and ResNet towers
-            out = self.visual.forward_intermediates(
-                pixels, indices=1, normalize_intermediates=True, intermediates_only=True
-            )
-            return out["image_intermediates"][-1]
+            pooled, tokens = self.visual(pixels)
+            return _with_pooled(tokens, pooled)
+        if hasattr(self.visual, "forward_intermediates"):
+            maps = self.visual(pixels)
+            return (maps["image_intermediates"] if isinstance(maps, dict) else maps)[-1]
         config = self.visual.config
         asked: dict[str, bool] = {}
         if config.image_size not in (pixels.shape[-1], [*pixels.shape[-2:]]) and config.model_type != "dinov2":
             asked["interpolate_pos_encoding"] = True  # DINOv2 does so unasked
-        if self.feature_layer is None:
-            tokens = self.visual(pixel_values=pixels, **asked).last_hidden_state
-        else:
-            tokens = self.visual(pixels, output_hidden_states=True, **asked).hidden_states[self.feature_layer]
+        if self.feature_layer is not None:
+            asked["output_hidden_states"] = True
+        out = self.visual(pixel_values=pixels, **asked)
+        tokens = out.last_hidden_state if self.feature_layer is None else out.hidden_states[self.feature_layer]
+        tokens = _with_pooled(tokens, getattr(out, "pooler_output", None))
         patch = getattr(config, "patch_size", None)
         if tokens.ndim == 3 and isinstance(patch, int):
             tokens = tokens[:, -((pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)) :]
         return tokens
+
+
+def _give_feature_maps(visual: Any) -> None:
+    """Have the forward of open_clip's timm and ResNet towers give their last feature maps, in place. They have a method
+    of another name for it, but a sharded module's weights are there only while its own forward runs. What would pool
+    the maps goes.
+    """
+    wanted: dict[str, Any] = {"indices": 1, "intermediates_only": True}
+    if hasattr(visual, "trunk"):
+        visual.trunk.forward = partial(visual.trunk.forward_intermediates, norm=True, **wanted)
+        visual.forward = MethodType(lambda self, pixels: self.trunk(pixels), visual)
+        visual.head = nn.Identity()
+    else:
+        visual.attnpool = nn.Identity()
+        visual.forward = partial(visual.forward_intermediates, normalize_intermediates=True, **wanted)
+
+
+def _with_pooled(tokens: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    """The tokens. Where the pooled output trains, it takes part with a gradient of 0: DDP waits for every parameter."""
+    return tokens if pooled is None or not pooled.requires_grad else tokens + 0 * pooled.sum()
 
 
 def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder:
