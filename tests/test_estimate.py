@@ -1,11 +1,14 @@
 """Predicted traffic is the known floor of each policy."""
 
+import time
+
 import pytest
 from torch import nn
 
-from mmfsdp.estimate import CONTROL_BYTES, CONTROL_CALLS, Estimate, estimate
+from mmfsdp.estimate import CONTROL_BYTES, CONTROL_CALLS, Estimate, Machine, estimate, step_time
 from mmfsdp.freeze import freeze
-from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
+from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
 from mmfsdp.plan import WrapPlan, make_plan
 
 DIM, WORLD = 64, 8
@@ -90,3 +93,36 @@ def test_hybrid_shards_inside_and_reduces_across():
     across = [w for w in cost.wire if w.kind == "all-reduce" and w.phase == "backward"]
     assert [w.wire_bytes for w in across] == [2 * (T * 4 // 2) * 3 // 4]
     assert cost.memory.optimizer == 2 * T * 4 / 2
+
+
+def test_what_holds_a_step():
+    plan, cost = made()
+    fast, slow = (step_time(plan, machine=name, tokens=10**9) for name in ("h100-nvlink", "a100-ethernet"))
+    assert fast.bound == "compute" and fast.compute == pytest.approx(2 * (F_E + 2 * F_B + 3 * T) * 1e9 / 989e12 / 0.4)
+    assert slow.network > fast.network and max(fast.compute, fast.memory) <= fast.overlapped <= fast.serial
+    assert step_time(plan, machine="a100-ethernet", tokens=1).bound == "network"
+    link = Machine(flops=1e12, memory=1e12, bandwidth=1e9, latency=0)
+    assert step_time(plan, machine=link, tokens=1).network == cost.wire_bytes / 1e9
+    twice = step_time(plan, TrainParams(accumulation=2), machine=link, tokens=1)
+    assert twice.compute == 2 * step_time(plan, machine=link, tokens=1).compute
+    with pytest.raises(ValueError, match="a100-nvlink"):
+        step_time(plan, machine="a100", tokens=1)
+
+
+@pytest.mark.parametrize("size, layers, ranks, seconds", [(4096, 32, 64, 2), (8192, 80, 4096, 5)], ids=["9B", "70B"])
+def test_large_models_are_quick_to_plan_and_estimate(size, layers, ranks, seconds):
+    config = {"hidden_size": size, "intermediate_size": size * 7 // 2, "num_hidden_layers": layers}
+    language = BackboneParams(config={"model_type": "llama", "num_attention_heads": 32, "vocab_size": 32000, **config})
+    vision = build_vision(BackboneParams(source="open_clip", name="ViT-L-14"), meta=True)
+    model = Flamingo(vision, build_language(language, meta=True), tokens=TokenIds.after(32000), cross_attention_every=4)
+    freeze(model, ModelParams(language=language).freeze)
+    start = time.process_time()
+    cost = estimate(make_plan(model, FSDPParams(), world_size=ranks))
+    assert time.process_time() - start < seconds and cost.wire_bytes > 4 * 10**10
+
+
+def test_a_tiny_model_is_estimated_in_a_blink():
+    plan, _ = made()
+    start = time.process_time()
+    estimate(plan)
+    assert time.process_time() - start < 0.05

@@ -110,6 +110,7 @@ def wrapped(case: str, fields: dict) -> dict:
             seen.append((m.loss, m.grad_norm))
         rows = counted.rows()
     cost = estimate(plan, TrainParams(accumulation=count))
+    at_rest = [local(p) for p in model.parameters() if p.numel()]
     changed = changed_parameters(model, before)
     trains = {plain_name(n): p.requires_grad for n, p in model.named_parameters() if "_flat_param" not in n}
     return {
@@ -119,6 +120,8 @@ def wrapped(case: str, fields: dict) -> dict:
         "frozen changed": [n for n in changed if not trains.get(n, True)],
         "trained unchanged": [n for n in before if trains.get(n) and n not in changed],
         "frozen with gradient": [n for n, p in model.named_parameters() if not p.requires_grad and p.grad is not None],
+        "rest": sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in at_rest}.values()),
+        "predicted rest": cost.memory.parameters,
         "state": sum(local(t).numel() for s in optimizer.state.values() for k, t in s.items() if k != "step"),
         "wanted state": 2 * sum(local(p).numel() for p in model.parameters() if p.requires_grad),
     }
@@ -168,6 +171,7 @@ def check_cost(results: list[dict], case: str) -> None:
         found = rank[case]
         assert found["frozen changed"] == found["trained unchanged"] == found["frozen with gradient"] == []
         assert found["state"] == found["wanted state"]
+        assert found["rest"] == found["predicted rest"]
         if "DDP" in case:  # its buckets are its own affair: the bytes count, not how they are parceled
             for row in found["measured"] + found["predicted"]:
                 del row[2]
