@@ -43,7 +43,7 @@ def test_the_demo_learns_to_caption_new_pictures_by_looking_at_them(demo):
 
 def test_the_demo_shows_plan_progress_captions_and_report(demo):
     folder, said = demo
-    assert "frozen" in said and "trainable" in said and "sent per rank and optimizer step" in said
+    assert "frozen" in said and "trainable" in said and "a rank sends in an optimizer step" in said
     assert "step 1/" in said and "truth:" in said and said.count("truth:") == 5
     report = (folder / "runs/demo/report.html").read_text()
     assert "<svg" in report and "data:image/png;base64" in report
