@@ -67,7 +67,7 @@ def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state = module._get_fsdp_state()  # type: ignore[attr-defined]
-            groups |= {id(g): (g, bool(state._auto_reshard_after_forward)) for g in state._fsdp_param_groups}
+            groups |= {id(g): (g, bool(state._auto_reshard_after_forward)) for g in _groups(state)}
     if not groups:
         raise ValueError("model: is not wrapped by DDP, FSDP1 or FSDP2; call make_plan to plan it")
     info = next(iter(groups.values()))[0].mesh_info
@@ -149,6 +149,13 @@ def _param(
         aliases=tuple(n for n in every if n != name and "_flat_param" not in n),
         decays=trainable and decays(name, ndim=len(shape), owner=owner),
     )
+
+
+def _groups(state: Any) -> list[Any]:
+    """The parameter groups of an FSDP2 state: a list in newer torch, one or none before."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def _left_out(model: nn.Module, found: list[_Found]) -> list[Param]:
