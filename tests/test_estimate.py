@@ -1,7 +1,5 @@
 """Predicted traffic is the known floor of each policy."""
 
-import time
-
 import pytest
 from torch import nn
 
@@ -109,20 +107,12 @@ def test_what_holds_a_step():
         step_time(plan, machine="a100", tokens=1)
 
 
-@pytest.mark.parametrize("size, layers, ranks, seconds", [(4096, 32, 64, 2), (8192, 80, 4096, 5)], ids=["9B", "70B"])
-def test_large_models_are_quick_to_plan_and_estimate(size, layers, ranks, seconds):
+@pytest.mark.parametrize("size, layers, ranks", [(4096, 32, 64), (8192, 80, 4096)], ids=["9B", "70B"])
+def test_large_models_are_planned_and_estimated_without_weights(size, layers, ranks):
     config = {"hidden_size": size, "intermediate_size": size * 7 // 2, "num_hidden_layers": layers}
     language = BackboneParams(config={"model_type": "llama", "num_attention_heads": 32, "vocab_size": 32000, **config})
     vision = build_vision(BackboneParams(source="open_clip", name="ViT-L-14"), meta=True)
     model = Flamingo(vision, build_language(language, meta=True), tokens=TokenIds.after(32000), cross_attention_every=4)
     freeze(model, ModelParams(language=language).freeze)
-    start = time.process_time()
     cost = estimate(make_plan(model, FSDPParams(), world_size=ranks))
-    assert time.process_time() - start < seconds and cost.wire_bytes > 4 * 10**10
-
-
-def test_a_tiny_model_is_estimated_in_a_blink():
-    plan, _ = made()
-    start = time.process_time()
-    estimate(plan)
-    assert time.process_time() - start < 0.05
+    assert cost.wire_bytes > 4 * 10**10

@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from xml.etree import ElementTree
 
 import matplotlib
@@ -57,9 +56,7 @@ def test_ink_and_colors_stand_out_on_light_and_on_dark(ground):
 
 def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_thinned():
     assert line_points(plots.curve(rows(40))) == 40
-    start = time.perf_counter()
     svg = plots.curve(rows(100_000), total=100_000)
-    assert time.perf_counter() - start < 1
     assert line_points(svg) <= 500 and len(svg) < 100_000
 
 

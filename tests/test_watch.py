@@ -88,15 +88,14 @@ def test_memory_is_bounded_by_what_is_shown(run):
     write(run, 1, b"y" * 1_000_000 + b"\nshort\n")
     tail = Tail(run)
     tracemalloc.start()
-    start = time.perf_counter()
     lines = tail.poll()
-    seconds, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert lines[-3].text == "last" or lines[-1].text in ("last", "short")
     assert {(0, "last"), (1, "short")} <= set(lines)
     assert re.fullmatch(r"\[\.\.\. [\d,]+ bytes not shown \.\.\.\]", next(x.text for x in lines if x.rank == 0))
     assert max(len(line.text) for line in lines) < MAX_LINE + 50
-    assert peak < 64 << 20 and seconds < 5
+    assert peak < 64 << 20
     assert read_log(run, 0, size=100).splitlines()[-2:] == ["line of a long log", "last"]
     for _ in range(20):  # a line that never ends
         write(run, 0, b"z" * 1_000_000)
