@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import random
-import time
 from dataclasses import replace
 
 import open_clip
@@ -82,9 +81,7 @@ def test_the_model_is_built_from_the_folder_with_those_very_weights(folder):
 
 
 def test_the_second_call_is_instant(folder):
-    start = time.perf_counter()
     assert ensure_backbones(minute_params(), pytest.fail, recipe=MINUTE) == folder
-    assert time.perf_counter() - start < 0.1
     assert not needs_backbones(minute_params().model)
     assert ensure_backbones(RunParams()) is None, "nothing to pretrain"
 
