@@ -134,7 +134,20 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
         return ""
     predicted, measured = cost["wire_bytes"], result.get("wire_bytes_measured", rows[-1].get("wire_bytes"))
     picture = bars([("sent", predicted / 2**20, measured / 2**20 if measured is not None else None)], unit="MiB a step")
-    return picture + table(["", "predicted", "measured"], [["bytes that rank 0 sends a step", predicted, measured]])
+    lines: list[list[object]] = [
+        ["all that rank 0 sends in a step", "", "", predicted, measured, _apart(predicted, measured)]
+    ]
+    kinds = [{(w["kind"], w["phase"]): w for w in wire} for wire in (cost["wire"], result.get("wire_measured", []))]
+    for key in sorted({*kinds[0], *kinds[1]} if kinds[1] else ()):
+        said, seen = (of.get(key, {"count": 0, "wire_bytes": 0}) for of in kinds)
+        bytes_ = said["wire_bytes"], seen["wire_bytes"]
+        lines.append([f"{key[0]} in {key[1]}", said["count"], seen["count"], *bytes_, _apart(*bytes_)])
+    head = ["", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
+    return picture + table(head, lines)
+
+
+def _apart(predicted: int, measured: int | None) -> str:
+    return "" if measured is None else f"{(measured - predicted) / max(1, predicted):+.1%}"
 
 
 def figures(result: Mapping[str, Any]) -> str:

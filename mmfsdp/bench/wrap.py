@@ -1,7 +1,8 @@
 """`mmfsdp bench wrap`: what each way to shard a mostly frozen model sends, holds and takes, in interleaved rounds.
 
-The baselines are written here as their projects have them: OpenFlamingo (FSDP1, every module wrapped twice, decoder
-un-frozen and kept from the optimizer, each module clipped by itself), FSDP2 per layer (Cornstarch's documentation).
+The baselines are written here as their projects have them: OpenFlamingo (FSDP1, every module wrapped twice, gathered
+in fp32, reduced in bf16, computed under autocast; decoder un-frozen and kept from the optimizer; each module clipped
+by itself), also in our formats; FSDP2 per layer (Cornstarch's documentation).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ OURS: dict[str, dict[str, Any]] = {
     "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEPT},
     "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", **KEPT},
 }
-THEIRS = ("OpenFlamingo's scheme", "FSDP2 per layer (Cornstarch)")
+THEIRS = ("OpenFlamingo's scheme", "the same in our formats", "FSDP2 per layer (Cornstarch)")
 
 
 def bench_wrap(
@@ -68,17 +70,24 @@ def bench_wrap(
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as text, with ratios to the first."""
     head = f"{'':30}{'sent MB':>10}{'x':>7}{'calls':>7}{'rest MB':>9}{'peak MB':>9}{'x':>6}{'seconds':>9}{'x':>6}"
-    lines = [head + f"{'gradient':>10}{'clipped':>9}{'frozen':>7}"]
+    naive = next(row["gradient_crc"] for row in rows if row["way"] == THEIRS[2])
+    lines = [head + f"{'gradient':>10}{'=':>2}{'clipped':>9}{'frozen':>7}"]
     for row in rows:
         x = {key: row[key] / (rows[0][key] or 1) for key in ("wire_bytes", "peak_bytes", "seconds")}
         lines.append(
             f"{row['way']:30}{row['wire_bytes'] / 1e6:>10.2f}{x['wire_bytes']:>7.3f}{row['collectives']:>7}"
             f"{row['rest_bytes'] / 1e6:>9.1f}{row['peak_bytes'] / 1e6:>9.1f}{x['peak_bytes']:>6.2f}"
             f"{row['seconds']:>9.3f}{x['seconds']:>6.2f}{row['gradient_error']:>10.1e}"
+            f"{'=' if row['gradient_crc'] == naive else '':>2}"
             f"{row['clipped_norm'] / CLIP:>8.2f}x{row['frozen_changed']:>7}"
         )
-    notes = "sent, rest, peak: of rank 0. gradient: relative error beside one process in fp32. clipped: norm after"
-    return "\n".join([*lines, f"{notes} clipping, over the norm asked for. frozen: frozen parameters changed."])
+    notes = (
+        "sent, rest, peak: of rank 0. gradient: relative error beside one process in fp32; = where its bits are those"
+    )
+    more = (
+        "of FSDP2 per layer. clipped: norm after clipping, over the norm asked for. frozen: frozen parameters changed."
+    )
+    return "\n".join([*lines, notes, more])
 
 
 @dataclass
@@ -115,7 +124,7 @@ def _rank(rank: int, ranks: int, folder: str, kind: str, rounds: int, width: int
         batches = [batch_of(kind, seed=10 * i + rank) for i in range(accumulation)]
         true = _true_gradient(kind, width, ranks, accumulation)
         ways, rows = [], []
-        for name in (THEIRS[0], *OURS, THEIRS[1]):
+        for name in (*THEIRS, *OURS):
             way, row = _first_steps(name, kind, width, batches, true)
             ways.append(way)
             rows.append(row)
@@ -142,7 +151,7 @@ def _first_steps(
     with cpu_memory() as memory:
         way = wrapped(name, build(kind, width), kind)
         before = frozen_checksums(way.model)
-        error, norm = _gradient(way, batches, true)
+        error, norm, bits = _gradient(way, batches, true)
         way.step(batches)
         memory.mark()
         with Collectives() as counted:
@@ -156,6 +165,7 @@ def _first_steps(
         "rest_bytes": memory.at_mark,
         "peak_bytes": memory.peak,
         "gradient_error": error,
+        "gradient_crc": bits,
         "clipped_norm": norm,
         "frozen_changed": count_changed(before, frozen_checksums(way.model)),
     }
@@ -163,9 +173,9 @@ def _first_steps(
 
 def wrapped(name: str, model: nn.Module, kind: str) -> Way:
     """A model wrapped in the way of this name, in bf16 with fp32 reduction."""
-    if name == THEIRS[0]:
+    if name in THEIRS[:2]:
         return _openflamingo(name, model)
-    if name == THEIRS[1]:
+    if name == THEIRS[2]:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         classes = CLASSES[kind].split(",")
         for module in [m for m in model.modules() if type(m).__name__ in classes]:
@@ -182,7 +192,13 @@ def wrapped(name: str, model: nn.Module, kind: str) -> Way:
 def _openflamingo(name: str, model: nn.Module) -> Way:
     """FSDP1 around each part twice; frozen decoder layers are un-frozen for that and kept from the optimizer."""
     trains = {n for n, p in model.named_parameters() if p.requires_grad}
-    dtypes = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_root_forward_inputs=True)
+    theirs = name == THEIRS[0]
+    dtypes = MixedPrecision(
+        param_dtype=torch.float32 if theirs else torch.bfloat16,
+        reduce_dtype=torch.bfloat16 if theirs else torch.float32,
+    )
+    if theirs:
+        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
 
     def twice(path: str) -> None:
         parent, _, key = path.rpartition(".")
@@ -215,20 +231,23 @@ def _openflamingo(name: str, model: nn.Module) -> Way:
     return Way(name, model, optimizer, clip)
 
 
-def _gradient(way: Way, batches: list[Batch], true: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """(relative error of the gradient, norm of the clipped one), at the first weights; takes a step of ours."""
+def _gradient(way: Way, batches: list[Batch], true: dict[str, torch.Tensor]) -> tuple[float, float, int]:
+    """(relative error of the gradient, norm of the clipped one, checksum), at the first weights; ours take a step."""
     way.backward(batches)
     whole = _whole_gradients(way.model, true)
     wrong = sum(float((whole[n] - g).square().sum()) for n, g in true.items())
     error = (wrong / sum(float(g.square().sum()) for g in true.values())) ** 0.5
+    bits = 0
+    for g in whole.values():
+        bits = zlib.crc32(g.numpy().tobytes(), bits)
     if way.clip is not None:
         way.clip()
         clipped = _norm(_whole_gradients(way.model, true))
         way.model.zero_grad()
-        return error, clipped
+        return error, clipped, bits
     way.model.zero_grad()
     said = train_step(way.model, batches, way.optimizer, max_grad_norm=CLIP).grad_norm
-    return error, _norm(whole) * min(1.0, CLIP / said)
+    return error, _norm(whole) * min(1.0, CLIP / said), bits
 
 
 def _norm(gradients: dict[str, torch.Tensor]) -> float:
@@ -273,7 +292,14 @@ def build(kind: str, width: int) -> nn.Module:
         freeze(model, ("encoders.*", "language_model.*"))
         return model
     model = Flamingo(
-        vision, language, tokens=TokenIds.after(WORDS), cross_attention_every=2, num_latents=8, perceiver_depth=1
+        vision,
+        language,
+        tokens=TokenIds.after(WORDS),
+        cross_attention_every=2,
+        num_latents=8,
+        perceiver_depth=1,
+        attention_heads=6,
+        attention_head_dim=width // 8,
     )
     for name, p in model.named_parameters():
         if name.endswith("_gate"):

@@ -53,7 +53,7 @@ def run(folder: Path) -> None:
         if dist.get_rank() == 0:
             result = {
                 "wire_bytes_predicted": cost.wire_bytes,
-                "wire_bytes_measured": measured,
+                **measured,
                 "frozen_parameters_changed": changed,
                 "world_size": dist.get_world_size(),
                 "skipped": skipped,

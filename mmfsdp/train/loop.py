@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..data.batch import Batch
 from ..data.loader import batches, sum_up
 from ..data.processor import Processor
 from ..features import FeatureCache
-from ..measure import Collectives, memory_bytes
+from ..measure import Collectives, Counted, memory_bytes
 from ..params import RunParams, TrainParams
 from ..step import StepMetrics, build_optimizer, train_step
 from .place import Place
@@ -30,11 +31,11 @@ def train(
     device: torch.device,
     frozen: dict[str, int],
     features: FeatureCache | None = None,
-) -> tuple[int, dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train a wrapped model to the last step, from the newest checkpoint if there is one. Every rank must call it.
 
-    frozen: checksums of the frozen weights as loaded. Returns the bytes that this rank sent in the last step, and
-    what the data lacked by source, on all ranks since the run was taken up. Raises
+    frozen: checksums of the frozen weights as loaded. Returns what this rank sent in the last step (for result.json),
+    and what the data lacked by source, on all ranks since the run was taken up. Raises
     RuntimeError after `max_skipped` steps in a row whose loss or gradient was not finite.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -54,6 +55,7 @@ def train(
     )
     metrics = runs.MetricsWriter(folder, rank, after=place.step)
     sent = runs.last_row(folder, rank).get("wire_bytes", 0)
+    wire: list[Counted] = []
     mark = {"resumed_from": place.step} if place.step else {}
     model.train()
     with Collectives() as collectives:
@@ -70,7 +72,8 @@ def train(
             if features is not None:
                 micro_batches = features.fill(model, micro_batches)
             row = train_step(model, micro_batches, optimizer, schedule=schedule, max_grad_norm=settings.max_grad_norm)
-            sent = collectives.wire_bytes
+            wire = collectives.rows()
+            sent = sum(w.wire_bytes for w in wire)
             step_s = time.perf_counter() - start
             place.passed(samples=world * settings.batch_size * settings.accumulation, skipped=row.skipped)
             metrics.write(
@@ -92,7 +95,7 @@ def train(
     beat("trained")
     lacks: list[Any] = [None] * world
     dist.all_gather_object(lacks, loader.lacks)
-    return sent, sum_up(lacks)
+    return {"wire_bytes_measured": sent, "wire_measured": [asdict(w) for w in wire]}, sum_up(lacks)
 
 
 def report(row: StepMetrics, step: int, settings: TrainParams, seconds: float) -> None:
