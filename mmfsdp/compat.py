@@ -26,7 +26,8 @@ def fsdp(
     """Wrap a model for data-parallel training, as zeta.training.fsdp does. Every rank must call it.
 
     auto_wrap: each TransformerBlock is sharded by itself, rather than the model as a whole. mp: bf16, fp16 or fp32,
-    in which the model computes and gradients are summed. shard_strat: SHARD_GRAD (gradients and optimizer states are
+    in which the model computes and gradients are summed (fp16 wants torch's ShardedGradScaler in the
+    caller's loop, or `build_scaler` with `train_step`). shard_strat: SHARD_GRAD (gradients and optimizer states are
     sharded; weights between steps), FULL_SHARD (all is, at all times), NO_SHARD (nothing is). Returns torch's
     FullyShardedDataParallel, or with NO_SHARD, as torch asks, DistributedDataParallel.
 

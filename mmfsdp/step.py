@@ -19,8 +19,9 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .data.batch import Batch
-from .params import Schedule, TrainParams
+from .params import Precision, Schedule, TrainParams
 from .params.train import decays
+from .scaler import Scaler
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class StepMetrics:
 
     figures: torch.Tensor
     """(4 + sources,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples, and
-    the loss of each source."""
+    the loss of each source; with a scaler, its scale after them."""
     sources: tuple[str, ...]
     """Where in the parameters the sources of the step's batches stand."""
     lr: float
@@ -70,6 +71,12 @@ class StepMetrics:
         return int(self._figure(3))
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the loss was multiplied by for backward; None without a scaler."""
+        place = 4 + len(self.sources)
+        return self._figure(place) if len(self.figures) > place else None
+
+    @property
     def skipped(self) -> bool:
         """The loss or the norm was not finite, and no rank changed its weights."""
         return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
@@ -78,7 +85,18 @@ class StepMetrics:
         """The keys of a metrics line."""
         names = ("loss", "lr", "grad_norm", "samples", "tokens", "forward_s", "backward_s", "optimizer_s", "skipped")
         row = {name: getattr(self, name) for name in names}
-        return row | {"losses": self.losses} if len(self.sources) > 1 else row
+        row |= {"losses": self.losses} if len(self.sources) > 1 else {}
+        return row | ({"loss_scale": self.loss_scale} if self.loss_scale is not None else {})
+
+
+def build_scaler(model: nn.Module) -> Scaler | None:
+    """A new scaler for a model that computes in fp16 by its plan; None for others, which need none."""
+    return Scaler(_device(model)) if _computes_in_fp16(model) else None
+
+
+def _computes_in_fp16(model: nn.Module) -> bool:
+    plan = getattr(model, "mmfsdp_plan", None)
+    return plan is not None and plan.fsdp.mixed_precision is Precision.FP16
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
@@ -119,16 +137,21 @@ def train_step(
     *,
     schedule: LambdaLR | None = None,
     max_grad_norm: float | None = None,
+    scaler: Scaler | None = None,
 ) -> StepMetrics:
     """One optimizer step over the micro-batches of this rank. Every rank must call it with as many.
 
     The loss is the mean over the label tokens of all ranks and micro-steps, as if one process had them all in one
     batch; so is the gradient. With several sources it is the sum of their means, each times its weight. The norm is
-    global and clipped once. If it or the loss is not finite, no rank changes weights.
+    global and clipped once. If it or the loss is not finite, no rank changes weights. scaler: of `build_scaler`; a
+    model in fp16 needs it, and ValueError is raised without.
     Leave batches on the CPU: their label tokens are counted there, so that nobody waits for the device.
     """
+    if scaler is None and _computes_in_fp16(model):
+        raise ValueError("scaler: None, and gradients in fp16 vanish without; give train_step build_scaler(model)")
     device = _device(model)
     clock = _Clock()
+    scale = scaler.scale.clone() if scaler else torch.ones((), device=device)
     local = [_label_tokens(batch) for batch in micro_batches]
     weights = {batch.source: batch.weight for batch in micro_batches}
     places = [list(weights).index(batch.source) for batch in micro_batches]
@@ -143,16 +166,22 @@ def train_step(
             sums[places[i]] += share.detach()
             clock.lap("forward")
             # Wrappers average gradients over ranks; we want their sum.
-            (share * (_world_size() * per_token[places[i]]).float()).backward()
+            (share * (_world_size() * per_token[places[i]]).float() * scale).backward()
             clock.lap("backward")
     sums, norm = _global_sums_and_norm(model, sums)
-    loss = sums @ per_token
+    loss, norm = sums @ per_token, norm / scale
+    finite = torch.isfinite(norm + loss)
     lr = optimizer.param_groups[0]["lr"]
-    _update(optimizer, norm, finite=torch.isfinite(norm + loss), max_grad_norm=max_grad_norm)
+    clip = None if max_grad_norm is None else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    _update(optimizer, finite=finite, factor=clip if scaler is None else (1.0 if clip is None else clip) / scale)
+    if scaler:
+        scaler.update(finite)
     if schedule is not None:
         schedule.step()
     clock.lap("optimizer")
     figures = torch.cat([torch.stack([loss, norm, tokens.sum(), samples]), sums / tokens.clamp(min=1)])
+    if scaler:
+        figures = torch.cat([figures, scale.double()[None]])
     return StepMetrics(
         figures, tuple(weights), lr, clock.spent["forward"], clock.spent["backward"], clock.spent["optimizer"]
     )
@@ -227,14 +256,13 @@ def _copies(model: nn.Module, p: nn.Parameter) -> int:
     return _world_size()
 
 
-def _update(optimizer: Optimizer, norm: torch.Tensor, *, finite: torch.Tensor, max_grad_norm: float | None) -> None:
-    """Clip and step; all on the device, so that nobody waits for the norm."""
-    if max_grad_norm is not None:
-        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+def _update(optimizer: Optimizer, *, finite: torch.Tensor, factor: torch.Tensor | None) -> None:
+    """Multiply the gradients by `factor` and step; all on the device, so that nobody waits for the norm."""
+    if factor is not None:
         for grads in _by_kind(
             _local(p.grad) for g in optimizer.param_groups for p in g["params"] if p.grad is not None
         ):
-            torch._foreach_mul_(grads, scale.to(dtype=grads[0].dtype, device=grads[0].device))
+            torch._foreach_mul_(grads, factor.to(dtype=grads[0].dtype, device=grads[0].device))
     if optimizer.defaults.get("fused"):
         optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # the kernel itself then does nothing
         optimizer.step()

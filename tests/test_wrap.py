@@ -14,13 +14,13 @@ from mmfsdp.freeze import freeze
 from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.plan import describe, make_plan
-from mmfsdp.step import build_optimizer, train_step
+from mmfsdp.step import build_optimizer, build_scaler, train_step
 from mmfsdp.wrap import apply_plan, plan_of, wrap_fsdp
 from mmfsdp.wrap.start import take_weights
 
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
-BF16 = {"mixed_precision": "bf16"}
+BF16, FP16 = {"mixed_precision": "bf16"}, {"mixed_precision": "fp16"}
 EXACT = {
     "DDP": {"backend": "DDP"},
     "DDP, 3 micro-steps": {"backend": "DDP"},
@@ -62,6 +62,10 @@ ROUNDED = {
     "FSDP2 bf16, reduced in bf16": {"reduce_dtype": "bf16", **BF16},
     "FSDP2 bf16, replicate": {"frozen_policy": "REPLICATE", **BF16},
     "FSDP2 frozen at rest in bf16": {"frozen_dtype": "bf16"},
+    "DDP fp16": {"backend": "DDP", **FP16},
+    "FSDP1 fp16, 3 micro-steps": {"backend": "FSDP1", **FP16},
+    "FSDP2 fp16, reduced in fp16": {"reduce_dtype": "fp16", **FP16},
+    "FSDP2 fp16, replicate, frozen at rest too": {"frozen_policy": "REPLICATE", "frozen_dtype": "fp16", **FP16},
     "FSDP1 one flat parameter, 3 micro-steps": {"backend": "FSDP1", "use_orig_params": False},
 }
 HYBRID = {
@@ -101,12 +105,14 @@ def wrapped(case: str, fields: dict) -> dict:
     plan = make_plan(model, FSDPParams(**fields), world_size=dist.get_world_size(), example=example)
     model = apply_plan(model, plan)
     optimizer, schedule = build_optimizer(model, TRAIN)
+    scaler = build_scaler(model)
     model.train()
     seen = []
     with Collectives() as counted:
         for step in range(3):
             counted.reset()
-            m = train_step(model, batches_of(step, rank, count), optimizer, schedule=schedule, max_grad_norm=0.5)
+            batches = batches_of(step, rank, count)
+            m = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=0.5, scaler=scaler)
             seen.append((m.loss, m.grad_norm))
         rows = counted.rows()
     cost = estimate(plan, TrainParams(accumulation=count))

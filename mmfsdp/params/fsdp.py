@@ -44,8 +44,9 @@ class FSDPParams:
     Backends: FSDP2. Default unset."""
 
     mixed_precision: Precision | None = None
-    """Format of the gathered weights and of compute: bf16, fp16, fp32, or unset for the weights' own.
-    Backends: FSDP1, FSDP2; DDP by autocast. Default unset."""
+    """Format of the gathered weights and of compute: bf16, fp16 (its loss scale is found as training goes, and steps
+    that overflow are skipped), fp32, or unset for the weights' own. Backends: FSDP1, FSDP2; DDP by autocast.
+    Default unset."""
 
     reduce_dtype: Precision = Precision.FP32
     """Format in which gradients are summed over ranks: fp32, bf16, fp16. Backends: FSDP1, FSDP2. Default fp32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from .units import ITEMSIZE, ROOT, Finding, Param, Unit, WrapPlan
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ def make_plan(
     from .trace import trace
 
     params = params or FSDPParams()
-    _refuse(params)
     replicates, shard = mesh_shape(params, world_size)
     seen = trace(model, example)
     groups = group(model, params, seen)
@@ -81,12 +80,6 @@ def _ddp(model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None) -> Wr
     if not ddp_is_as_good(plan) or memory_of(ddp) > budget * 2**30:
         return None
     return replace(ddp, why=f"{plan.why}; so little trains that one all-reduce of it is cheaper than to shard it: DDP")
-
-
-def _refuse(params: FSDPParams) -> None:
-    """Raise ParamError for what cannot be kept whatever the model is."""
-    if params.mixed_precision is Precision.FP16:
-        raise ParamError("mixed_precision", "fp16 needs a gradient scaler, which is not there yet; choose bf16")
 
 
 def _refuse_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:

@@ -19,7 +19,7 @@ from ..data.processor import Processor
 from ..features import FeatureCache
 from ..measure import Collectives, Counted, memory_bytes
 from ..params import RunParams, TrainParams
-from ..step import StepMetrics, build_optimizer, train_step
+from ..step import StepMetrics, build_optimizer, build_scaler, train_step
 from .place import Place
 
 
@@ -41,9 +41,10 @@ def train(
     rank, world = dist.get_rank(), dist.get_world_size()
     settings = params.train
     optimizer, schedule = build_optimizer(model, settings)
+    scaler = build_scaler(model)
     beat = runs.Beat(folder, rank)
     beat("taking up")
-    place = Place.take_up(folder, params, model, optimizer, schedule, frozen)
+    place = Place.take_up(folder, params, model, optimizer, schedule, frozen, scaler)
     loader = batches(
         params.data,
         processor,
@@ -71,7 +72,14 @@ def train(
             collectives.reset()
             if features is not None:
                 micro_batches = features.fill(model, micro_batches)
-            row = train_step(model, micro_batches, optimizer, schedule=schedule, max_grad_norm=settings.max_grad_norm)
+            row = train_step(
+                model,
+                micro_batches,
+                optimizer,
+                schedule=schedule,
+                max_grad_norm=settings.max_grad_norm,
+                scaler=scaler,
+            )
             wire = collectives.rows()
             sent = sum(w.wire_bytes for w in wire)
             step_s = time.perf_counter() - start
@@ -89,7 +97,7 @@ def train(
                 raise RuntimeError(give_up(folder, micro_batches, place.skipped_in_a_row, step))
             if step == settings.steps or (settings.save_every and step % settings.save_every == 0):
                 beat(f"step {step} save")
-                place.save(folder, params, model, optimizer, schedule, frozen)
+                place.save(folder, params, model, optimizer, schedule, frozen, scaler)
     if features is not None:
         print(f"vision features of {features.cached} pictures from the cache, {features.encoded} encoded")
     beat("trained")

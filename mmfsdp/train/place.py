@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import checkpoint
 from ..params import RunParams
+from ..scaler import Scaler
 
 
 @dataclass
@@ -42,8 +43,9 @@ class Place:
         optimizer: Optimizer,
         schedule: LambdaLR,
         frozen: dict[str, int],
+        scaler: Scaler | None = None,
     ) -> Place:
-        """Fill model, optimizer, schedule and random states from the newest complete checkpoint; else the beginning.
+        """Fill model, optimizer, schedule, scaler and random states from the newest complete checkpoint; else begin.
 
         Every rank must call it. Raises what `checkpoint.resume` raises.
         """
@@ -57,6 +59,8 @@ class Place:
         if marker["ranks"] != dist.get_world_size():
             _seed(params, step=marker["step"])
         _set_schedule(optimizer, schedule, marker["schedule"])
+        if scaler and marker.get("scaler"):  # a run that goes on in fp16, not one that begins with it
+            scaler.load_state_dict(marker["scaler"])
         place = cls(step=marker["step"], carried=resumed.carried, **marker["place"])
         if dist.get_rank() == 0:
             print(resumed)
@@ -79,10 +83,12 @@ class Place:
         optimizer: Optimizer,
         schedule: LambdaLR,
         frozen: dict[str, int],
+        scaler: Scaler | None = None,
     ) -> None:
         """Write a checkpoint. Every rank must call it."""
         record: dict[str, Any] = {
             "schedule": schedule.last_epoch,
+            "scaler": scaler.state_dict() if scaler else None,
             "place": {
                 "samples": self.samples,
                 "skipped": self.skipped,

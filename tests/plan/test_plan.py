@@ -191,7 +191,6 @@ def test_no_wrap_is_one_unit():
             {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "LamaDecoderLayer"},
             "LlamaDecoderLayer",
         ),
-        ({"mixed_precision": "fp16"}, "bf16"),
         ({"frozen_dtype": "bf16", "frozen_policy": "REPLICATE"}, "mixed_precision"),
         ({"backend": "DDP", "frozen_dtype": "bf16"}, "mixed_precision"),
         ({"backend": "FSDP1", "use_orig_params": False, "auto_wrap_policy": "NO_WRAP"}, "vision_encoder.*FROZEN_AWARE"),

@@ -76,6 +76,7 @@ CASES = {
     "NO_SHARD": {"sharding_strategy": "NO_SHARD"},
     "disabled": {"enable_fsdp": False},
     "bf16": {"mixed_precision": "bf16"},
+    "fp16": {"mixed_precision": "fp16"},
     "BACKWARD_POST": {"backward_prefetch": "BACKWARD_POST"},
     "NO_PREFETCH": {"backward_prefetch": "NO_PREFETCH"},
     "forward_prefetch": {"forward_prefetch": True},
@@ -123,7 +124,7 @@ def test_the_wrapped_models_are_what_the_fields_say(found):
     assert plain["prefetch"] == ["BackwardPrefetch.BACKWARD_PRE", False] and not plain["offload"] and plain["orig"]
     assert seen["BACKWARD_POST"]["prefetch"][0] == "BackwardPrefetch.BACKWARD_POST"
     assert seen["NO_PREFETCH"]["prefetch"][0] == "None" and seen["forward_prefetch"]["prefetch"][1] is True
-    assert seen["bf16"]["compute"] == "torch.bfloat16"
+    assert seen["bf16"]["compute"] == "torch.bfloat16" and seen["fp16"]["compute"] == "torch.float16"
     assert seen["flat"]["orig"] is False
     assert plain["units"] == ["Sequential"]
     assert seen["by size"]["units"] == seen["FULL_SHARD"]["units"] == ["Sequential", "Layer", "Layer"]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from mmfsdp import ParamError, fsdp
@@ -34,14 +35,16 @@ def small(middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(784, 256), middle, nn.Linear(256, 10))
 
 
-def learns(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    """Losses of three steps of SGD."""
+def learns(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, scaled: bool = False) -> list[float]:
+    """Losses of three steps of SGD, with torch's own gradient scaler where `scaled`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = ShardedGradScaler(device="cpu", enabled=scaled)
     losses = []
     for _ in range(3):
         loss = nn.functional.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
@@ -59,6 +62,8 @@ EXAMPLES = {
         {"auto_wrap": True, "TransformerBlock": TransformerBlock, "shard_strat": "FULL_SHARD"},
     ),
     "advanced": (nn.ReLU, {"mp": "bf16", "shard_strat": "FULL_SHARD"}),
+    "fp16": (nn.ReLU, {"mp": "fp16", "shard_strat": "SHARD_GRAD"}),
+    "fp16, NO_SHARD": (nn.ReLU, {"mp": "fp16"}),
 }
 
 
@@ -78,10 +83,10 @@ def run_the_examples() -> dict:
         seen["compute"] = sorted({str(unit.mixed_precision.param_dtype) for unit in units})
         seen["reduce"] = sorted({str(unit.mixed_precision.reduce_dtype) for unit in units})
         seen["held"] = sum(p.numel() for p in wrapped.parameters())
-        losses = torch.tensor(learns(wrapped, x[mine], y[mine]))
+        losses = torch.tensor(learns(wrapped, x[mine], y[mine], scaled="fp16" in name))
         dist.all_reduce(losses)
         found[name] = seen | {"losses": (losses / 2).tolist()}
-    for wrong in ({"mp": "fp16"}, {"mp": "fp8"}, {"shard_strat": "SHARD"}, {"auto_wrap": True}):
+    for wrong in ({"mp": "fp8"}, {"shard_strat": "SHARD"}, {"auto_wrap": True}):
         with pytest.raises(ParamError) as error:
             fsdp(small(nn.ReLU()), **wrong)
         found[str(wrong)] = str(error.value)
@@ -95,7 +100,7 @@ def found():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_train_as_one_process_does(found, name):
-    tolerance = 0.02 if name == "advanced" else 1e-4
+    tolerance = 1e-4 if EXAMPLES[name][1].get("mp", "fp32") == "fp32" else 0.02
     assert found[name]["losses"] == pytest.approx(found[name]["single"], rel=tolerance)
     assert found[name]["losses"][2] < found[name]["losses"][0]
 
@@ -107,6 +112,7 @@ def test_the_arguments_mean_what_the_page_says(found):
     assert advanced["wrapper"] == FSDP.__name__ and advanced["units"] == ["Sequential"]
     assert advanced["compute"] == advanced["reduce"] == ["torch.bfloat16"]
     assert whole / 2 <= advanced["held"] < whole / 2 + 100
+    assert found["fp16"]["compute"] == found["fp16"]["reduce"] == ["torch.float16"]
     assert found["SHARD_GRAD"]["units"] == ["Sequential", "TransformerBlock"]
     assert found["SHARD_GRAD"]["strategies"] == ["SHARD_GRAD_OP"]
     assert found["FULL_SHARD"]["units"] == ["Sequential", "TransformerBlock", "TransformerBlock"]
@@ -115,7 +121,6 @@ def test_the_arguments_mean_what_the_page_says(found):
 
 
 def test_wrong_arguments_say_what_they_are(found):
-    assert "fp16 needs a gradient scaler" in found["{'mp': 'fp16'}"]
     assert found["{'mp': 'fp8'}"] == "mp: 'fp8' is not one of bf16, fp16, fp32"
     assert found["{'shard_strat': 'SHARD'}"] == "shard_strat: 'SHARD' is not one of SHARD_GRAD, FULL_SHARD, NO_SHARD"
     assert found["{'auto_wrap': True}"].startswith("TransformerBlock: is None; auto_wrap=True needs the class")
