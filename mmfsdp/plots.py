@@ -10,16 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from .style import FROZEN, INK, TRAINABLE
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from .plan import Unit, WrapPlan
 
-FROZEN, TRAINABLE, GATHERED, REDUCED = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-"""The four colors of every picture (Okabe and Ito, 2008: told apart with any color vision). 3:1 on black and white."""
-INK = "#787878"
-"""Text and axes: a grey that can be read on white and on JupyterLab's dark ground alike."""
 _POINTS = 500
 _lock = threading.Lock()
 
@@ -187,8 +185,9 @@ def _svg(figure: Figure, words: str, titles: Mapping[str, str] | None = None) ->
             FigureCanvasSVG(figure).print_svg(out, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
         finally:
             rcParams.update(before)
+    text = out.getvalue().replace(f"fill: {INK}", "fill: currentColor")
     # matplotlib's style sheet would reach every picture of the page around it; the same style here stays inside.
-    text = re.sub(r"<style.*?</style>", "", out.getvalue(), flags=re.S)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.S)
     style_here = "max-width:100%;height:auto;stroke-linejoin:round;stroke-linecap:butt"
     opening = f'role="img" style="{style_here}"><title>{escape(words)}</title>'
     text = re.sub(r"^.*?<svg ([^>]*)>", lambda m: f"<svg {m[1]} {opening}", text, count=1, flags=re.S)

@@ -12,30 +12,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from . import runs
-from .plots import FROZEN, INK, TRAINABLE, bars, curve, plan_picture
+from .plots import bars, curve, plan_picture
+from .style import STYLE
 
 if TYPE_CHECKING:
     from .plan import WrapPlan
 
-STYLE = f"""<style>
-.mm-frozen {{color: {FROZEN}; font-weight: 600}} .mm-trainable {{color: {TRAINABLE}; font-weight: 600}}
-.mm-quiet {{opacity: .7; line-height: 1.35}}
-.mm-error {{color: {TRAINABLE}; font-weight: 600; line-height: 1.35}}
-.mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
-.mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
-  border-bottom: 1px solid {INK}55}}
-.mm-table th:first-child, .mm-table td:first-child {{text-align: left; white-space: normal}}
-.mm-table td:first-child {{min-width: 15em}}
-.mm-widget .widget-html-content {{min-width: 0}}
-.mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
-.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
-.mm-figures b {{display: block; font-size: 1.7em}}
-.mm-scroll {{overflow-x: auto}}
-.mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
-.mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
-.mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
-.mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
-</style>"""
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}<style>
 :root {{color-scheme: light dark}}

@@ -49,8 +49,9 @@ MAY_IMPORT = {
     },
     "watch": {"runs"},
     "launch": {"params", "runs", "watch"},
-    "plots": {"params", "plan", "estimate", "runs"},
-    "report": {"params", "plan", "estimate", "runs", "plots"},
+    "style": set(),
+    "plots": {"params", "plan", "estimate", "runs", "style"},
+    "report": {"params", "plan", "estimate", "runs", "plots", "style"},
 }
 ABOVE_ALL = {"widgets", "cli", "bench"}
 LATE = {("launch", "train"), ("models", "wrap")}

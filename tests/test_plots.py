@@ -8,7 +8,7 @@ import matplotlib
 import pytest
 from torch import nn
 
-from mmfsdp import plots
+from mmfsdp import plots, style
 from mmfsdp.freeze import freeze
 from mmfsdp.params import Backend, FSDPParams
 from mmfsdp.plan import make_plan
@@ -25,7 +25,7 @@ def texts(svg):
 
 
 def line_points(svg):
-    path = re.search(rf'<path d="([^"]*)"[^>]*stroke: {plots.TRAINABLE}', svg, re.I | re.S)
+    path = re.search(rf'<path d="([^"]*)"[^>]*stroke: {style.TRAINABLE}', svg, re.I | re.S)
     return len(re.findall(r"[ML] ", path[1]))
 
 
@@ -49,8 +49,8 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#111111"])
 def test_ink_and_colors_stand_out_on_light_and_on_dark(ground):
-    assert contrast(plots.INK, ground) >= 4
-    for color in (plots.FROZEN, plots.TRAINABLE, plots.GATHERED, plots.REDUCED):
+    assert contrast(style.INK, ground) >= 4
+    for color in (style.FROZEN, style.TRAINABLE, style.GATHERED, style.REDUCED):
         assert contrast(color, ground) >= 2.8
 
 
@@ -91,7 +91,7 @@ def test_the_plan_picture_shows_every_unit_once_with_areas_by_bytes():
     titles = [e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}title")]
     assert len([t for t in titles if "tower" in t and "frozen" in t]) == 1
     assert len([t for t in titles if "head" in t and "trainable" in t]) == 1
-    assert plots.FROZEN.lower() in svg and plots.TRAINABLE.lower() in svg
+    assert style.FROZEN.lower() in svg and style.TRAINABLE.lower() in svg
 
 
 def test_the_mosaic_fills_its_frame_in_proportion():

@@ -26,8 +26,14 @@ class ParamError(ValueError):
 
 
 @cache
+def type_hints(cls: Any) -> dict[str, Any]:
+    """A class's declared types by name. Finding them takes a hundred times longer than using them."""
+    return get_type_hints(cls)
+
+
+@cache
 def _adapters(cls: type) -> dict[str, TypeAdapter]:
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     config = ConfigDict(strict=False, allow_inf_nan=False)
     return {
         f.name: TypeAdapter(hints[f.name]) if is_dataclass(hints[f.name]) else TypeAdapter(hints[f.name], config=config)
@@ -67,7 +73,7 @@ def _one(cls: type, name: str, value: Any) -> Any:
 
 
 def _members(cls: type, name: str) -> tuple:
-    hint = get_type_hints(cls)[name]
+    hint = type_hints(cls)[name]
     return getattr(hint, "__args__", None) or (hint,)
 
 

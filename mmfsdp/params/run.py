@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args
 
 import yaml
 
-from .check import ParamError, unknown_key
+from .check import ParamError, type_hints, unknown_key
 from .data import DataParams
 from .enums import Backend
 from .fsdp import FSDPParams
@@ -109,7 +109,7 @@ def build(cls: type[T], values: Any) -> T:
     """A parameter dataclass from nested plain values, every mistake named by its dotted field."""
     if not isinstance(values, Mapping):
         raise ParamError(cls.__name__, f"{values!r} is not a mapping of field names to values")
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)  # type: ignore[arg-type]
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     arguments = {}
     for key, value in values.items():

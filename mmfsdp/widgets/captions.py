@@ -7,7 +7,8 @@ from pathlib import Path
 import ipywidgets as w
 
 from .. import runs
-from ..report import STYLE, captions, figures, write_report
+from ..report import captions, figures, write_report
+from ..style import STYLE
 from .heavy import alone
 
 

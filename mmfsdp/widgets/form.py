@@ -9,7 +9,7 @@ import ipywidgets as w
 import traitlets
 
 from ..params import ParamError, RunParams, load, preset_names
-from ..report import STYLE
+from ..style import STYLE
 from .fields import Field, Row
 
 MAIN = (

@@ -9,8 +9,8 @@ import ipywidgets as w
 
 from ..launch import launch
 from ..params import RunParams
-from ..report import STYLE
 from ..runs import RunState
+from ..style import STYLE
 from .form import RunForm
 from .heavy import alone, plan_of
 from .panel import RunPanel

@@ -14,7 +14,7 @@ import ipywidgets as w
 from .. import runs
 from ..launch import Run
 from ..plots import curve
-from ..report import STYLE
+from ..style import STYLE
 from ..watch import LogLine, Progress, Tail, clock
 
 LINES = 300

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import ipywidgets as w
 
 from ..params import RunParams
-from ..report import STYLE, plan_html
+from ..report import plan_html
+from ..style import STYLE
 from .form import RunForm
 from .heavy import alone, plan_of
 

@@ -1,0 +1,36 @@
+"""One palette and one style sheet, for pictures, reports and widgets, on light and on dark pages."""
+
+from __future__ import annotations
+
+FROZEN, TRAINABLE, GATHERED, REDUCED = "#0072B2", "#C45100", "#009E73", "#CC79A7"
+"""The four colors of every picture (Okabe and Ito, 2008: told apart with any color vision; their vermilion darker, so
+that white text on it can be read). 3:1 on black and white."""
+OPTIMIZER, ACTIVATIONS = "#E69F00", "#56B4E9"
+"""Two more of theirs, for what is only ever drawn as an area."""
+INK = "#787878"
+"""Lines and axes: a grey that can be seen on white and on JupyterLab's dark ground alike. Text has the page's color."""
+
+STYLE = f"""<style>
+.mm-frozen::before, .mm-trainable::before, .mm-mixed::before {{content: ""; display: inline-block; width: .7em;
+  height: .7em; margin-right: .35em; background: {FROZEN}}}
+.mm-trainable::before {{background: {TRAINABLE}}}
+.mm-mixed::before {{background: linear-gradient(135deg, {FROZEN} 50%, {TRAINABLE} 50%)}}
+.mm-quiet {{opacity: .8; line-height: 1.35}}
+.mm-error, .mm-warning {{font-weight: 600; line-height: 1.35; border-left: 4px solid {TRAINABLE}; padding-left: .5em}}
+.mm-warning {{border-color: {OPTIMIZER}; font-weight: inherit}}
+.mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
+.mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
+  border-bottom: 1px solid {INK}55}}
+.mm-table th:first-child, .mm-table td:first-child {{text-align: left; white-space: normal}}
+.mm-table td:first-child {{min-width: 15em}}
+.mm-widget .widget-html-content {{min-width: 0}}
+.mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
+.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
+.mm-figures b {{display: block; font-size: 1.7em}}
+.mm-scroll {{overflow-x: auto}}
+.mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
+.mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
+.mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
+.mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
+</style>"""
+"""What all HTML of the package needs. Text has the color of the page around it, so every theme can be read."""
