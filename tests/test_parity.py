@@ -8,9 +8,10 @@ def test_training_on_ranks_equals_training_in_one_process():
     assert all(row["ok"] for row in rows), table(rows)
     assert {row["backend"] for row in rows} == {"DDP", "FSDP1", "FSDP2"}
     assert {row["model"] for row in rows} == {"Flamingo", "MultimodalModel"}
-    assert {row["policy"] for row in rows} == {"SHARD", "KEEP", "REPLICATE"}
+    assert {row["policy"] for row in rows} == {"SHARD", "KEEP", "REPLICATE", "AUTO"}
+    assert {row["new_rows_due"] for row in rows} == {0, 4}
 
 
 def test_the_cases_are_all_there():
-    assert len(list(cases(2))) == 2 * (1 + 2 * 2 * 3) * 2**3 and len(list(cases(4))) == 2 * (1 + 2 * 4 * 3) * 2**3
+    assert len(list(cases(2))) == 2 * (3 + 2 * 7) * 2**3 and len(list(cases(4))) == 2 * (3 + 4 * 7) * 2**3
     assert len({str(case) for case in cases(4)}) == len(list(cases(4)))

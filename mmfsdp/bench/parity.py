@@ -22,9 +22,10 @@ from ..checkpoint.tensors import model_tensors
 from ..data import Batch
 from ..freeze import freeze
 from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
-from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams, TrainParams
+from ..params import BackboneParams, BackboneSource, Backend, FSDPParams, ModelParams, TrainParams
 from ..step import build_optimizer, train_step
-from ..wrap import wrap_fsdp
+from ..train.job import quiet
+from ..wrap import plan_of, wrap_fsdp
 
 TOLERANCE = 1e-4
 """Largest relative difference of a loss, a norm or the final weights (as one vector) in fp32."""
@@ -32,6 +33,7 @@ CLIP = 0.05
 """Below every norm that these models have, so that all steps are clipped."""
 WORDS = 50
 STEPS = 3
+POLICIES = ("SHARD", "KEEP", "REPLICATE")
 TRAIN = TrainParams(steps=STEPS, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 
 
@@ -51,6 +53,7 @@ class Case:
         """How the case wraps."""
         mesh = {"dp_replicate": ranks // 2, "dp_shard": 2} if self.strategy.startswith("HYBRID") else {}
         values: dict[str, Any] = {"backend": self.backend, "sharding_strategy": self.strategy, **mesh}
+        values |= {"memory_budget_gib": 1.0} if self.policy == "AUTO" else {}
         return FSDPParams(**values, frozen_policy=self.policy, activation_checkpointing=self.checkpointing)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -62,15 +65,17 @@ class Case:
 def cases(ranks: int) -> Iterator[Case]:
     """Every case that so many ranks can run."""
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP"] + ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] * (ranks % 2 == 0 < ranks - 2)
-    ways = [("DDP", "FULL_SHARD", "SHARD"), *product(("FSDP1", "FSDP2"), strategies, ("SHARD", "KEEP", "REPLICATE"))]
+    ways = [("DDP", "FULL_SHARD", "SHARD"), ("FSDP1", "NO_SHARD", "SHARD"), ("FSDP2", "NO_SHARD", "SHARD")]
+    ways += [*product(("FSDP1", "FSDP2"), strategies, POLICIES), *product(("FSDP2",), strategies, ("AUTO",))]
     for model, way, accumulation, clip, recomputed in product(MODELS, ways, (1, 2), (None, CLIP), ("none", "all")):
         yield Case(*way, accumulation, clip, recomputed, model)
 
 
 def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dict[str, Any]]:
     """Train every case for three steps beside one process. One row a case: the largest relative differences of loss,
-    norm and final weights; frozen parameters changed; optimizer states held, and how many there should be; whether all
-    that is as it must be. every: only each n-th case, for a quick look."""
+    norm and final weights; frozen parameters changed; rows of new tokens changed; bytes of optimizer states on all
+    ranks; how many the last two should be; whether all that is as it must be. every: only each n-th case, for a quick
+    look."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -87,10 +92,12 @@ def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dic
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as text."""
-    head = f"{'':2}{'ranks':>5}  {'case':<66}{'loss':>9}{'norm':>9}{'weights':>9}{'frozen':>8}{'states':>8}"
+    head = f"{'':2}{'ranks':>5}  {'case':<66}{'loss':>9}{'norm':>9}{'weights':>9}"
+    head += f"{'frozen':>8}{'new rows':>10}{'state bytes':>13}"
     lines = [
         f"{'' if row['ok'] else '!':2}{row['ranks']:>5}  {row['case']:<66}{row['loss']:>9.1e}{row['norm']:>9.1e}"
-        f"{row['weights']:>9.1e}{row['frozen_changed']:>8}{row['states'] - row['states_due']:>+8}"
+        f"{row['weights']:>9.1e}{row['frozen_changed']:>8}{row['new_rows']:>6} of{row['new_rows_due']:>2}"
+        f"{row['state_bytes']:>10}{row['state_bytes'] - row['state_bytes_due']:>+3}"
         for row in rows
     ]
     good = sum(row["ok"] for row in rows)
@@ -105,14 +112,19 @@ class Training:
     norms: list[float]
     weights: torch.Tensor
     """All that trains, whole, one after the other."""
+    new_rows: int
+    """Rows of new tokens that changed."""
+    state_bytes: int
+    """Of the optimizer's states on this rank, step counters aside."""
 
 
 def one_process(ranks: int, model: str, accumulation: int, clip: float | None) -> Training:
     """The batches of all ranks, in this process."""
-    return _train(MODELS[model](), list(range(ranks)), accumulation, clip)[0]
+    return _train(MODELS[model](), list(range(ranks)), accumulation, clip)
 
 
 def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tuple, Training]) -> None:
+    quiet()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
@@ -127,10 +139,12 @@ def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tu
 def _compare(case: Case, ranks: int, alone: Training) -> dict[str, Any]:
     model = wrap_fsdp(MODELS[case.model](), case.params(ranks))
     before = frozen_checksums(model)
-    done, states = _train(model, [dist.get_rank()], case.accumulation, case.clip)
-    held = torch.tensor(states)
+    done = _train(model, [dist.get_rank()], case.accumulation, case.clip)
+    held = torch.tensor(done.state_bytes)
     dist.all_reduce(held)
-    copies = ranks if case.backend == "DDP" else ranks // 2 if case.strategy.startswith("HYBRID") else 1
+    plan = plan_of(model)
+    assert plan is not None
+    copies = ranks if plan.backend is Backend.DDP else plan.replicate
     row: dict[str, Any] = asdict(case) | {
         "case": str(case),
         "ranks": ranks,
@@ -138,28 +152,36 @@ def _compare(case: Case, ranks: int, alone: Training) -> dict[str, Any]:
         "norm": _apart(done.norms, alone.norms),
         "weights": float((done.weights - alone.weights).norm() / alone.weights.norm()),
         "frozen_changed": count_changed(before, frozen_checksums(model)),
-        "states": int(held),
-        "states_due": 2 * alone.weights.numel() * copies,
+        "new_rows": done.new_rows,
+        "new_rows_due": alone.new_rows,
+        "state_bytes": int(held),
+        "state_bytes_due": alone.state_bytes * copies,
     }
-    near = max(row["loss"], row["norm"], row["weights"]) < TOLERANCE
-    return row | {"ok": near and not row["frozen_changed"] and row["states"] == row["states_due"]}
+    near = max(row["loss"], row["norm"], row["weights"]) < TOLERANCE and not row["frozen_changed"]
+    return row | {"ok": near and all(row[key] == row[f"{key}_due"] for key in ("new_rows", "state_bytes"))}
 
 
-def _train(model: nn.Module, shares: list[int], accumulation: int, clip: float | None) -> tuple[Training, int]:
-    """Three steps over the batches of the ranks in `shares`; also the elements of optimizer states held here."""
+def _train(model: nn.Module, shares: list[int], accumulation: int, clip: float | None) -> Training:
+    """Three steps over the batches of the ranks in `shares`."""
     optimizer, schedule = build_optimizer(model, TRAIN)
     model.train()
-    losses, norms = [], []
+    before, losses, norms = _whole(model), [], []
     for step in range(STEPS):
         batches = [small_batch(model, seed=100 * step + 10 * i + rank) for rank in shares for i in range(accumulation)]
         row = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=clip)
         losses.append(row.loss)
         norms.append(row.grad_norm)
-    states = [t for state in optimizer.state.values() for key, t in state.items() if key.startswith("exp_avg")]
-    held = sum((t.to_local() if isinstance(t, DTensor) else t).numel() for t in states)
+    after = _whole(model)
+    rows = [(after[name] != before[name]).any(dim=1).sum() for name in after if "new_tokens" in name]
+    states = [t for state in optimizer.state.values() for key, t in state.items() if key != "step"]
+    held = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in states)
+    return Training(losses, norms, torch.cat([t.flatten() for t in after.values()]), int(sum(rows)), held)
+
+
+def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all that trains, gathered."""
     tensors = sorted(model_tensors(model).items())
-    whole = [(t.full_tensor() if isinstance(t, DTensor) else t).detach().flatten() for _, t in tensors]
-    return Training(losses, norms, torch.cat(whole)), held
+    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in tensors}
 
 
 def _apart(these: list[float], those: list[float]) -> float:

@@ -66,6 +66,7 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
     # It warns of in-place operations on a unit's output: nothing here does any.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # its successor is not yet there
 
 
 @contextmanager
