@@ -13,7 +13,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
 
   mmfsdp plan   [--config C] [flags]   print who shares a shard with whom, and what a step will hold and send
   mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report
-  mmfsdp launch [--config C] [flags]   start the ranks and return at once
+  mmfsdp launch [--config C] [flags]   start the ranks and return at once; --dry-run shows what sbatch would get
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
@@ -94,9 +94,13 @@ def print_plan(params: RunParams) -> None:
 
 
 def launch(argv: list[str]) -> int:
-    """Start the ranks and return."""
+    """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
     from .launch import launch as start
+    from .launch import sbatch_text
 
+    if "--dry-run" in argv:
+        print(sbatch_text(parse("launch", [a for a in argv if a != "--dry-run"])), end="")
+        return 0
     run = start(parse("launch", argv))
     print(f"{run.path}: started; follow it with `mmfsdp watch {run.path}`")
     return 0

@@ -32,6 +32,10 @@ def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
     `entry` ("module:function") is called with the run folder on every rank, the torch.distributed variables set.
     Raises ParamError if the run's name is taken.
     """
+    from ..params import Executor, ParamError
+
+    if params.launch.executor is Executor.SLURM:
+        raise ParamError("launch.executor", "slurm: submit what `mmfsdp launch --dry-run` prints with sbatch")
     folder = make_folder(params.launch)
     return _begin(folder, params, entry)
 

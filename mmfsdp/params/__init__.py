@@ -9,6 +9,7 @@ from .enums import (
     BackwardPrefetch,
     DataSource,
     Device,
+    Executor,
     FrozenPolicy,
     Modality,
     ModelKind,
@@ -20,10 +21,11 @@ from .enums import (
     Task,
 )
 from .fsdp import FSDPParams
+from .launch import LaunchParams
 from .model import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParams
 from .presets import load, preset_names
 from .run import RunParams
-from .train import LaunchParams, TrainParams
+from .train import TrainParams
 
 __all__ = [
     "GENERATED",
@@ -37,6 +39,7 @@ __all__ = [
     "DataSource",
     "Device",
     "EncoderParams",
+    "Executor",
     "FSDPParams",
     "FrozenPolicy",
     "LaunchParams",

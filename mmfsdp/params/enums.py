@@ -225,3 +225,12 @@ class Device(Choice):
     """CUDA with nccl when a GPU is there for every rank of the node, else the CPU with gloo."""
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Executor(Choice):
+    """What starts the ranks."""
+
+    LOCAL = "local"
+    """Processes on this machine."""
+    SLURM = "slurm"
+    """A job of a Slurm cluster."""

@@ -15,8 +15,9 @@ from .check import ParamError, type_hints, unknown_key
 from .data import DataParams
 from .enums import Backend
 from .fsdp import FSDPParams
+from .launch import LaunchParams
 from .model import ModelParams
-from .train import LaunchParams, TrainParams
+from .train import TrainParams
 
 T = TypeVar("T")
 

@@ -1,11 +1,10 @@
-"""TrainParams and LaunchParams: how long, how fast, on what."""
+"""TrainParams: how long, how fast, on what."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from .check import ParamError, at_least, coerce, need
+from .check import at_least, coerce, need
 from .enums import Device, Schedule
 
 
@@ -89,44 +88,3 @@ def decays(name: str, *, ndim: int, owner: str) -> bool:
     path, _, leaf = name.rpartition(".")
     embeds = "Embedding" in owner or path.endswith("new_tokens") or leaf.endswith(_TABLES)
     return ndim > 1 and not embeds
-
-
-_NAME = re.compile(r"[\w][\w.+-]{0,99}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchParams:
-    """Where the ranks run and where the run's folder is."""
-
-    name: str = "first"
-    """Name of the run and of its folder; letters, digits, and . _ + - within. Default first."""
-
-    folder: str = "runs"
-    """Folder of all runs. Default runs, in the current folder."""
-
-    ranks: int = 2
-    """Processes that train together; a count. Default 2."""
-
-    threads: int | None = None
-    """CPU threads per rank; a count. Default unset: the cores shared evenly."""
-
-    timeout_min: int = 720
-    """The run is stopped after so many minutes. Default 720."""
-
-    silence_s: float = 60.0
-    """A rank that shows no progress for so long hangs, and the run is stopped with its name and stack; in seconds. The
-    first step and checkpoints may take 5 times that, and any other 5 times the longest so far. Default 60."""
-
-    replace: bool = False
-    """If a finished run has this name already, rename it (name-1, name-2, ...) rather than refuse. Default false."""
-
-    def __post_init__(self) -> None:
-        coerce(self)
-        at_least(self, 1, "ranks", "threads", "timeout_min", "silence_s")
-        if not _NAME.fullmatch(self.name):
-            raise ParamError(
-                "name",
-                f"{self.name!r} cannot name a folder; use up to 100 letters, digits and . _ + -, "
-                "beginning with a letter, a digit or _",
-            )
-        need(bool(self.folder), "folder", "is empty; name a folder, such as runs")
