@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from . import runs
-from .plots import bars, curve, plan_picture
+from .plots import History, bars, charts, plan_picture
 from .style import STYLE
 
 if TYPE_CHECKING:
@@ -50,19 +50,25 @@ def report_html(folder: str | Path) -> str:
     plan, cost = _plan(folder)
     result = runs.read_json(folder / "result.json") or {}
     rows, _ = runs.read_metrics(folder)
+    history = History()
+    history.add(rows)
     total = params["train"]["steps"] if "train" in params else None
     sections = [
         ("", figures(result)),
         ("What it says about new pictures", captions(folder)),
         ("What the data lacked", lacked(result)),
-        ("Loss", curve(rows, label="loss", total=total) if rows else ""),
+        ("The way it went", charts(history, total=total, predicted=levels(cost))),
         ("Predicted beside measured", compared(cost, result, rows)),
         ("The plan", plan_html(plan, cost) if plan else ""),
-        ("Parameters", f"<pre>{escape(yaml.safe_dump(params, sort_keys=False))}</pre>" if params else ""),
+        ("Parameters", _folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),
     ]
     body = "".join(f"<section><h2>{title}</h2>{html}</section>" for title, html in sections if html)
     state = f'<p class="mm-quiet">{escape(str(runs.run_state(folder)))}</p>'
     return _PAGE.format(title=escape(folder.resolve().name), style=STYLE, body=state + body)
+
+
+def _folded(text: str) -> str:
+    return f"<details><summary>all of them, as params.yaml</summary><pre>{escape(text)}</pre></details>"
 
 
 def _params(folder: Path) -> dict[str, Any]:
@@ -130,6 +136,11 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
 
 def _apart(predicted: int, measured: int | None) -> str:
     return "" if measured is None else f"{(measured - predicted) / max(1, predicted):+.1%}"
+
+
+def levels(cost: Mapping[str, Any]) -> dict[str, float]:
+    """What was predicted of the metrics that are drawn, by their keys."""
+    return {"memory_bytes": cost["peak_bytes"]} if cost.get("peak_bytes") else {}
 
 
 def figures(result: Mapping[str, Any]) -> str:

@@ -7,6 +7,8 @@ FROZEN, TRAINABLE, GATHERED, REDUCED = "#0072B2", "#C45100", "#009E73", "#CC79A7
 that white text on it can be read). 3:1 on black and white."""
 OPTIMIZER, ACTIVATIONS = "#E69F00", "#56B4E9"
 """Two more of theirs, for what is only ever drawn as an area."""
+COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED, "#A6761D", "#4DA3D9")
+"""Of lines that are compared, in order."""
 INK = "#787878"
 """Lines and axes: a grey that can be seen on white and on JupyterLab's dark ground alike. Text has the page's color."""
 
@@ -27,6 +29,7 @@ STYLE = f"""<style>
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
 .mm-figures b {{display: block; font-size: 1.7em}}
+.mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto}}
 .mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
 .mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}

@@ -4,7 +4,6 @@ import math
 import re
 from xml.etree import ElementTree
 
-import matplotlib
 import pytest
 from torch import nn
 
@@ -12,8 +11,15 @@ from mmfsdp import plots, style
 from mmfsdp.freeze import freeze
 from mmfsdp.params import Backend, FSDPParams
 from mmfsdp.plan import make_plan
+from mmfsdp.plots.plan import _mosaic
 
 HOSTILE = "<script>alert('$x$ &')</script>"
+
+
+def history(rows):
+    found = plots.History()
+    found.add(rows)
+    return found
 
 
 def rows(n):
@@ -25,8 +31,7 @@ def texts(svg):
 
 
 def line_points(svg):
-    path = re.search(rf'<path d="([^"]*)"[^>]*stroke: {style.TRAINABLE}', svg, re.I | re.S)
-    return len(re.findall(r"[ML] ", path[1]))
+    return len(re.findall(r"[ML]", re.search(rf'<path d="([^"]*)" fill="none" stroke="{style.TRAINABLE}"', svg)[1]))
 
 
 def plan(backend=Backend.FSDP2):
@@ -54,24 +59,45 @@ def test_ink_and_colors_stand_out_on_light_and_on_dark(ground):
         assert contrast(color, ground) >= 2.8
 
 
-def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_thinned():
-    assert line_points(plots.curve(rows(40))) == 40
-    svg = plots.curve(rows(100_000), total=100_000)
-    assert line_points(svg) <= 500 and len(svg) < 100_000
+def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_in_bounded_memory():
+    assert line_points(plots.charts(history(rows(40)))) == 40
+    long = history(rows(100_000))
+    svg = plots.charts(long, total=100_000)
+    assert len(long["loss"].buckets) <= 300 and line_points(svg) <= 300 and len(svg) < 20_000
 
 
-def test_thinning_keeps_mean_extremes_and_last_step():
-    points = [(i, float(i % 10)) for i in range(1, 10_001)]
-    steps, mean, low, high = plots._thin(points)
-    assert steps[-1] == 10_000 and len(steps) == 500
-    assert mean.mean() == pytest.approx(4.5) and low.min() == 0 and high.max() == 9
+def test_merging_keeps_mean_extremes_first_and_last_step():
+    series = plots.Series()
+    for step in range(1, 100_001):
+        series.add(step, float(step % 10))
+    buckets = series.buckets
+    assert sum(b.count for b in buckets) == buckets[-1].step == 100_000
+    assert sum(b.mean * b.count for b in buckets) / 100_000 == pytest.approx(4.5)
+    assert min(b.low for b in buckets) == 0 and max(b.high for b in buckets) == 9
+    assert (series.first, series.newest) == (1, 0)
 
 
 def test_a_curve_survives_missing_and_non_finite_values():
-    odd = [{}, {"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": math.inf}, *rows(3)]
-    assert "3 at first" in plots.curve(odd)
-    assert "no loss yet" in plots.curve([])
-    ElementTree.fromstring(plots.curve([{"step": 1, "loss": 2.0}]))
+    odd = [{}, {"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": None, "loss": 1.0}, *rows(3)]
+    assert "loss: 3 at first" in plots.charts(history(odd))
+    assert plots.charts(history([])) == ""
+    for flat in (0.0, 2.0, -1e30):
+        ElementTree.fromstring(plots.charts(history([{"step": 1, "loss": flat}])))
+
+
+def test_predictions_and_events_stand_beside_what_was_measured():
+    measured = history([{"step": i, "memory_bytes": 50 * 2**20} for i in range(1, 9)])
+    drawn = plots.charts(measured, predicted={"memory_bytes": 80 * 2**20}, marks=[(4, HOSTILE)])
+    assert "- - predicted 80" in texts(drawn) and "50" in texts(drawn)
+    assert "<script" not in drawn and "step 4: &lt;script" in drawn
+
+
+def test_many_runs_make_one_figure_with_a_line_and_a_name_each():
+    names = {f"run {i} {HOSTILE}": (style.COLORS[i % 6], "6 3" if i > 5 else "") for i in range(8)}
+    lines = [plots.curves.Line(name, history(rows(5))["loss"], *look) for name, look in names.items()]
+    svg = plots.figure([plots.chart(plots.curves.METRICS["loss"], lines)], names=names)
+    ElementTree.fromstring(svg)
+    assert set(names) <= set(texts(svg)) and svg.count('stroke-width="1.6"') == 8 == svg.count('stroke-width="2"')
 
 
 def test_bars_show_both_numbers_and_leave_out_what_is_unknown():
@@ -80,10 +106,9 @@ def test_bars_show_both_numbers_and_leave_out_what_is_unknown():
     assert shown.count("113.1") == 2 and shown.count("223") == 1 and {"predicted", "measured", "MB"} <= set(shown)
 
 
-def test_texts_are_escaped_and_never_taken_for_mathematics():
+def test_texts_are_escaped():
     svg = plots.bars([(HOSTILE, 1, 2)], unit=HOSTILE)
     assert "<script" not in svg and HOSTILE in texts(svg)
-    assert "<script" not in plots.curve(rows(3), label=HOSTILE)
 
 
 def test_the_plan_picture_shows_every_unit_once_with_areas_by_bytes():
@@ -91,20 +116,12 @@ def test_the_plan_picture_shows_every_unit_once_with_areas_by_bytes():
     titles = [e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}title")]
     assert len([t for t in titles if "tower" in t and "frozen" in t]) == 1
     assert len([t for t in titles if "head" in t and "trainable" in t]) == 1
-    assert style.FROZEN.lower() in svg and style.TRAINABLE.lower() in svg
+    assert style.FROZEN in svg and style.TRAINABLE in svg
 
 
 def test_the_mosaic_fills_its_frame_in_proportion():
     areas = [5, 1, 1, 8, 0.01, 3, 3, 3]
-    places = plots._mosaic(areas, width=9, height=3)
+    places = _mosaic(areas, width=9, height=3)
     for area, (x, y, dx, dy) in zip(areas, places, strict=True):
         assert dx * dy == pytest.approx(27 * area / sum(areas))
         assert -1e-9 <= x <= x + dx <= 9 + 1e-9 and -1e-9 <= y <= y + dy <= 3 + 1e-9
-
-
-def test_figures_are_reproducible_and_leave_the_page_and_matplotlib_as_they_were():
-    before = dict(matplotlib.rcParams)
-    assert plots.curve(rows(9)) == plots.curve(rows(9))
-    assert dict(matplotlib.rcParams) == before
-    assert "<style" not in plots.curve(rows(9))  # it would reach the page's other pictures
-    assert "matplotlib.org" not in plots.curve(rows(9))

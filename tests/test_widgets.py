@@ -17,7 +17,6 @@ from mmfsdp.watch import LogLine
 from mmfsdp.widgets import Launcher, PlanView, RunForm, RunPanel
 from mmfsdp.widgets.fields import Field, Row
 from mmfsdp.widgets.form import MAIN
-from mmfsdp.widgets.panel import History
 
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m"
 SMALL = ModelParams(
@@ -185,12 +184,3 @@ def test_a_panel_names_the_rank_that_failed(start):
     panel = RunPanel(start("fail").path)
     assert panel.wait(60).rank == 1
     assert "rank 1" in texts(panel)[1] and "RuntimeError: the cause" in texts(panel)[1]
-
-
-def test_history_is_bounded_and_keeps_the_mean():
-    history = History()
-    for start in range(0, 100_000, 1000):
-        history.add([{"step": i + 1, "loss": float(i % 10)} for i in range(start, start + 1000)] + [{"step": 1}])
-    assert len(history.points) <= History.MOST
-    assert sum(p["loss"] for p in history.points) / len(history.points) == pytest.approx(4.5, abs=0.05)
-    assert history.points[-1]["step"] > 99_800

@@ -7,13 +7,12 @@ import time
 from collections import deque
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import ipywidgets as w
 
 from .. import runs
 from ..launch import Run
-from ..plots import curve
+from ..plots import History, charts
 from ..style import STYLE
 from ..watch import LogLine, Progress, Tail, clock
 
@@ -113,39 +112,13 @@ class RunPanel(w.VBox):
         self._bar.max, self._bar.value = max(1, state.steps), state.step
         self._bar.bar_style = COLORS.get(state.status, "info")
         self._cancel.disabled = state.done
-        if self._history.points and (state.done or time.monotonic() > self._redraw):
+        if self._history and (state.done or time.monotonic() > self._redraw):
             self._redraw = time.monotonic() + REDRAW
-            self._curve.value = curve(self._history.points, label="loss", total=state.steps)
+            self._curve.value = charts(self._history, total=state.steps)
 
     def _draw_log(self) -> None:
         rows = [f'<span class="mm-quiet">{line.rank} │</span> {_colored(line.text)}' for line in self._lines]
         self._log.value = '<pre class="mm-log">' + "\n".join(rows) + "</pre>"
-
-
-class History:
-    """Loss over steps in bounded memory: when there are too many points, neighbors become their mean."""
-
-    MOST = 2000
-
-    def __init__(self) -> None:
-        self.points: list[dict[str, float]] = []
-        self._stride = 1
-        self._waiting: list[dict[str, float]] = []
-
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            if isinstance(row.get("loss"), float):
-                self._waiting.append({"step": row["step"], "loss": row["loss"]})
-            if len(self._waiting) == self._stride:
-                self.points.append(_mean(self._waiting))
-                self._waiting = []
-            if len(self.points) == self.MOST:
-                self.points = [_mean(self.points[i : i + 2]) for i in range(0, self.MOST, 2)]
-                self._stride *= 2
-
-
-def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    return {"step": rows[-1]["step"], "loss": sum(row["loss"] for row in rows) / len(rows)}
 
 
 def _colored(text: str) -> str:

@@ -1,0 +1,83 @@
+"""A plan as a picture: who shares a unit with whom, and what is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..style import FROZEN, TRAINABLE
+from .svg import rect, svg, text, width_of
+
+if TYPE_CHECKING:
+    from ..plan import Unit, WrapPlan
+
+WIDTH, HEIGHT, KEYS = 920, 290, 24
+
+
+def plan_picture(plan: WrapPlan) -> str:
+    """The model as SVG: areas are bytes at rest, colors frozen and trainable, outlines units in the order they run in.
+
+    The mouse on a unit shows its name, parameters and traffic.
+    """
+    from ..plan.table import count, size
+
+    units = [(unit, *_bytes(unit)) for unit in plan.units if unit.numel]
+    places = _mosaic([frozen + trainable for _, frozen, trainable in units], width=WIDTH, height=HEIGHT)
+    parts = []
+    for i, (name, color) in enumerate((("frozen", FROZEN), ("trainable", TRAINABLE))):
+        parts += [rect(90 * i, 3, 13, 13, color), text(90 * i + 18, 14, name, size=12)]
+    for (unit, frozen, trainable), (x, y, dx, dy) in zip(units, places, strict=True):
+        share, top = frozen / (frozen + trainable), y + KEYS
+        title = (
+            f"{unit.name}: {unit.kind}, {count(unit.numel)} parameters, {size(unit.held_bytes)} on each rank, "
+            f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
+        )
+        parts += [rect(x, top, dx * share, dy, FROZEN), rect(x + dx * share, top, dx * (1 - share), dy, TRAINABLE)]
+        names = [words for words in _short_names(unit.name) if max(width_of(words, 10), 32) + 8 < dx]
+        if names and dy > 15:
+            parts.append(text(x + 5, top + 13, names[0], size=10, color="white"))
+            if dy > 34:
+                parts.append(text(x + 5, top + 27, count(unit.numel), size=10, color="white"))
+        parts.append(rect(x, top, dx, dy, "transparent", title=title, outline="white"))
+    return svg(WIDTH, HEIGHT + KEYS + 2, f"{len(units)} units of the model, area by bytes", *parts)
+
+
+def _short_names(name: str) -> list[str]:
+    """The ends of a unit's dotted name that say something, longest first: layers.0.attention, attention."""
+    parts = name.split("{")[0].rstrip(".").split(".")
+    return [".".join(parts[i:]) for i in range(max(0, len(parts) - 3), len(parts)) if not parts[i][:1].isdigit()]
+
+
+def _bytes(unit: Unit) -> tuple[int, int]:
+    """(frozen, trainable) bytes at rest of a whole unit."""
+    from ..plan.units import ITEMSIZE
+
+    sizes = [(p.trainable, p.numel * ITEMSIZE[p.dtype]) for p in unit.params]
+    return sum(n for trains, n in sizes if not trains), sum(n for trains, n in sizes if trains)
+
+
+def _mosaic(areas: Sequence[float], *, width: float, height: float) -> list[tuple[float, float, float, float]]:
+    """(x, y, dx, dy) of rectangles with these relative areas, in columns from left to right, none overlong if avoidable
+    (squarified treemaps, Bruls et al. 2000, but the order is kept).
+    """
+    scale = width * height / (sum(areas) or 1)
+    columns: list[list[float]] = []
+    for area in (a * scale for a in areas):
+        if columns and _worst([*columns[-1], area], height) <= _worst(columns[-1], height):
+            columns[-1].append(area)
+        else:
+            columns.append([area])
+    places, x = [], 0.0
+    for column in columns:
+        y, dx = 0.0, sum(column) / height
+        for area in column:
+            places.append((x, y, dx, area / dx))
+            y += area / dx
+        x += dx
+    return places
+
+
+def _worst(column: Sequence[float], height: float) -> float:
+    """The greatest ratio of sides in a column."""
+    dx = sum(column) / height
+    return max(max(dx * dx / area, area / (dx * dx)) for area in column)
