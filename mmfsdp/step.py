@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +29,8 @@ class StepMetrics:
     """One optimizer step, over all ranks. Reading a figure that is still on a GPU waits for it; holding does not."""
 
     figures: torch.Tensor
-    """(4 + sources,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples, and
-    the loss of each source; with a scaler, its scale after them."""
+    """(5 + sources,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples, ranks
+    that were asked to make room, and the loss of each source; with a scaler, its scale after them."""
     sources: tuple[str, ...]
     """Where in the parameters the sources of the step's batches stand."""
     lr: float
@@ -53,7 +53,7 @@ class StepMetrics:
     @property
     def losses(self) -> dict[str, float]:
         """The mean loss of each source, before its weight."""
-        return {source: self._figure(4 + i) for i, source in enumerate(self.sources)}
+        return {source: self._figure(5 + i) for i, source in enumerate(self.sources)}
 
     @property
     def grad_norm(self) -> float:
@@ -71,9 +71,14 @@ class StepMetrics:
         return int(self._figure(3))
 
     @property
+    def asked(self) -> bool:
+        """A rank was asked to make room: all know it now."""
+        return self._figure(4) > 0
+
+    @property
     def loss_scale(self) -> float | None:
         """What the loss was multiplied by for backward; None without a scaler."""
-        place = 4 + len(self.sources)
+        place = 5 + len(self.sources)
         return self._figure(place) if len(self.figures) > place else None
 
     @property
@@ -138,6 +143,7 @@ def train_step(
     schedule: LambdaLR | None = None,
     max_grad_norm: float | None = None,
     scaler: Scaler | None = None,
+    asked: Callable[[], bool] = bool,
 ) -> StepMetrics:
     """One optimizer step over the micro-batches of this rank. Every rank must call it with as many.
 
@@ -145,6 +151,7 @@ def train_step(
     batch; so is the gradient. With several sources it is the sum of their means, each times its weight. The norm is
     global and clipped once. If it or the loss is not finite, no rank changes weights. scaler: of `build_scaler`; a
     model in fp16 needs it, and ValueError is raised without.
+    `asked` tells whether this rank is to make room; the answer travels with the norm.
     Leave batches on the CPU: their label tokens are counted there, so that nobody waits for the device.
     """
     if scaler is None and _computes_in_fp16(model):
@@ -168,7 +175,7 @@ def train_step(
             # Wrappers average gradients over ranks; we want their sum.
             (share * (_world_size() * per_token[places[i]]).float() * scale).backward()
             clock.lap("backward")
-    sums, norm = _global_sums_and_norm(model, sums)
+    sums, norm, making_room = _global_sums_and_norm(model, sums, asked())
     loss, norm = sums @ per_token, norm / scale
     finite = torch.isfinite(norm + loss)
     lr = optimizer.param_groups[0]["lr"]
@@ -179,7 +186,7 @@ def train_step(
     if schedule is not None:
         schedule.step()
     clock.lap("optimizer")
-    figures = torch.cat([torch.stack([loss, norm, tokens.sum(), samples]), sums / tokens.clamp(min=1)])
+    figures = torch.cat([torch.stack([loss, norm, tokens.sum(), samples, making_room]), sums / tokens.clamp(min=1)])
     if scaler:
         figures = torch.cat([figures, scale.double()[None]])
     return StepMetrics(
@@ -231,8 +238,9 @@ def _accumulating(model: nn.Module, *, last: bool) -> Iterator[None]:
     yield
 
 
-def _global_sums_and_norm(model: nn.Module, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sums, gradient norm) over all ranks, float64. Each element of the gradient counts once, wherever it is held."""
+def _global_sums_and_norm(model: nn.Module, sums: torch.Tensor, asked: bool) -> tuple[torch.Tensor, ...]:
+    """(sums, gradient norm, ranks asked to make room) over all ranks, float64. Each element of the gradient counts
+    once, wherever it is held."""
     squares: dict[int, list[torch.Tensor]] = {}
     for p in _trainable(model):
         if p.grad is not None:
@@ -241,8 +249,8 @@ def _global_sums_and_norm(model: nn.Module, sums: torch.Tensor) -> tuple[torch.T
     for copies, grads in squares.items():
         norms = torch.stack(torch._foreach_norm(grads)).to(device=sums.device, dtype=torch.float64)
         total += norms.square().sum() / copies
-    summed = _sum_over_ranks(torch.cat([sums, total[None]]), sums.device)
-    return summed[:-1], summed[-1].sqrt()
+    summed = _sum_over_ranks(torch.cat([sums, total[None], sums.new_tensor([float(asked)])]), sums.device)
+    return summed[:-2], summed[-2].sqrt(), summed[-1]
 
 
 def _copies(model: nn.Module, p: nn.Parameter) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from submitit import JobEnvironment
 
-from ..runs import RESERVE, RunRecord, write_json
+from ..runs import RESERVE, Preempted, RunRecord, listen, write_json
 from ..runs.processes import process_start
 
 VISIBLE = "MMFSDP_CUDA_VISIBLE_DEVICES"
@@ -26,7 +26,7 @@ def run_rank(folder: str) -> None:
     """Call the run's entry function as one rank, and leave word of its end in logs/rank<N>.json.
 
     Raises what the entry function raises, after the traceback is on disk: so the first cause is known, before the
-    other ranks fail for want of this one.
+    other ranks fail for want of this one. A rank that made room exits with 0, and leaves submitit no result.
     """
     path = Path(folder)
     record = RunRecord.read(path)
@@ -39,9 +39,13 @@ def run_rank(folder: str) -> None:
     def say(**more: Any) -> None:
         write_json(path / "logs" / f"rank{job.global_rank}.json", word | {"time": time.time()} | more)
 
+    listen(term=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
     say(state="running")
     try:
         find(record.entry)(path)
+    except Preempted as preempted:
+        say(state="preempted", step=preempted.step)
+        raise SystemExit(0) from None
     except BaseException as error:
         (path / "logs" / RESERVE).unlink(missing_ok=True)  # on a full disk, room for the words to come
         text = "".join(traceback.format_exception_only(type(error), error)).strip()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs import PathLike, RunRecord, RunState, is_run, read_json, read_metrics, run_state
+from ..runs import PathLike, RunRecord, RunState, is_run, read_events, read_json, read_metrics, run_state
 from ..watch import read_log
 
 if TYPE_CHECKING:
@@ -75,6 +75,19 @@ class Run:
                 raise TimeoutError(f"{self.name} still runs, {timeout:g} s after it was told to stop: {self.state()}")
             time.sleep(0.05)
         return self.state()
+
+    def drill(self) -> None:
+        """Preempt it as a cluster would, to see that it goes on: its ranks save, end and start again. Returns at once.
+
+        Raises ParamError if it does not run.
+        """
+        from .drill import drill
+
+        drill(self)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What befell it so far, oldest first: time, step, kind and text."""
+        return read_events(self.path)
 
     def resume(self, *, step: int | None = None, params: RunParams | None = None) -> Run:
         """Go on with it where it ended, from its newest complete checkpoint or that of `step`; returns at once.

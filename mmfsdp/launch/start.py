@@ -61,7 +61,13 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
         (folder / "run.json").rename(folder / "logs" / f"run-{time.time():.3f}.json")  # one of two wins
     except FileNotFoundError:
         raise ParamError("run", f"{folder} is being resumed by another process, or was never launched") from None
-    for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # an old job's id may come round again
+    for pattern in (
+        "status.json",
+        "cancel",
+        "drill",
+        "logs/rank*",
+        "logs/*.pkl",
+    ):  # an old job's id may come round again
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
     return _begin(folder, params, record.entry if record else ENTRY)

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import submitit
 
-from ..runs import RESERVE, RunRecord, Status, write_json
+from ..runs import NOTICE, RESERVE, RunRecord, Status, last_row, note, write_json
 from ..runs.state import failure_of, last_log_lines, rank_word
 from .job import VISIBLE, run_rank
 from .silence import Silence
@@ -31,6 +31,9 @@ BEAT = 10.0
 """Seconds between signs of life."""
 LINGER = 30.0
 """Seconds that processes may take to end after all ranks are done."""
+
+ENDS = ("done", "preempted", "failed")
+"""What ranks say last."""
 
 Verdict = dict[str, Any]
 """The content of status.json: status, and where known reason, rank, traceback, job."""
@@ -48,6 +51,8 @@ def supervise(folder: Path) -> None:
         verdict = {"status": Status.FAILED, "reason": "its supervisor failed", "traceback": traceback.format_exc()}
     record.stop()
     watch.say(**verdict, finished=time.time())
+    if verdict["status"] is Status.FAILED:
+        note(folder, "failed", step=last_row(folder).get("step", 0), text=verdict["reason"])
 
 
 def _record(folder: Path) -> RunRecord:
@@ -80,8 +85,17 @@ class _Watch:
         write_json(self.folder / "status.json", self.said)
 
     def run(self) -> Verdict:
-        """Start the ranks and watch them until there is a verdict."""
+        """Start the ranks and watch them until there is a verdict; again, as often as they make room."""
         (self.folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
+        while (verdict := self._life())["status"] is Status.STARTING:
+            note(self.folder, "requeued", step=verdict["step"], text="its ranks made room, and are started again")
+            for word in (self.folder / "logs").glob("rank*.*"):  # they are the last life's
+                word.unlink()
+        return verdict
+
+    def _life(self) -> Verdict:
+        """Start the ranks and watch them until all have ended, or one has failed."""
+        self.ranks = {}
         self.job = submit_local(self.folder, self.record)
         self.say(status=Status.STARTING, job=self.job.job_id)
         silence = Silence(self.folder, self.record)
@@ -89,8 +103,19 @@ class _Watch:
             verdict := self.asked_to_stop() or self._failure() or self._completion() or silence.verdict(self.ranks)
         ):
             self._beat()
+            self._drill()
             time.sleep(POLL)
         return verdict
+
+    def _drill(self) -> None:
+        """Pass a drill on, once each rank listens."""
+        words = [rank_word(self.folder, rank) for rank in range(self.record.ranks)]
+        asked = self.folder / "drill"
+        if asked.exists() and all(word.get("state") == "running" for word in words):
+            asked.unlink()
+            for word in words:
+                with suppress(ProcessLookupError):
+                    os.kill(word["pid"], NOTICE)
 
     def _beat(self) -> None:
         """Let other machines see that somebody is here."""
@@ -108,12 +133,18 @@ class _Watch:
         return None
 
     def _completion(self) -> Verdict | None:
-        if any(rank_word(self.folder, rank).get("state") != "done" for rank in range(self.record.ranks)):
+        words = [rank_word(self.folder, rank) for rank in range(self.record.ranks)]
+        if not {word.get("state") for word in words} <= {"done", "preempted"}:
             return None
         until = time.monotonic() + LINGER
         while not self.job.done() and time.monotonic() < until:
             time.sleep(POLL)
-        return {"status": Status.COMPLETED}
+        steps = [word["step"] for word in words if word["state"] == "preempted"]
+        if not steps:
+            return {"status": Status.COMPLETED}
+        if not self.job.done():
+            return {"status": Status.FAILED, "reason": f"its ranks made room, but did not end within {LINGER:g} s"}
+        return {"status": Status.STARTING, "step": steps[0]}
 
     def _failure(self) -> Verdict | None:
         """The verdict on the first rank that failed. A rank that died without a word comes before all others: they
@@ -137,7 +168,7 @@ class _Watch:
         self._find_ranks()
         gone = [r for r in range(self.record.ranks) if over or (r in self.ranks and not _lives(self.ranks[r]))]
         words = {rank: rank_word(self.folder, rank) for rank in range(self.record.ranks)}
-        silent = [rank for rank in gone if words[rank].get("state") not in ("done", "failed")]
+        silent = [rank for rank in gone if words[rank].get("state") not in ENDS]
         return silent, [word for word in words.values() if word.get("state") == "failed"]
 
     def _find_ranks(self) -> None:

@@ -1,6 +1,6 @@
 """The run folder: reading and writing it, and the true state of a run, from any process. Imports no torch.
 
-The folder is the database, and every file in it has one writer:
+The folder is the database, and every file in it but events.jsonl has one writer:
 
     run.json                 `launch`, once: who and where (RunRecord)
     params.yaml              `launch`, once: the whole configuration
@@ -9,11 +9,13 @@ The folder is the database, and every file in it has one writer:
     logs/rank<N>.beat        rank N: what it is about to do
     logs/*_<N>_log.out       rank N: what it prints (submitit's files)
     metrics.jsonl            rank 0: one line a step; metrics-rank<N>.jsonl for the others
+    events.jsonl             whoever it befalls: preempted, resumed and the like, one line each
     plan.json, checkpoints/, result.json, report.html    the training itself
     cancel                   whoever wants the run to stop; its presence is the message
 """
 
 from .checkpoints import complete_checkpoints, drop_after
+from .events import note, read_events
 from .files import (
     RESERVE,
     Beat,
@@ -27,23 +29,30 @@ from .files import (
     write_json,
     write_text,
 )
+from .preempt import NOTICE, Preempted, asked, listen
 from .state import RunRecord, RunState, Status, is_run, log_paths, run_state
 
 __all__ = [
+    "NOTICE",
     "RESERVE",
     "Beat",
     "MetricsWriter",
     "PathLike",
+    "Preempted",
     "RunRecord",
     "RunState",
     "Status",
+    "asked",
     "beat_path",
     "complete_checkpoints",
     "drop_after",
     "is_run",
     "last_row",
+    "listen",
     "log_paths",
     "metrics_path",
+    "note",
+    "read_events",
     "read_json",
     "read_metrics",
     "run_state",

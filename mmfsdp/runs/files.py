@@ -91,7 +91,7 @@ def read_metrics(
             file.seek(offset)
             data = file.read(limit or CHUNK)
             end = data.rfind(b"\n") + 1 or (len(data) if len(data) == (limit or CHUNK) else 0)
-            rows += [row for line in data[:end].splitlines() if (row := _row(line)) is not None]
+            rows += parse_rows(data[:end])
             offset += end
             if limit or not end:
                 return rows, offset
@@ -128,9 +128,14 @@ def beat_path(folder: PathLike, rank: int) -> Path:
     return Path(folder) / "logs" / f"rank{rank}.beat"
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
+def parse_rows(lines: bytes) -> list[dict[str, Any]]:
+    """The JSON objects in some lines; whatever else a line holds is damage, and skipped."""
+    rows = []
+    for line in lines.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

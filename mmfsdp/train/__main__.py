@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from .. import runs
 from .job import run
 
+runs.listen(term=True)  # torchrun passes a preemption on as SIGTERM
 run(Path(sys.argv[1]))

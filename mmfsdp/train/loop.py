@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,8 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train a wrapped model to the last step, from the newest checkpoint if there is one. Every rank must call it.
 
-    frozen: checksums of the frozen weights as loaded. Returns what this rank sent in the last step (for result.json),
+    frozen: checksums of the frozen weights as loaded. Asked to make room (runs.listen), all ranks save after the step
+    in which one of them was, and raise runs.Preempted. Returns what this rank sent in the last step (for result.json),
     and what the data lacked by source, on all ranks since the run was taken up. Raises
     RuntimeError after `max_skipped` steps in a row whose loss or gradient was not finite.
     """
@@ -79,6 +80,7 @@ def train(
                 schedule=schedule,
                 max_grad_norm=settings.max_grad_norm,
                 scaler=scaler,
+                asked=runs.asked,
             )
             wire = collectives.rows()
             sent = sum(w.wire_bytes for w in wire)
@@ -95,9 +97,12 @@ def train(
                 report(row, step, settings, step_s)
             if place.skipped_in_a_row >= settings.max_skipped:
                 raise RuntimeError(give_up(folder, micro_batches, place.skipped_in_a_row, step))
-            if step == settings.steps or (settings.save_every and step % settings.save_every == 0):
+            preempted = row.asked and step < settings.steps
+            if preempted or step == settings.steps or (settings.save_every and step % settings.save_every == 0):
                 beat(f"step {step} save")
                 place.save(folder, params, model, optimizer, schedule, frozen, scaler)
+            if preempted:
+                make_room(folder, step)
     if features is not None:
         print(f"vision features of {features.cached} pictures from the cache, {features.encoded} encoded")
     beat("trained")
@@ -112,6 +117,15 @@ def report(row: StepMetrics, step: int, settings: TrainParams, seconds: float) -
         print(f"step {step}/{settings.steps}  skipped: loss {row.loss:.4g}, grad norm {row.grad_norm:.4g}")
     elif step == 1 or step % max(1, settings.steps // 40) == 0 or step == settings.steps:
         print(f"step {step}/{settings.steps}  loss {row.loss:.4f}  grad norm {row.grad_norm:.3f}  {seconds:.3f} s")
+
+
+def make_room(folder: Path, step: int) -> NoReturn:
+    """Leave word that the run was asked to make room, and has saved."""
+    if dist.get_rank() == 0:
+        text = f"preempted at step {step}, which is saved"
+        print(text)
+        runs.note(folder, "preempted", step=step, text=text)
+    raise runs.Preempted(step)
 
 
 def give_up(folder: Path, micro_batches: list[Batch], skipped: int, step: int) -> str:

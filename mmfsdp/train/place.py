@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from .. import checkpoint
+from .. import checkpoint, runs
 from ..params import RunParams
 from ..scaler import Scaler
 
@@ -64,6 +64,7 @@ class Place:
         place = cls(step=marker["step"], carried=resumed.carried, **marker["place"])
         if dist.get_rank() == 0:
             print(resumed)
+            runs.note(folder, "resumed", step=place.step, text=str(resumed))
             if again := place.samples % (dist.get_world_size() * params.train.batch_size):
                 print(f"{again} samples are seen again: {place.samples} are no whole number of steps of so many ranks")
         return place
@@ -110,6 +111,7 @@ class Place:
         )
         if dist.get_rank() == 0:
             print(f"saved {path.name}")
+            runs.note(folder, "saved", step=self.step, text=f"saved {path.name}")
 
 
 def _seed(params: RunParams, *, step: int) -> None:

@@ -1,0 +1,33 @@
+"""events.jsonl: what befell a run, one line each, oldest first: {"time", "step", "kind", "text"}."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from .files import PathLike, parse_rows
+
+KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
+
+
+def note(folder: PathLike, kind: str, *, step: int, text: str) -> None:
+    """Add an event, in one system call: the ranks, the supervisor and whoever drills write to the same file."""
+    assert kind in KINDS, kind
+    row = json.dumps({"time": time.time(), "step": step, "kind": kind, "text": text})
+    file = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, row.encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def read_events(folder: PathLike) -> list[dict[str, Any]]:
+    """The events of a run; damaged lines are left out."""
+    try:
+        data = (Path(folder) / "events.jsonl").read_bytes()
+    except FileNotFoundError:
+        return []
+    return [row for row in parse_rows(data) if row.get("kind") in KINDS and isinstance(row.get("step"), int)]

@@ -1,0 +1,73 @@
+"""Preemption on a laptop: real ranks are asked to make room in mid-run, save, start again, and end as if nothing had
+happened, to the last bit."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mmfsdp import ParamError, Run, launch, runs
+from tests.test_resume import curve, final, rows
+from tests.tiny_run import tiny_run
+
+RESULT = ("frozen_parameters_changed", "wire_bytes_predicted", "wire_bytes_measured", "wire_measured")
+
+
+def kinds(run: Run) -> list[tuple[str, int]]:
+    return [(event["kind"], event["step"]) for event in run.events() if event["kind"] != "saved"]
+
+
+def test_drills_leave_no_trace_but_the_events(tmp_path):
+    params = tiny_run(tmp_path, **{"train.steps": 40, "train.save_every": 30, "train.keep_last": 2})
+    whole = launch(params.change(**{"launch.name": "whole"}))
+    assert whole.wait(300).ok
+    run = launch(params)
+    for _ in range(2):
+        run.drill()
+        before = len(kinds(run))
+        while len(kinds(run)) < before + 3 and not run.state().done:
+            time.sleep(0.1)
+    state = run.wait(300)
+    assert state.ok and state.step == 40, state
+    told = kinds(run)
+    assert [kind for kind, _ in told] == 2 * ["drill", "preempted", "requeued", "resumed"]
+    steps = [step for kind, step in told if kind != "drill"]
+    assert steps[0] == steps[1] == steps[2] < steps[3] == steps[4] == steps[5] < 40, "and each life has done steps"
+    assert curve(run.path) == curve(whole.path) and final(run.path) == final(whole.path)
+    for rank in range(2):
+        assert [row["step"] for row in rows(run.path, rank)] == list(range(1, 41)), "no step twice"
+        assert [row["resumed_from"] for row in rows(run.path, rank) if "resumed_from" in row] == [steps[2], steps[5]]
+    assert {key: run.result()[key] for key in RESULT} == {key: whole.result()[key] for key in RESULT}
+    assert run.result()["wire_bytes_predicted"] == run.result()["wire_bytes_measured"]
+    assert f"preempted at step {steps[0]}, which is saved" in run.logs(0)
+    with pytest.raises(ParamError, match="is COMPLETED.*a drill needs a run that goes on"):
+        run.drill()
+
+
+LISTENER = """
+import os, signal, subprocess, sys
+from mmfsdp.runs import NOTICE, asked, listen
+listen(term=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=-1)
+child.stdout.readline()
+assert not asked()
+os.kill(child.pid, NOTICE)
+os.kill(os.getpid(), NOTICE)
+assert asked() and asked(NOTICE) and not asked(signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+assert asked(signal.SIGTERM) and child.poll() is None
+child.kill()
+"""
+
+
+def test_a_notice_is_remembered_and_kills_neither_rank_nor_data_worker():
+    subprocess.run([sys.executable, "-c", LISTENER], check=True, timeout=60)
+
+
+def test_events_of_many_writers_are_whole_lines(tmp_path):
+    assert runs.read_events(tmp_path) == []
+    runs.note(tmp_path, "saved", step=3, text="first")
+    with open(tmp_path / "events.jsonl", "ab") as file:
+        file.write(b'[]\n{"kind": "unknown", "step": 1}\n{"half')
+    assert [event["text"] for event in runs.read_events(tmp_path)] == ["first"]
