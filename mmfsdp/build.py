@@ -24,6 +24,7 @@ from .models import (
     build_audio,
     build_language,
     build_vision,
+    kept_tokens,
     load_tokenizer,
 )
 from .params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
@@ -39,7 +40,7 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel,
     tokenizer: for a language model without name and weights, or, with `meta`, one that is not in a folder. New parts
     start from torch's random state. Raises ParamError naming the field that is wrong.
     """
-    vision_params, language_params = (_found(params, part, meta) for part in ("vision", "language"))
+    vision_params, language_params = (found_backbone(params, part, meta) for part in ("vision", "language"))
     vision = build_vision(vision_params, meta=meta)
     language = build_language(language_params, meta=meta)
     tokenizer = _tokenizer(language_params, meta)
@@ -81,7 +82,7 @@ def needs_backbones(params: ModelParams) -> bool:
     return any(not (generated_folder(params) / part).is_dir() for part in parts)
 
 
-def _found(params: ModelParams, part: str, meta: bool) -> BackboneParams:
+def found_backbone(params: ModelParams, part: str, meta: bool = False) -> BackboneParams:
     """The backbone's parameters, with the folder in place of the weights `generated`."""
     backbone: BackboneParams = getattr(params, part)
     if backbone.weights != GENERATED:
@@ -110,7 +111,7 @@ def _processor(language: PreTrainedModel, vision: VisionEncoder, tokenizer: Any)
         table = language.get_input_embeddings()
         assert isinstance(table, nn.Embedding)
         return None, TokenIds.after(table.num_embeddings)
-    known = len(tokenizer)
+    known = len(tokenizer) - kept_tokens(language)
     processor = Processor(tokenizer, vision.image_size, vision.mean, vision.std)
     ids = {"image": processor.image_id, "end_of_chunk": processor.end_id, "pad": processor.pad_id}
     return processor, TokenIds(**ids, known=known, new=len(tokenizer) - known)

@@ -17,7 +17,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
-  mmfsdp export RUN TO [LAYOUT]        a run's weights as one file of safetensors, or as open_flamingo loads them
+  mmfsdp export RUN TO [LAYOUT]        a run's model, each part as its library loads it, or as open_flamingo does
   mmfsdp bench wrap [--help]           bytes, memory and seconds of a step, for ways to shard, ours and others'
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
   mmfsdp bench parity [--help]         training on ranks beside one process, for every wrapper, strategy and policy

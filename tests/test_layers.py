@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "features": {"params", "data"},
     "preview": {"params", "build", "freeze", "plan", "estimate"},
     "evaluate": {"params", "data", "models", "build", "freeze", "checkpoint", "runs"},
-    "export": {"params", "models", "build", "evaluate"},
+    "export": {"params", "data", "models", "build", "evaluate"},
     "train": {
         "params",
         "runs",
@@ -54,8 +54,8 @@ MAY_IMPORT = {
     "report": {"params", "plan", "estimate", "runs", "plots", "style"},
 }
 ABOVE_ALL = {"widgets", "cli", "bench"}
-LATE = {("launch", "train"), ("models", "wrap")}
-"""Imported inside a function only: the job, and Flamingo.wrap_fsdp, a method as in OpenFlamingo."""
+LATE = {("launch", "train"), ("models", "wrap"), ("models", "export")}
+"""Imported inside a function only: the job, and two methods: Flamingo.wrap_fsdp as in OpenFlamingo, from_pretrained."""
 
 
 def rooms() -> dict[str, list[Path]]:

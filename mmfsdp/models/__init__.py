@@ -5,7 +5,7 @@ from .base import MediaModel, MediaOutput
 from .flamingo import Flamingo
 from .language import build_language, load_tokenizer
 from .multimodal import ModalEncoder, MultimodalModel
-from .tokens import TokenIds
+from .tokens import TokenIds, kept_tokens
 from .vision import VisionEncoder, build_vision
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "build_audio",
     "build_language",
     "build_vision",
+    "kept_tokens",
     "load_tokenizer",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationMixin
 from transformers.modeling_outputs import ModelOutput
 
+from ..params import ParamError
 from .tokens import TokenIds
 
 
@@ -44,6 +46,16 @@ class MediaModel(GenerationMixin, nn.Module):
     _is_stateful = False
     language_model: Any
     tokens: TokenIds
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> MediaModel:
+        """The model in a folder that `mmfsdp export` wrote, in eval mode. Raises ParamError where it holds another."""
+        from ..export import load_pretrained  # late: it builds models, and so imports them
+
+        model, _ = load_pretrained(Path(folder))
+        if not isinstance(model, cls):
+            raise ParamError("folder", f"{str(folder)!r} holds a {type(model).__name__}, not a {cls.__name__}")
+        return model
 
     def __getattr__(self, name: str) -> Any:
         try:

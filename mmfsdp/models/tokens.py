@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
+
+KEPT = "mmfsdp_new_tokens"
+"""In a saved language model's configuration: how many of its last tokens were new."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +93,42 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
     model.set_input_embeddings(embedding)
     model.set_output_embeddings(ExtendedHead(head, ids.known, ids.new, shared))
     model.config.get_text_config().vocab_size = ids.known + ids.new
+    if kept_tokens(model) != ids.new:
+        return
+    head = model.get_output_embeddings()
+    with torch.no_grad():  # a language model that was saved with them
+        for part in (embedding, head):
+            part.new_tokens.weight.copy_(part.table.weight[ids.known : ids.known + ids.new])
+    _set_rows(embedding.table, head.table, ids.known, *(part.table.weight[: ids.known] for part in (embedding, head)))
+
+
+def kept_tokens(model: PreTrainedModel) -> int:
+    """How many of a language model's last tokens `merge_vocabulary` has put there."""
+    return getattr(model.config, KEPT, 0)
+
+
+def merge_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
+    """The way back from `extend_vocabulary`, in place: tables of K + N rows. The configuration then says that the last
+    N are such, so that `extend_vocabulary` parts them again."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(embedding, ExtendedEmbedding) or not isinstance(head, ExtendedHead):
+        return
+    whole = [
+        torch.cat((part.table.weight[: ids.known], part.new_tokens.weight.to(part.table.weight.dtype)))
+        for part in (embedding, head)
+    ]
+    _set_rows(embedding.table, head.table, ids.known, *whole)
+    model.set_input_embeddings(embedding.table)
+    model.set_output_embeddings(head.table)
+    model.config.get_text_config().vocab_size = len(whole[0])
+    setattr(model.config, KEPT, ids.new)
+
+
+def _set_rows(table: nn.Embedding, head: nn.Linear, known: int, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """Give both tables other rows; what was shared stays so."""
+    tied = head.weight is table.weight
+    table.weight = nn.Parameter(rows.detach().clone())
+    head.weight = table.weight if tied else nn.Parameter(out.detach().clone())
+    if head.bias is not None:  # new tokens have none
+        head.bias = nn.Parameter(F.pad(head.bias.detach()[:known], (0, len(out) - known)))
+    table.num_embeddings, head.out_features = len(rows), len(out)

@@ -28,7 +28,7 @@ _NORMALIZATION = {
     "dinov2": (IMAGENET_MEAN, IMAGENET_STD),
     "dinov2_with_registers": (IMAGENET_MEAN, IMAGENET_STD),
 }
-_NO_TEXT = {"context_length": 1, "vocab_size": 1, "width": 8, "heads": 1, "layers": 1}
+NO_TEXT = {"context_length": 1, "vocab_size": 1, "width": 8, "heads": 1, "layers": 1}
 
 
 class VisionEncoder(nn.Module):
@@ -153,6 +153,18 @@ def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
     """The visual tower of open_clip's CLIP for a configuration, without the text tower's size or weights."""
     import open_clip
 
+    config = open_clip_config(params)
+    try:
+        with torch.device("meta" if meta else "cpu"):
+            return open_clip.CLIP(
+                config["embed_dim"], config["vision_cfg"], NO_TEXT, quick_gelu=config.get("quick_gelu", False)
+            ).visual
+    except (TypeError, RuntimeError) as error:
+        raise ParamError("vision.config", f"{config['vision_cfg']!r} is not open_clip's vision_cfg: {error}") from None
+
+
+def open_clip_config(params: BackboneParams) -> dict[str, Any]:
+    """open_clip's configuration of a model: a folder's, or that of a name with `config` on top. Raises ParamError."""
     folder = next((place for place in (params.weights, params.name) if place and Path(place).is_dir()), None)
     if folder:
         config = json.loads((Path(folder) / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
@@ -165,13 +177,7 @@ def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
             f"{config!r} needs embed_dim and vision_cfg, and may hold text_cfg, quick_gelu "
             "and preprocess_cfg, as in open_clip's own configurations",
         )
-    try:
-        with torch.device("meta" if meta else "cpu"):
-            return open_clip.CLIP(
-                config["embed_dim"], config["vision_cfg"], _NO_TEXT, quick_gelu=config.get("quick_gelu", False)
-            ).visual
-    except (TypeError, RuntimeError) as error:
-        raise ParamError("vision.config", f"{config['vision_cfg']!r} is not open_clip's vision_cfg: {error}") from None
+    return config
 
 
 def _builtin(name: str) -> dict[str, Any]:
