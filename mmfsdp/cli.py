@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .cli_runs import cancel, drill, list_runs, one_run
 from .params import ParamError, RunParams, load, preset_names
 
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
@@ -14,7 +15,10 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp plan   [--config C] [flags]   print who shares a shard with whom, and what a step will hold and send
   mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report
   mmfsdp launch [--config C] [flags]   start the ranks and return at once; --dry-run shows what sbatch would get
+  mmfsdp runs   [FOLDER ...]           all runs: state, step, loss, age, where
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
+  mmfsdp cancel RUN                    stop every rank of a run
+  mmfsdp drill  RUN                    preempt a run as a cluster would, and see that it goes on
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
   mmfsdp export RUN TO [LAYOUT]        a run's model, each part as its library loads it, or as open_flamingo does
@@ -158,12 +162,6 @@ def caption(argv: list[str]) -> int:
     return finish(one_run(argv))
 
 
-def one_run(argv: list[str]) -> Path:
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ParamError("run", f"{' '.join(argv)!r} is not one run folder; name one, such as runs/demo")
-    return Path(argv[0])
-
-
 def follow(folder: Path) -> int:
     """Print a run's lines until it ends. Returns 0 if it completed."""
     from .launch import Run
@@ -230,7 +228,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan,
     "run": run,
     "launch": launch,
+    "runs": list_runs,
     "watch": watch,
+    "cancel": cancel,
+    "drill": drill,
     "resume": resume,
     "caption": caption,
     "export": export,

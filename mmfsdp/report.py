@@ -57,7 +57,7 @@ def report_html(folder: str | Path) -> str:
         ("", figures(result)),
         ("What it says about new pictures", captions(folder)),
         ("What the data lacked", lacked(result)),
-        ("The way it went", charts(history, total=total, predicted=levels(cost))),
+        ("The way it went", charts(history, total=total, predicted=levels(cost), marks=runs.marks(folder))),
         ("Predicted beside measured", compared(cost, result, rows)),
         ("The plan", plan_html(plan, cost) if plan else ""),
         ("Parameters", _folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),

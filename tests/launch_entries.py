@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from mmfsdp.runs import MetricsWriter
+from mmfsdp.runs import MetricsWriter, Preempted, asked, last_row, note
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -61,3 +61,18 @@ def sturdy(folder: Path) -> None:
     """Hold out against TERM, with a child that does so, too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sleep(folder)
+
+
+def makes_room(folder: Path) -> None:
+    """A training of 60 steps that saves nothing but its step, and makes room when asked."""
+    done = last_row(folder, RANK).get("step", 0)
+    if done and RANK == 0:
+        note(folder, "resumed", step=done, text=f"resumed from step {done}")
+    metrics = MetricsWriter(folder, RANK)
+    for step in range(done + 1, 61):
+        metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
+        time.sleep(0.05)
+        if asked():
+            if RANK == 0:
+                note(folder, "preempted", step=step, text=f"preempted at step {step}")
+            raise Preempted(step)

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "plots": {"params", "plan", "estimate", "runs", "style"},
     "report": {"params", "plan", "estimate", "runs", "plots", "style"},
 }
-ABOVE_ALL = {"widgets", "cli", "bench"}
+ABOVE_ALL = {"widgets", "cli", "cli_runs", "bench"}
 LATE = {("launch", "train"), ("models", "wrap"), ("models", "export")}
 """Imported inside a function only: the job, and two methods: Flamingo.wrap_fsdp as in OpenFlamingo, from_pretrained."""
 

@@ -21,12 +21,14 @@ class Run:
 
     @classmethod
     def open(cls, path: PathLike) -> Run:
-        """A handle on an existing run. Raises ValueError naming the runs beside it if there is none at `path`."""
+        """A handle on an existing run. Raises ParamError naming the runs beside it if there is none at `path`."""
+        from ..params import ParamError
+
         run = cls(path)
         if not is_run(run.path):
             parent = run.path.parent
             beside = sorted(p.name for p in parent.iterdir() if is_run(p)) if parent.is_dir() else []
-            raise ValueError(f"{str(run.path)!r} is not a run; {parent} holds {', '.join(beside) or 'none'}")
+            raise ParamError("run", f"{str(run.path)!r} is not a run; {parent} holds {', '.join(beside) or 'none'}")
         return run
 
     @property

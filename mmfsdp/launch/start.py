@@ -56,7 +56,10 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
     if state.ok and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
         raise ParamError("train.steps", f"all {params.train.steps} of {folder} are done; ask for more, or --step back")
     if step is not None:
-        drop_after(checkpoints, step)
+        try:
+            drop_after(checkpoints, step)
+        except ValueError as error:
+            raise ParamError("step", str(error).removeprefix("step: ")) from None
     try:
         (folder / "run.json").rename(folder / "logs" / f"run-{time.time():.3f}.json")  # one of two wins
     except FileNotFoundError:

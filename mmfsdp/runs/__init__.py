@@ -15,7 +15,7 @@ The folder is the database, and every file in it but events.jsonl has one writer
 """
 
 from .checkpoints import complete_checkpoints, drop_after
-from .events import note, read_events
+from .events import marks, note, read_events
 from .files import (
     RESERVE,
     Beat,
@@ -50,6 +50,7 @@ __all__ = [
     "last_row",
     "listen",
     "log_paths",
+    "marks",
     "metrics_path",
     "note",
     "read_events",

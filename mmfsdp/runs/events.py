@@ -31,3 +31,8 @@ def read_events(folder: PathLike) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [row for row in parse_rows(data) if row.get("kind") in KINDS and isinstance(row.get("step"), int)]
+
+
+def marks(folder: PathLike) -> list[tuple[int, str]]:
+    """(step, words) of what a curve marks: the newest 50 events, saves apart."""
+    return [(row["step"], str(row.get("text", ""))) for row in read_events(folder) if row["kind"] != "saved"][-50:]

@@ -1,0 +1,89 @@
+"""The commands over runs that are there already, with real processes, and with folders in every state of ruin."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmfsdp import Run, RunParams, cli, launch
+from mmfsdp.runs import MetricsWriter, RunRecord, Status, write_json
+from mmfsdp.runs.listing import age, find_runs
+
+TESTS = Path(__file__).resolve().parent
+RECORD = RunRecord(
+    executor="local", entry="m:f", ranks=2, steps=8, threads=1, timeout_min=9, device="cpu", host="elsewhere",
+    pid=1, start=0.0, identity="x", created=time.time() - 7200, version="0", commit="",
+)  # fmt: skip
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Launches a run of `launch_entries`; whatever is left of it after the test is stopped."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.chdir(tmp_path)
+    started = []
+
+    def go(entry: str, name: str) -> Run:
+        params = RunParams().change(**{"launch.name": name, "train.steps": 60})
+        started.append(launch(params, entry=f"launch_entries:{entry}"))
+        return started[-1]
+
+    yield go
+    for run in started:
+        run.record.stop(grace=0)
+
+
+def run_folder(folder: Path, status: str = "COMPLETED", **more) -> Path:
+    folder.mkdir(parents=True)
+    RunRecord(**vars(RECORD) | more).write(folder)
+    write_json(folder / "status.json", {"status": status, "reason": more.get("reason", ""), "job": "77"})
+    MetricsWriter(folder).write({"step": 8, "loss": 0.25})
+    return folder
+
+
+def test_runs_lists_what_there_is_without_torch(tmp_path):
+    run_folder(tmp_path / "good")
+    run_folder(tmp_path / "sweep/01", executor="slurm", created=RECORD.created + 60)
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    ruin = run_folder(tmp_path / "ruin", created=RECORD.created - 60)
+    (ruin / "metrics.jsonl").write_bytes(b'{"step": "x", "loss": [1]}\n\xff\xfe{"half')
+    (ruin / "status.json").write_text('{"status": "FAILED", "reason": "\\u001b[31mred\\nline"}')
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/run.json").write_text("{")
+    os.utime(tmp_path / "cut", (0, 0))
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "file").touch()
+    code = f"import sys; from mmfsdp.cli import main; main(['runs', {str(tmp_path)!r}]); print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    head, *lines, torch = out.splitlines()
+    assert head.split() == ["name", "state", "step", "loss", "age", "where"] and torch == "False"
+    words = [line.split() for line in lines]
+    assert [line[0] for line in words] == ["cut", "ruin", "good", "sweep/01"], "oldest first"
+    assert words[0][1:3] == ["LOST", "0/0"] and "its launch was cut short" in lines[0]
+    assert words[1][1:3] == ["FAILED", "0/8"] and "[31mred line" in lines[1] and "\x1b" not in out
+    assert words[2][1:] == ["COMPLETED", "8/8", "0.25", "2", "h", "elsewhere"]
+    assert "slurm 77" in lines[3]
+    assert [run.name for run in find_runs(tmp_path / "good")] == ["good"] and find_runs(tmp_path / "none") == []
+    assert [age(s) for s in (-1, 59, 60, 7199, 90_000)] == ["0 s", "59 s", "1 min", "1 h", "1 d"]
+
+
+def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
+    run = start("makes_room", "drilled")
+    assert cli.main(["drill", "drilled"]) == 0, "a name is enough beside runs/"
+    said = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["drill", "preempted", "requeued", "resumed"]
+    assert run.wait(60).ok
+    for rank in range(2):
+        assert [row["step"] for row in run.metrics(rank)] == list(range(1, 61))
+    assert cli.main(["drill", "runs/drilled"]) == 2 and "a drill needs a run that goes on" in capsys.readouterr().err
+    other = start("makes_room", "cancelled")
+    assert cli.main(["cancel", "cancelled"]) == 0 and other.state().status is Status.CANCELLED
+    assert cli.main(["cancel", "drilled"]) == 0 and run.state().ok, "what is over is left as it is"
+    assert cli.main(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "cancelled  CANCELLED" in shown and "drilled    COMPLETED  60/60  0.01667" in shown
+    assert cli.main(["runs", "--all"]) == 2 and cli.main(["runs", "void"]) == 0
+    assert cli.main(["cancel", "none"]) == 2 and "runs holds cancelled, drilled" in capsys.readouterr().err
