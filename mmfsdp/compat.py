@@ -26,7 +26,7 @@ def fsdp(
     """Wrap a model for data-parallel training, as zeta.training.fsdp does. Every rank must call it.
 
     auto_wrap: each TransformerBlock is sharded by itself, rather than the model as a whole. mp: bf16, fp16 or fp32,
-    in which the model computes and gradients are summed (fp16 wants torch's ShardedGradScaler in the
+    in which the model computes, buffers are and gradients are summed (fp16 wants torch's ShardedGradScaler in the
     caller's loop, or `build_scaler` with `train_step`). shard_strat: SHARD_GRAD (gradients and optimizer states are
     sharded; weights between steps), FULL_SHARD (all is, at all times), NO_SHARD (nothing is). Returns torch's
     FullyShardedDataParallel, or with NO_SHARD, as torch asks, DistributedDataParallel.
@@ -48,6 +48,7 @@ def fsdp(
         auto_wrap_policy=AutoWrapPolicy.TRANSFORMER_BASED_WRAP if layers else AutoWrapPolicy.NO_WRAP,
         transformer_layer_cls=layers,
         mixed_precision=MODES[mp],
+        buffer_dtype=MODES[mp],
         reduce_dtype=(MODES[mp] if sharded else None) or Precision.FP32,
     )
     return wrap_fsdp(model, params)

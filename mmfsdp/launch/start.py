@@ -36,6 +36,7 @@ def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
 
     if params.launch.executor is Executor.SLURM:
         raise ParamError("launch.executor", "slurm: submit what `mmfsdp launch --dry-run` prints with sbatch")
+    params.fsdp.check_machine()
     folder = make_folder(params.launch)
     return _begin(folder, params, entry)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 
 from .check import ParamError, at_least, coerce, need
@@ -52,7 +54,13 @@ class FSDPParams:
     """Format in which gradients are summed over ranks: fp32, bf16, fp16. Backends: FSDP1, FSDP2. Default fp32."""
 
     frozen_dtype: Precision | None = None
-    """Format of frozen weights at rest; bf16 halves what they take. Backends: all. Default unset (as loaded)."""
+    """Format of frozen weights at rest; bf16 halves what they take. What trains rests in fp32 wherever
+    `mixed_precision` is set. Backends: all. Default unset (as loaded)."""
+
+    buffer_dtype: Precision | None = None
+    """Format of floating-point buffers, in memory and in checkpoints: fp32, bf16, fp16. The frequencies of rotary
+    embeddings and the statistics of batch norms are buffers, and lose digits in 16 bits. Backends: all. Default unset
+    (as loaded)."""
 
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     """When backward gathers the next unit: BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH.
@@ -79,6 +87,10 @@ class FSDPParams:
     activation_checkpointing: str = "none"
     """Recompute activations in backward (non-reentrant): none, all (every unit), every:N (every N-th unit), or a
     name pattern such as language_model.*.layers.*. Backends: all. Default none."""
+
+    compile_units: bool = False
+    """Compile each unit by itself with torch.compile; needs a C++ compiler, and minutes at first. Backends: DDP, FSDP2;
+    FSDP1 unless `use_orig_params` is false. Default false."""
 
     dp_replicate: int | None = None
     """Ranks along the replicate axis of the mesh; a count. Backends: FSDP1, FSDP2, with a HYBRID strategy.
@@ -136,6 +148,8 @@ class FSDPParams:
                 "use_orig_params",
                 f"{self.use_orig_params} has a meaning only with backend FSDP1, not {backend}; remove it",
             )
+        if self.compile_units and self.use_orig_params is False:
+            raise ParamError("compile_units", "true needs the original parameters; remove use_orig_params")
         if self.backward_prefetch is BackwardPrefetch.BACKWARD_POST and backend is Backend.FSDP2:
             raise ParamError(
                 "backward_prefetch",
@@ -165,6 +179,16 @@ class FSDPParams:
         if value.startswith("every:"):
             ok = value[6:].isdigit() and int(value[6:]) > 0
         need(ok, "activation_checkpointing", f"{value!r} is not none, all, every:N (N from 1) or a name pattern")
+
+    def check_machine(self) -> None:
+        """Raise ParamError for what this machine lacks; to be called where the ranks will be."""
+        compiler = os.environ.get("CXX", "g++")
+        if self.compile_units and not shutil.which(compiler):
+            raise ParamError(
+                "compile_units",
+                f"true needs a C++ compiler, and {compiler} is not on PATH; install g++, set CXX to yours, or set "
+                "compile_units to false",
+            )
 
     @property
     def effective_backend(self) -> Backend:

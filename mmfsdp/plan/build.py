@@ -60,6 +60,8 @@ def _params(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
         at_rest = p.dtype
         if fsdp.frozen_dtype and not p.requires_grad and p.is_floating_point():
             at_rest = fsdp.frozen_dtype.to_torch()
+        if fsdp.mixed_precision and p.requires_grad and p.dtype in (torch.bfloat16, torch.float16):
+            at_rest = torch.float32  # an optimizer's small steps are lost on 16 bits
         found.append(
             Param(
                 name=name,

@@ -14,6 +14,7 @@ from ..params import Backend, FSDPParams
 from ..plan import WrapPlan, make_plan
 from ..plan.lint import lint
 from .checkpointing import checkpoint_activations
+from .compiling import compile_units
 from .ddp import wrap_ddp
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import wrap_fsdp2
@@ -60,6 +61,7 @@ def apply_plan(
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device)
     cast_at_rest(model, plan)
+    compile_units(model, plan)
     checkpoint_activations(model, plan)
     if weights is not None and plan.backend is not Backend.FSDP2:
         hand_out(model, plan, weights, device=torch.device("cpu"), via=device)

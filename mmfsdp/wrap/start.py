@@ -63,11 +63,15 @@ def hand_out(
 
 @torch.no_grad()
 def cast_at_rest(model: nn.Module, plan: WrapPlan) -> None:
-    """Give every parameter the dtype that the plan says it rests in."""
+    """Give every parameter the dtype that the plan says it rests in, and buffers theirs."""
     for name, p in model.named_parameters():
         dtype = torch_dtype(plan.by_name[name].dtype)
         if p.dtype != dtype:
             p.data = p.data.to(dtype)
+    if plan.fsdp.buffer_dtype:
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.to(plan.fsdp.buffer_dtype.to_torch())
 
 
 def _sent(tensor: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, via: torch.device) -> torch.Tensor:

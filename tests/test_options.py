@@ -1,0 +1,121 @@
+"""What an option promises is seen in the wrapped model on real ranks: recomputing, compiling, formats."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.tensor import DTensor
+
+from mmfsdp.measure import cpu_memory
+from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.wrap import wrap_fsdp
+
+BACKENDS = ("DDP", "FSDP1", "FSDP2")
+WIDTH, ROWS = 16, 2000
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.register_buffer("scale", torch.full((WIDTH,), 1 / 3))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.down(nn.functional.gelu(self.up(x)))
+
+
+def model(*, half: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*[Layer() for _ in range(6)]), nn.Linear(WIDTH, 1))
+    for p in made[0].parameters():
+        p.requires_grad_(False)
+    return made.to(torch.bfloat16) if half else made
+
+
+def step(wrapped: nn.Module) -> tuple[float, list[float]]:
+    """Loss, and the gradient's elements, of this rank's rows."""
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
+    loss = wrapped(x).float().square().mean()
+    loss.backward()
+    with FSDP.summon_full_params(wrapped, with_grads=True) if isinstance(wrapped, FSDP) else torch.no_grad():
+        grads = [p.grad for p in wrapped.parameters() if p.grad is not None]
+        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]
+        return loss.item(), torch.cat([g.flatten() for g in whole]).tolist()
+
+
+def recomputed(backend: str) -> dict:
+    found = {}
+    for choice in ("none", "every:2", "1.[0-3]", "all"):
+        wrapped = wrap_fsdp(model(), FSDPParams(backend=backend, activation_checkpointing=choice))
+        step(wrapped)  # the first makes what stays
+        wrapped.zero_grad()
+        with cpu_memory() as memory:
+            loss, grad = step(wrapped)
+        found[choice] = {"loss": loss, "grad": grad, "peak": memory.peak}
+    return found
+
+
+def formats(backend: str) -> dict:
+    fields = {"mixed_precision": "bf16", "reduce_dtype": "fp32", "frozen_dtype": "bf16", "buffer_dtype": "fp16"}
+    wrapped = wrap_fsdp(model(half=True), FSDPParams(backend=backend, **fields))
+    step(wrapped)
+    rest: dict[bool, set[str]] = {True: set(), False: set()}
+    for p in wrapped.parameters():
+        rest[p.requires_grad].add(str(p.dtype))
+    buffers = {name.rpartition(".")[2]: str(b.dtype) for name, b in wrapped.named_buffers()}
+    grads = {str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None}
+    return {"trainable": [*rest[True]], "frozen": [*rest[False]], "buffers": buffers, "grads": [*grads]}
+
+
+def compiled(backend: str) -> dict:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    wrapped = wrap_fsdp(model(), FSDPParams(backend=backend, compile_units=True, activation_checkpointing="every:2"))
+    loss, grad = step(wrapped)
+    stats = torch._dynamo.utils.counters
+    return {"loss": loss, "grad": grad, "breaks": len(stats["graph_break"]), "graphs": stats["stats"]["unique_graphs"]}
+
+
+def all_options() -> dict:
+    checks = (recomputed, formats, compiled)
+    return {backend: {check.__name__: check(backend) for check in checks} for backend in BACKENDS}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return on_ranks(all_options, 2)[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_recomputing_changes_memory_and_nothing_else(found, backend):
+    seen = found[backend]["recomputed"]
+    for choice in ("every:2", "1.[0-3]", "all"):
+        assert seen[choice]["loss"] == seen["none"]["loss"] and seen[choice]["grad"] == seen["none"]["grad"]
+    hidden = ROWS * 4 * WIDTH * 4  # bytes of a layer's inner activations, of which it keeps more than one
+    peaks = [seen[choice]["peak"] for choice in ("none", "every:2", "1.[0-3]", "all")]
+    assert all(after < before - hidden for before, after in zip(peaks, peaks[1:], strict=False))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_format_is_where_it_was_asked_for(found, backend):
+    seen = found[backend]["formats"]
+    assert seen["trainable"] == seen["grads"] == ["torch.float32"] and seen["frozen"] == ["torch.bfloat16"]
+    assert seen["buffers"] == {"scale": "torch.float16", "count": "torch.int64"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_units_compute_what_the_others_do(found, backend):
+    seen, plain = found[backend]["compiled"], found[backend]["recomputed"]["none"]
+    assert seen["loss"] == pytest.approx(plain["loss"], rel=1e-5) and seen["breaks"] == 0 < seen["graphs"]
+    assert seen["grad"] == pytest.approx(plain["grad"], rel=1e-3, abs=1e-5)
+
+
+def test_compiling_without_a_compiler_is_refused_before_launch(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ParamError, match="compile_units: .* no-such-compiler is not on PATH; install g\\+\\+"):
+        FSDPParams(compile_units=True).check_machine()
+    with pytest.raises(ParamError, match="compile_units: .* remove use_orig_params"):
+        FSDPParams(backend="FSDP1", use_orig_params=False, compile_units=True)
