@@ -27,6 +27,16 @@ STYLE = f"""<style>
 .mm-table td:first-child {{min-width: 15em}}
 .mm-widget .widget-html-content {{min-width: 0}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
+.mm-is-error {{box-shadow: inset 3px 0 {TRAINABLE}; padding-left: 6px}}
+.mm-is-warning {{box-shadow: inset 3px 0 {OPTIMIZER}; padding-left: 6px; font-weight: inherit}}
+.mm-ranks {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0}}
+.mm-rank {{border: 1px solid {INK}66; border-left: 4px solid {FROZEN}; border-radius: 4px; padding: 1px 7px;
+  font-size: 12px; line-height: 1.5; font-variant-numeric: tabular-nums; white-space: nowrap}}
+.mm-rank[for] {{cursor: pointer; text-decoration: underline dotted}}
+.mm-rank-waiting, .mm-rank-stopped {{border-color: {INK}}} .mm-rank-done {{border-left-color: {GATHERED}}}
+.mm-rank-quiet {{border-color: {OPTIMIZER}; background: {OPTIMIZER}33}}
+.mm-rank-failed {{border-color: {TRAINABLE}; background: {TRAINABLE}33}}
+.mm-fold:not(:checked) ~ pre {{display: none}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
 .mm-figures b {{display: block; font-size: 1.7em}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -13,17 +13,22 @@ import ipywidgets as w
 from .. import runs
 from ..launch import Run
 from ..plots import History, charts
+from ..report import levels
 from ..style import STYLE
-from ..watch import LogLine, Progress, Tail, clock
+from ..watch import Progress, Ranks, Rows, Tail, clock
+from .actions import Actions
+from .audience import Audience
+from .log import LogView
+from .ranks import grid, tracebacks
 
-LINES = 300
-"""Newest log lines that are shown; older ones are in the run folder."""
-CHUNK = 8 << 20
-"""Bytes of metrics that are read at once."""
-PAUSE = 0.5
-"""Seconds between two looks at the folder, so at most two updates a second reach the browser."""
-REDRAW = 1.0
-"""Seconds between two drawings of the curve, which is the costly part."""
+PAUSE = 0.3
+"""Seconds between two looks at the folder, and so at least between two updates of the page."""
+IDLE = 1.0
+"""The same, when nothing has come for a while."""
+BACKLOG = 1 << 20
+"""Bytes of log that one look takes in; of more, only the newest."""
+STEADY = {"saved"}
+"""Events that are told, but not marked on every curve."""
 COLORS = {
     runs.Status.FAILED: "danger",
     runs.Status.LOST: "danger",
@@ -33,7 +38,7 @@ COLORS = {
 
 
 class RunPanel(w.VBox):
-    """State, progress, loss and the newest log lines of all ranks of a run, kept up to date by a thread until it ends.
+    """State, progress, ranks, curves and log of a run, kept up to date by a thread until it ends; and its buttons.
 
     Cheap to make again: `RunPanel("runs/first")` shows all there is, after a page reload or a kernel restart too.
     Raises ValueError where there is no such run.
@@ -42,89 +47,148 @@ class RunPanel(w.VBox):
     _newest: dict[Path, RunPanel] = {}
 
     def __init__(self, path: str | Path):
-        self._closing = threading.Event()
         self.run = Run.open(path)
         self.state = self.run.state()
-        self._lines: deque[LogLine] = deque(maxlen=LINES)
+        record = self.run.record
+        self._ranks = Ranks(self.run.path, record.ranks if record else 0)
+        self._tail, self._rows = Tail(self.run.path, backlog=BACKLOG), Rows(self.run.path)
         self._history, self._progress = History(), Progress(self.run.path)
-        self._redraw = 0.0
-        self._head, self._curve, self._log = w.HTML(), w.HTML(), w.HTML()
-        self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="100%", height="12px"))
-        self._cancel = w.Button(description="Cancel", icon="stop", tooltip="Stop every rank of this run")
-        self._cancel.on_click(lambda _: threading.Thread(target=self.run.cancel, daemon=True).start())
-        top = w.HBox([self._head, self._cancel], layout=w.Layout(justify_content="space-between"))
-        # a box that is laid out from its bottom keeps the newest line in view
-        look = {"max_height": "20em", "overflow": "auto", "flex_flow": "column-reverse", "flex": "0 0 auto"}
-        log = w.Box([self._log], layout=w.Layout(**look, border="1px solid #78787866", padding="4px 8px"))
-        super().__init__([w.HTML(STYLE), top, self._bar, self._curve, log])
+        self._audience, self._closing = Audience(), threading.Event()
+        self._often = [Seldom(1.0, self._draw_curves), Seldom(1.0, self._draw_ranks)]
+        self._head, self._curves, self._grid, self._told = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
+        self._bar.tooltip = "steps done"
+        self.actions, self.log = Actions(self.run, again=self._begin), LogView(self._ranks.count)
+        self.log.first.on_click(lambda _: threading.Thread(target=self._find_error, daemon=True).start())
+        super().__init__(
+            [w.HTML(STYLE), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.log]
+        )
         self.add_class("mm-widget")
-        self._thread = threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}")
+        self._thread: threading.Thread | None = None
         self._replace_older()
-        self._thread.start()
+        self._begin()
 
     def wait(self, timeout: float | None = None) -> runs.RunState:
         """Wait until the run is over and all is drawn, or `timeout` seconds; the state it has then.
 
         Interrupting the cell ends the waiting, not the run.
         """
+        assert self._thread is not None
         self._thread.join(timeout)
         return self.state
 
     def close(self) -> None:
         """Stop drawing. The run goes on."""
         self._closing.set()
+        self._audience.back.set()
+        self._audience.close()
         super().close()
 
     def _replace_older(self) -> None:
-        """One panel a run is enough: the older one, whose cell was run again, stops its thread."""
-        older = self._newest.get(self.run.path)
-        if older is not None:
+        """One panel a run is enough: the older one, whose cell was run again, lets go of what it holds."""
+        older = self._newest.pop(self.run.path, None)
+        if older is not None and older.comm is not None:
             older._closing.set()
+            older.children = [w.HTML(f'<div class="mm-quiet">{escape(self.run.name)} is shown anew elsewhere</div>')]
         self._newest[self.run.path] = self
 
+    def _begin(self) -> None:
+        """Watch the run until it ends."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._watch_or_say, daemon=True, name=f"watch {self.run.path}")
+            self._thread.start()
+
+    def _watch_or_say(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # nobody is above this thread: a panel that stands still says why
+            self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", bad=True)
+            raise
+
     def _watch(self) -> None:
-        tail, offset = Tail(self.run.path), 0
-        while True:
+        changed = drawn = time.monotonic()
+        while not self._closing.is_set():
             state = self.run.state()  # before the files: what is read after the end is all there is
-            lines = tail.poll(last=state.done)
-            before = offset
-            rows, offset = runs.read_metrics(self.run.path, offset=before, limit=CHUNK)
-            self._lines.extend(lines)
-            self._history.add(rows)
-            self._progress.recent.extend(rows)
-            if rows or str(state) != str(self.state) or not self._head.value:
-                self.state = state
-                self._draw_state()
-            if lines:
-                self._draw_log()
-            behind = offset - before > CHUNK // 2
-            if not behind and (state.done or self._closing.wait(PAUSE)):
+            news, more = self._read(state)
+            now = time.monotonic()
+            changed = now if news else changed
+            pace = self._audience.pace(PAUSE)
+            if state.done or now - drawn >= pace - 0.02 or news == "state":
+                drawn = now
+                self._draw(whole=state.done and not more)
+            if state.done and not more:
                 return
+            if not more:
+                self._audience.back.wait(min(IDLE, max(PAUSE, (now - changed) / 20, pace)))
+                if self._audience.back.is_set():
+                    self._audience.back.clear()
+                    drawn = 0.0
+
+    def _read(self, state: runs.RunState) -> tuple[str, bool]:
+        """(what is new: state, lines or nothing; whether there is more to be read at once)."""
+        lines = self._tail.poll(last=state.done)
+        rows, more = self._rows.poll()
+        if self._rows.anew:
+            self._history.clear()
+        self._history.add(rows)
+        self._progress.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
+        self.log.add(lines)
+        news = "state" if (state.status, state.reason) != (self.state.status, self.state.reason) else ""
+        self.state = state
+        return news or ("lines" if lines or rows else ""), more
+
+    def _draw(self, *, whole: bool) -> None:
+        self._draw_state()
+        self.log.draw()
+        for part in self._often:
+            part(now=whole)
 
     def _draw_state(self) -> None:
-        state, left = self.state, self._progress.seconds_left(self.state)
+        state = self.state
+        left = None if state.done else self._progress.seconds_left(state)
         words = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
-        if left and not state.done:
+        if left:
             words += f', <span class="mm-quiet">{clock(left)} left</span>'
-        if state.traceback:
-            words += f'<pre class="mm-error mm-scroll">{escape(state.traceback)}</pre>'
         self._head.value = words
         self._bar.max, self._bar.value = max(1, state.steps), state.step
         self._bar.bar_style = COLORS.get(state.status, "info")
-        self._cancel.disabled = state.done
-        if self._history and (state.done or time.monotonic() > self._redraw):
-            self._redraw = time.monotonic() + REDRAW
-            self._curve.value = charts(self._history, total=state.steps)
+        self.actions.show(state)
 
-    def _draw_log(self) -> None:
-        rows = [f'<span class="mm-quiet">{line.rank} │</span> {_colored(line.text)}' for line in self._lines]
-        self._log.value = '<pre class="mm-log">' + "\n".join(rows) + "</pre>"
+    def _draw_ranks(self) -> None:
+        ranks = self._ranks.poll(self.state)
+        self._grid.value = grid(ranks, key=self.model_id)
+        self._told.value = tracebacks(ranks, key=self.model_id)
+
+    def _draw_curves(self) -> None:
+        events = self.run.events()
+        cost = (runs.read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
+        marks = [(e["step"], f"{e['kind']}: {e.get('text', '')}") for e in events if e["kind"] not in STEADY][-50:]
+        told = "".join(
+            f"<li>step {e['step']} {escape(e['kind'])}: {escape(str(e.get('text', '')))}" for e in events[-4:]
+        )
+        drawn = charts(self._history, total=self.state.steps, predicted=levels(cost), marks=marks)
+        self._curves.value = drawn + (f'<ul class="mm-quiet">{listed}</ul>' if listed else "")
+
+    def _find_error(self) -> None:
+        from ..watch import first_error
+
+        first = [] if self.state.rank is None else [self.state.rank]
+        lines = first_error(self.run.path, first)
+        rank = lines[0].rank if lines else None
+        self.log.hold(lines, "no line tells of an error" if rank is None else f"rank {rank}: around its first error")
 
 
-def _colored(text: str) -> str:
-    """A log line as HTML: its colors kept, everything else escaped."""
-    if "\x1b" not in text:
-        return escape(text)
-    from nbconvert.filters.ansi import ansi2html  # slow to import, and seldom needed
+class Seldom:
+    """Calls a function at most so often, and less often where it is slow: a fiftieth of a core is all it may take."""
 
-    return ansi2html(text)
+    SHARE = 0.02
+
+    def __init__(self, least: float, act: Callable[[], None]) -> None:
+        self._least, self._act, self._next = least, act, 0.0
+
+    def __call__(self, *, now: bool = False) -> None:
+        """Do it if it is time, or `now`."""
+        if now or time.monotonic() >= self._next:
+            start = time.thread_time()
+            self._act()
+            self._next = time.monotonic() + max(self._least, (time.thread_time() - start) / self.SHARE)

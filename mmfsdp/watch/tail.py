@@ -1,4 +1,4 @@
-"""Follows the logs and metrics of a run as they are written. The terminal and the notebook both use this.
+"""Reads the logs of a run as they are written.
 
 Memory is bounded whatever the ranks write: long lines are cut, and a reader that falls behind skips to the newest.
 """
@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
-import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .runs import PathLike, RunState, log_paths, read_metrics, run_state
+from ..runs import PathLike, log_paths
 
 MAX_LINE = 4000
 """Bytes of one line that are shown."""
@@ -28,7 +24,13 @@ _CONTROL = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+"""What is left of control sequences in a clean line."""
+_ERROR = r"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent|(?:Error|Exception)\b"
+_BAD, _BAD_BYTES = re.compile(_ERROR), re.compile(_ERROR.encode())
+_ODD = re.compile(r"\bWARN(?:ING)?\b|Warning\b|\bwarning:")
+SCAN = 1 << 20
+"""Bytes that a search through a log holds at once."""
 
 
 class LogLine(NamedTuple):
@@ -44,6 +46,11 @@ def clean(line: bytes) -> str:
     return _CONTROL.sub(lambda match: match[1] or "", visible.decode("utf-8", "replace"))
 
 
+def level(text: str) -> str:
+    """error, warning or nothing: what a line says of itself."""
+    return "error" if _BAD.search(text) else "warning" if _ODD.search(text) else ""
+
+
 @dataclass
 class _Log:
     """One log file, read up to `offset`; `held` is the unfinished line at its end, `cut` bytes of it thrown away."""
@@ -57,6 +64,8 @@ class _Log:
 
     def read(self, budget: int) -> list[LogLine]:
         try:
+            if (now := os.stat(self.path)).st_size == self.offset and now.st_ino == self.inode:
+                return []  # of a thousand ranks, most are silent
             file = open(self.path, "rb")
         except FileNotFoundError:
             return []
@@ -123,86 +132,39 @@ class Tail:
         return [log.peek() for log in self._logs.values() if log.held]
 
 
-@dataclass
-class Progress:
-    """A line of text that says how far a run is, from the metrics of rank 0."""
-
-    path: PathLike
-    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=50))
-    """The newest rows."""
-    _offset: int = -20_000
-
-    def line(self, state: RunState) -> str:
-        """Such as `RUNNING   [##########..............]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
-        rows, self._offset = read_metrics(self.path, offset=self._offset)
-        self.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
-        text = f"{state.status:<9} {_bar(state.step / max(1, state.steps))}  {state.step}/{state.steps}"
-        newest = self.recent[-1] if self.recent else {}
-        for key, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.1f} samples/s")):
-            if isinstance(newest.get(key), (int, float)):
-                text += "  " + form.format(newest[key])
-        left = self.seconds_left(state)
-        return text + (f"  {clock(left)} left" if left and not state.done else "")
-
-    def seconds_left(self, state: RunState) -> float | None:
-        """Until the last step, at the pace of the newest steps; None while unknown."""
-        if len(self.recent) < 2:
-            return None
-        first, last = self.recent[0], self.recent[-1]
-        steps, seconds = last["step"] - first["step"], last["time"] - first["time"]
-        return max(0, state.steps - last["step"]) * seconds / steps if steps > 0 else None
-
-
-def bar(label: str, share: float) -> str:
-    """A progress bar that overwrites the terminal line it is printed on: `label [######......]  50%`."""
-    return f"\r{label} {_bar(share)}\x1b[K"
-
-
-def _bar(share: float, *, width: int = 24) -> str:
-    share = min(1.0, max(0.0, share))
-    return f"[{'#' * int(share * width):.<{width}}] {share:4.0%}"
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: `0:01:02`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-def follow(path: PathLike, *, tty: bool | None = None, interval: float = 0.2) -> Iterator[str]:
-    """Texts to print one after the other while a run goes on: log lines and progress. Ends when the run ends.
-
-    On a terminal (`tty`; unset: is stdout one?) a progress bar stays below the lines; elsewhere there is a line at each
-    tenth of the way, and colors are left out. The traceback of a failed rank comes last.
-    """
-    tty = sys.stdout.isatty() if tty is None else tty
-    tail, progress, drawn, tenth = Tail(path), Progress(path), "", -1
-    while True:
-        state = run_state(path)  # before the look at the files: what a finished run has written is then all there
-        texts = [_shown(line, tty) for line in tail.poll(last=state.done)]
-        now = progress.line(state)
-        if tty and (texts or now != drawn):
-            up = "\x1b[A\r\x1b[K" if drawn else ""
-            drawn = now
-            yield up + "\n".join([*texts, now[: shutil.get_terminal_size().columns - 1]])
-        elif not tty:
-            yield from texts
-            if tenth != (tenth := 10 * state.step // max(1, state.steps)):
-                yield now
-        if state.done:
-            break
-        time.sleep(interval)
-    if state.traceback:
-        yield f"rank {state.rank}:\n{state.traceback.rstrip()}"
-
-
-def _shown(line: LogLine, tty: bool) -> str:
-    text = f"{line.text}\x1b[0m" if "\x1b" in line.text else line.text
-    return f"[{line.rank}] {text if tty else _COLOR.sub('', text)}"
-
-
 def read_log(path: PathLike, rank: int, *, size: int = 1 << 20) -> str:
     """The newest `size` bytes that a rank has written, cleaned, lines ended by newlines."""
     logs = [_Log(number, file) for number, file in log_paths(path) if number == rank]
     lines = [line for log in logs for line in (*log.read(size), *([log.take()] if log.held else []))]
     return "".join(f"{line.text}\n" for line in lines)
+
+
+def first_error(path: PathLike, ranks: Iterable[int] = (), *, before: int = 4, size: int = 16_000) -> list[LogLine]:
+    """The first line that tells of an error, with some before it and about `size` bytes after; [] if there is none.
+
+    Whole logs are looked through, in bounded memory: those of `ranks` first, then the others in their order.
+    """
+    first = list(ranks)
+    logs = sorted(log_paths(path), key=lambda found: first.index(found[0]) if found[0] in first else len(first))
+    for rank, file in logs:
+        at = _find(file)
+        if at is not None:
+            with open(file, "rb") as log:
+                start = max(0, at - 4 * MAX_LINE)
+                log.seek(start)
+                data = log.read(at - start + size)
+            earlier = data[: at - start].split(b"\n")
+            lines = earlier[-1 - before :][:-1] + (earlier[-1] + data[at - start :]).split(b"\n")
+            return [LogLine(rank, clean(line)[:MAX_LINE]) for line in lines]
+    return []
+
+
+def _find(file: Path) -> int | None:
+    """Where the first error is in a file."""
+    with open(file, "rb") as log:
+        offset, kept = 0, b""
+        while data := log.read(SCAN):
+            if found := _BAD_BYTES.search(kept + data):
+                return offset - len(kept) + found.start()
+            offset, kept = offset + len(data), (kept + data)[-100:]
+    return None
