@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from mmfsdp.runs import MetricsWriter, Preempted, asked, last_row, note
+from mmfsdp.runs import Beat, MetricsWriter, Preempted, asked, last_row, note
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -24,6 +24,20 @@ def talk(folder: Path) -> None:
         metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
         time.sleep(0.1)
     sys.stdout.write("no newline at the end")
+
+
+def busy(folder: Path) -> None:
+    """Steps as of a training for half a minute, with all that a panel shows."""
+    metrics, beat = MetricsWriter(folder, RANK), Beat(folder, RANK)
+    for step in range(1, 301):
+        beat(f"step {step} compute")
+        row = {"loss": 3 / step + step % 7 / 50, "grad_norm": 1 + step % 5, "samples_per_s": 90.0 + step % 11}
+        memory = (200 << 20) + step % 13 * (1 << 18)
+        metrics.write({"step": step, "time": time.time(), "step_s": 0.1, "memory_bytes": memory, **row})
+        print(
+            f"step {step}/300  \x1b[32mloss {row['loss']:.4f}\x1b[0m" + "  WARNING: <b>slow</b> disk" * (step % 25 == 9)
+        )
+        time.sleep(0.1)
 
 
 def sleep(folder: Path) -> None:

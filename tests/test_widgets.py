@@ -1,20 +1,16 @@
-"""Widgets without a browser: the form says what the dataclasses say, the plan follows, the panel shows a real run."""
+"""Widgets without a browser: the form says what the dataclasses say, the plan follows."""
 
-import re
 from dataclasses import fields
-from pathlib import Path
 from typing import get_type_hints
 
 import ipywidgets as w
 import pytest
 
-from mmfsdp import ParamError, RunParams, launch
+from mmfsdp import ParamError, RunParams
 from mmfsdp.params import BackboneParams, ModelParams
 from mmfsdp.params.docs import field_docs
 from mmfsdp.params.run import plain
-from mmfsdp.runs import Status
-from mmfsdp.watch import LogLine
-from mmfsdp.widgets import Launcher, PlanView, RunForm, RunPanel
+from mmfsdp.widgets import Launcher, PlanView, RunForm
 from mmfsdp.widgets.fields import Field, Row
 from mmfsdp.widgets.form import MAIN
 
@@ -138,15 +134,6 @@ def test_a_plan_that_cannot_be_made_says_why(small):
     assert "visoin" in "".join(texts(view)) and "<svg" not in "".join(texts(view))
 
 
-@pytest.fixture
-def start(tmp_path, monkeypatch):
-    """Launches two real ranks of `launch_entries`, in place of a training."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    params = RunParams().change(**{"launch.folder": str(tmp_path), "train.steps": 5, "train.warmup_steps": 0})
-    return lambda entry: launch(params, entry=f"launch_entries:{entry}")
-
-
 def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):
     (tmp_path / "first").mkdir()
     small.show(small.params.change(**{"launch.folder": str(tmp_path)}))
@@ -159,28 +146,3 @@ def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_p
     assert not button.disabled and "choose another name" in "".join(texts(launcher))
     rows_of(small)["launch.ranks"].value = 0
     assert button.disabled, "a mistake in the form cannot be launched"
-
-
-def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
-    run = start("talk")
-    panel = RunPanel(run.path)
-    assert panel.wait(60).status is Status.COMPLETED
-    shown = "".join(texts(panel))
-    for rank in (0, 1):
-        assert f"{rank} │</span> step 5 at" in shown and f"{rank} │</span> no newline" in shown
-    assert "COMPLETED" in shown and "loss: 1 at first, 0.2 now" in shown
-    again = RunPanel(run.path)
-    again.wait(60)
-    lines = [sorted(re.sub("</?pre[^>]*>", "", texts(p)[-1]).splitlines()) for p in (panel, again)]
-    assert lines[0] == lines[1] and texts(again)[:-1] == texts(panel)[:-1], "a panel made anew shows all there is"
-    panel._lines.extend(LogLine(0, HOSTILE) for _ in range(10_000))
-    panel._draw_log()
-    log = texts(panel)[-1]
-    assert "<script>" not in log and "&lt;script&gt;" in log and "ansi-red" in log
-    assert len(log) < 100_000, "old lines are not kept"
-
-
-def test_a_panel_names_the_rank_that_failed(start):
-    panel = RunPanel(start("fail").path)
-    assert panel.wait(60).rank == 1
-    assert "rank 1" in texts(panel)[1] and "RuntimeError: the cause" in texts(panel)[1]

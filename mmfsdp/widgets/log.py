@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ KEPT = 5000
 """Lines that filters and the search can reach; older ones are in the run folder."""
 LETTERS = 100_000
 """Most that is shown, and a tenth of the most that is kept, so that no log can fill the memory of browser or kernel."""
+_SGR = re.compile(r"\x1b\[([0-9;]*)m")
+_NAMES = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 LEVELS = {"every line": (), "warnings, errors": ("warning", "error"), "errors": ("error",)}
 
 
@@ -31,7 +34,7 @@ class LogView(w.VBox):
         self._held: Sequence[LogLine] | None = None
         self._lock = threading.Lock()
         narrow = w.Layout(width="11em")
-        self._rank = w.Dropdown(options=[("all ranks", None), *((f"rank {r}", r) for r in range(ranks))], layout=narrow)
+        self._rank = w.Dropdown(options=[("all ranks", -1), *((f"rank {r}", r) for r in range(ranks))], layout=narrow)
         self._level = w.Dropdown(options=list(LEVELS), layout=narrow)
         self._search = w.Text(placeholder="search the log", layout=w.Layout(width="13em"))
         self._follow = w.ToggleButton(value=True, description="Follow", icon="arrow-down", layout=w.Layout(width="8em"))
@@ -103,7 +106,7 @@ class LogView(w.VBox):
 
     def _chosen(self, lines: list[LogLine]) -> list[LogLine]:
         rank, levels, words = self._rank.value, LEVELS[self._level.value], self._search.value.casefold()
-        if rank is not None:
+        if rank >= 0:
             lines = [line for line in lines if line.rank == rank]
         if levels:
             lines = [line for line in lines if level(line.text) in levels]
@@ -113,20 +116,32 @@ class LogView(w.VBox):
 
 
 def _html(lines: Sequence[LogLine]) -> str:
-    return '<pre class="mm-log">' + "\n".join(map(_row, lines)) + "</pre>"
+    """In the class in which JupyterLab and Notebook color what ANSI has colored."""
+    return '<div class="jp-RenderedText"><pre class="mm-log">' + "\n".join(map(_row, lines)) + "</pre></div>"
 
 
 @lru_cache(1024)
 def _row(line: LogLine) -> str:
     """A log line as HTML: its level marked, its colors kept, everything else escaped."""
     kind = level(line.text)
-    text = _colored(line.text)
+    text = _colored(line.text) if "\x1b" in line.text else escape(line.text)
     return f'<span class="mm-quiet">{line.rank} │</span> ' + (f'<b class="mm-is-{kind}">{text}</b>' if kind else text)
 
 
 def _colored(text: str) -> str:
-    if "\x1b" not in text:
-        return escape(text)
-    from nbconvert.filters.ansi import ansi2html  # slow to import, and seldom needed
-
-    return ansi2html(text)
+    """The colors that JupyterLab has classes for, as it names them; other graphics are left out. (nbconvert does this
+    too, but takes a second to import.)"""
+    pieces = _SGR.split(text)
+    html = escape(pieces[0])
+    classes: dict[int | str, str] = {}
+    for codes, words in zip(pieces[1::2], pieces[2::2], strict=True):
+        for code in (int(c or 0) for c in codes.split(";")) if not codes.startswith(("38;", "48;")) else ():
+            if code == 0:
+                classes.clear()
+            elif code in (1, 4):
+                classes[code] = {1: "ansi-bold", 4: "ansi-underline"}[code]
+            elif (place := code // 10) in (3, 4, 9, 10) and code % 10 < 8:
+                part = "fg" if place in (3, 9) else "bg"
+                classes[part] = f"ansi-{_NAMES[code % 10]}{'-intense' * (place > 4)}-{part}"
+        html += f'<span class="{" ".join(classes.values())}">{escape(words)}</span>' if classes else escape(words)
+    return html

@@ -58,10 +58,10 @@ class RunPanel(w.VBox):
         self._head, self._curves, self._grid, self._told = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
         self._bar.tooltip = "steps done"
-        self.actions, self.log = Actions(self.run, again=self._begin), LogView(self._ranks.count)
-        self.log.first.on_click(lambda _: threading.Thread(target=self._find_error, daemon=True).start())
+        self.actions, self.logs = Actions(self.run, again=self._begin), LogView(self._ranks.count)
+        self.logs.first.on_click(lambda _: threading.Thread(target=self._find_error, daemon=True).start())
         super().__init__(
-            [w.HTML(STYLE), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.log]
+            [w.HTML(STYLE), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs]
         )
         self.add_class("mm-widget")
         self._thread: threading.Thread | None = None
@@ -132,14 +132,14 @@ class RunPanel(w.VBox):
             self._history.clear()
         self._history.add(rows)
         self._progress.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
-        self.log.add(lines)
+        self.logs.add(lines)
         news = "state" if (state.status, state.reason) != (self.state.status, self.state.reason) else ""
         self.state = state
         return news or ("lines" if lines or rows else ""), more
 
     def _draw(self, *, whole: bool) -> None:
         self._draw_state()
-        self.log.draw()
+        self.logs.draw()
         for part in self._often:
             part(now=whole)
 
@@ -162,10 +162,9 @@ class RunPanel(w.VBox):
     def _draw_curves(self) -> None:
         events = self.run.events()
         cost = (runs.read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
-        marks = [(e["step"], f"{e['kind']}: {e.get('text', '')}") for e in events if e["kind"] not in STEADY][-50:]
-        told = "".join(
-            f"<li>step {e['step']} {escape(e['kind'])}: {escape(str(e.get('text', '')))}" for e in events[-4:]
-        )
+        told = [(e["kind"], e["step"], f"{e['kind']}: {e.get('text', '')}") for e in events]
+        marks = [(step, words) for kind, step, words in told if kind not in STEADY][-50:]
+        listed = "".join(f"<li>step {step}, {escape(words)}</li>" for _, step, words in told[-4:])
         drawn = charts(self._history, total=self.state.steps, predicted=levels(cost), marks=marks)
         self._curves.value = drawn + (f'<ul class="mm-quiet">{listed}</ul>' if listed else "")
 
@@ -175,7 +174,7 @@ class RunPanel(w.VBox):
         first = [] if self.state.rank is None else [self.state.rank]
         lines = first_error(self.run.path, first)
         rank = lines[0].rank if lines else None
-        self.log.hold(lines, "no line tells of an error" if rank is None else f"rank {rank}: around its first error")
+        self.logs.hold(lines, "no line tells of an error" if rank is None else f"rank {rank}: around its first error")
 
 
 class Seldom:
