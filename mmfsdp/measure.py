@@ -16,6 +16,8 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
+from .wrap import gloo
+
 _KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMeta")
 _OPS: dict[str, tuple[str, int, int]] = {
     "allreduce_": ("all-reduce", 0, 1),
@@ -167,7 +169,7 @@ def _counting(name: str, kind: str, whole: int, group: int) -> Callable[..., Any
         nbytes = tensors.nbytes if isinstance(tensors, torch.Tensor) else sum(t.nbytes for t in tree_leaves(tensors))
         ranks = ProcessGroup.unbox(args[group]).size()
         for counter in _active:
-            counter._count(kind, nbytes, ranks)
+            counter._count(*(gloo.standing_for or (kind, nbytes)), ranks)
         return operator.redispatch(keys & below, *args, **kwargs)
 
     return kernel
