@@ -85,6 +85,6 @@ def _progress(doing: str) -> tuple[int, int]:
     """How far a rank is, by what it said last: `step 5 compute` is further than `step 5 data`."""
     what, _, rest = doing.partition(" ")
     if what != "step":
-        return (1 << 60 if what == "trained" else -1), 0
+        return (1 << 60 if what.startswith("trained") else -1), 0
     step, _, part = rest.partition(" ")
     return int(step), ("data", "compute", "save").index(part)
