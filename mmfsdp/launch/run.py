@@ -6,11 +6,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs import PathLike, RunRecord, RunState, is_run, read_events, read_json, read_metrics, run_state
+from ..runs import (
+    PathLike,
+    RunRecord,
+    RunState,
+    Status,
+    is_run,
+    queue,
+    read_events,
+    read_json,
+    read_metrics,
+    run_state,
+    write_json,
+)
+from ..runs.slurm import ENDS
 from ..watch import read_log
 
 if TYPE_CHECKING:
     from ..params import RunParams
+
+GRACE = 2.0
+"""Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
 
 
 class Run:
@@ -69,6 +85,8 @@ class Run:
             return self.state()
         (self.path / "cancel").touch()
         until = time.monotonic() + timeout
+        if (record := self.record) and record.executor == "slurm":
+            return self._cancel_job(until)
         while not self._gone():
             record = self.record
             if record and record.here and (not record.supervised() or time.monotonic() > until - 5):
@@ -112,6 +130,30 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """result.json; None until it is written."""
         return read_json(self.path / "result.json")
+
+    def _cancel_job(self, until: float) -> RunState:
+        """By scancel where there is one; else the job itself notices, once it runs."""
+        from .slurm import stop_job
+
+        kill_at, complaint, number = float("inf"), "", None
+        while not self.state().done:
+            if number is None and (number := self.job):  # a submission that goes on stops the job itself
+                complaint, kill_at = stop_job(number), time.monotonic() + GRACE
+            elif number and time.monotonic() > kill_at:
+                complaint, kill_at = stop_job(number, kill=True), float("inf")
+            if number and queue.ask_now(number) in ENDS:
+                verdict = {"job": number, "status": Status.CANCELLED, "reason": "cancelled", "finished": time.time()}
+                write_json(self.path / "status.json", verdict)
+            if time.monotonic() > until and not self.state().done:
+                raise TimeoutError(f"{self.name} was told to stop and has not yet: {self.state()}. {complaint}")
+            time.sleep(0.2)
+        return self.state()
+
+    @property
+    def job(self) -> str | None:
+        """Its Slurm job, once it is submitted."""
+        number = (read_json(self.path / "status.json") or {}).get("job")
+        return str(number) if number and self.record and self.record.executor == "slurm" else None
 
     def _gone(self) -> bool:
         record = self.record
