@@ -75,18 +75,20 @@ class Run:
             time.sleep(0.1)
         return state
 
-    def cancel(self, *, timeout: float = 10.0) -> RunState:
+    def cancel(self, *, timeout: float | None = None) -> RunState:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.
 
         Works from any machine that sees the folder, by asking the supervisor. Raises TimeoutError if processes are
-        left after `timeout` seconds, which can only be when they are on another machine or another person's.
+        left after `timeout` seconds (unset: 10; on Slurm 30), which can only be when they are on another machine or
+        another person's.
         """
         if self.state().done:
             return self.state()
         (self.path / "cancel").touch()
-        until = time.monotonic() + timeout
         if (record := self.record) and record.executor == "slurm":
-            return self._cancel_job(until)
+            return self._cancel_job(time.monotonic() + (timeout or 30))
+        timeout = timeout or 10
+        until = time.monotonic() + timeout
         while not self._gone():
             record = self.record
             if record and record.here and (not record.supervised() or time.monotonic() > until - 5):
