@@ -10,10 +10,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .params import Backend, TrainParams
-from .plan import Unit, WrapPlan
-from .plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
-from .plan.table import size
+from ..params import Backend, Device, TrainParams
+from ..plan import Unit, WrapPlan
+from ..plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
+from ..plan.table import size
+from .peak import Peak, peak_of
 
 CONTROL_CALLS = 2
 CONTROL_BYTES = 40
@@ -26,6 +27,8 @@ class Memory:
 
     parameters: int
     """Parameters at rest."""
+    module_buffers: int
+    """The model's own buffers."""
     gathered: int
     """Most that gathered units take beyond that, at one time."""
     gradients: int
@@ -38,7 +41,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Their sum: activations come on top."""
-        return self.parameters + self.gathered + self.gradients + self.optimizer + self.buffers
+        return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,23 @@ class Estimate:
 
     memory: Memory
     wire: tuple[Wire, ...]
+    peak: Peak | None = None
+    """When a step holds most, activations included; None for a plan made without an example."""
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes between two steps: parameters, the model's buffers, optimizer states."""
+        return self.memory.parameters + self.memory.module_buffers + self.memory.optimizer
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that a rank holds in a step."""
+        return self.peak.bytes if self.peak else None
+
+    @property
+    def peak_when(self) -> str:
+        """When that is."""
+        return self.peak.when if self.peak else ""
 
     @property
     def memory_bytes(self) -> int:
@@ -76,7 +96,9 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, totals included."""
         totals = {"memory_bytes": self.memory_bytes, "wire_bytes": self.wire_bytes}
-        return totals | {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
+        totals |= {"peak_bytes": self.peak_bytes, "peak_when": self.peak_when}
+        parts = {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
+        return totals | parts | {"peak": asdict(self.peak) if self.peak else None}
 
     def to_json(self) -> str:
         """The estimate as JSON."""
@@ -94,13 +116,22 @@ class Estimate:
 def estimate(plan: WrapPlan, train: TrainParams | None = None) -> Estimate:
     """What each rank will hold and send in one optimizer step of `train.accumulation` micro-steps."""
     train = train or TrainParams()
-    return Estimate(memory=_memory(plan), wire=tuple(w for w in _wire(plan, train.accumulation) if w.count))
+    wire = tuple(w for w in _wire(plan, train.accumulation) if w.count)
+    return Estimate(memory=_memory(plan), wire=wire, peak=_peak(plan, train) if plan.moments else None)
+
+
+def _peak(plan: WrapPlan, train: TrainParams) -> Peak:
+    memory = _memory(plan)
+    buckets = memory.gradients if plan.backend is Backend.DDP else 0
+    fixed = Peak("", memory.parameters, memory.module_buffers, memory.optimizer, buckets)
+    return peak_of(plan, fixed, micro_steps=train.accumulation, gloo=train.device is Device.CPU)
 
 
 def _memory(plan: WrapPlan) -> Memory:
     trained = sum(shard_bytes(plan, u) for u in plan.units)
     return Memory(
         parameters=sum(u.held_bytes for u in plan.units),
+        module_buffers=plan.buffer_bytes,
         gathered=gathered_peak(plan),
         gradients=trained,
         optimizer=2 * trained,
