@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..params import Backend, BackwardPrefetch
-from ..plan import ITEMSIZE, Moment, Unit, WrapPlan
+from ..plan import ITEMSIZE, Unit, WrapPlan
 from ..plan.cost import shard_bytes, whole_gradients
 
 _HELD = ("parameters", "module_buffers", "optimizer", "gathered", "gradients", "buffers", "activations")
@@ -77,7 +77,7 @@ class _Play:
     def micro_step(self, *, first: bool, last: bool) -> None:
         """All moments once. first: no gradients are there yet. last: they are reduced."""
         self.first, self.last, self.forward, self.order = first, last, True, []
-        running = []
+        running: list[int] = []
         for moment in self.plan.moments:
             if moment.event in ("back", "after", "end"):
                 self.forward = False

@@ -35,7 +35,7 @@ def make_plan(
     """
     from .activity import record
     from .auto import choose
-    from .build import build_units  # here, so that reading a plan needs no torch
+    from .build import buffer_bytes, build_units  # here, so that reading a plan needs no torch
     from .group import group
     from .lint import lint
     from .ties import join_tied, split_for_fsdp1
@@ -62,9 +62,7 @@ def make_plan(
         plan = _ddp(model, plan, example) or plan
     else:
         plan = made(params.frozen_policy)
-    plan = replace(
-        plan, lint=lint(model, plan, seen=seen), buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers())
-    )
+    plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
     if example is not None and not any(f.level == "error" for f in plan.lint):
         plan = replace(plan, moments=record(model, plan, example, vocabulary=seen.vocabulary))
     return plan

@@ -29,7 +29,8 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any], *, vocabul
     example: keyword arguments of a forward. vocabulary: width of the logits, to tell them from other activations.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = fake_copy(model, mode, _formats(plan)).train()
+    buffers = plan.fsdp.buffer_dtype
+    twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     checkpoint_activations(twin, plan)
     film = _Film(plan, twin, vocabulary)
@@ -116,9 +117,7 @@ class _Film(TorchDispatchMode):
 
     def note(self, event: str, unit: int) -> None:
         """Something happens now: what lived until it, and what lives."""
-        self.moments.append(
-            Moment(event, unit, self.peak, self.bare, self.live, self.grads, self.logits_then)
-        )
+        self.moments.append(Moment(event, unit, self.peak, self.bare, self.live, self.grads, self.logits_then))
         self._restart()
 
     def _restart(self) -> None:

@@ -120,13 +120,19 @@ def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
     return seen
 
 
-def fake_copy(model: nn.Module, mode: FakeTensorMode, formats: Mapping[str, torch.dtype] = MappingProxyType({})) -> nn.Module:
-    """A copy whose parameters and buffers have shapes but no storage. formats: of parameters, by first name."""
+def fake_copy(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    formats: Mapping[str, torch.dtype] = MappingProxyType({}),
+    buffers: torch.dtype | None = None,
+) -> nn.Module:
+    """A copy whose parameters and buffers have shapes but no storage. formats: of parameters, by first name; and of
+    buffers, where not their own."""
     memo: dict[int, Any] = {}
     for name, p in model.named_parameters():
         memo[id(p)] = nn.Parameter(fake(p, mode, formats.get(name)), requires_grad=p.requires_grad)
     for b in model.buffers():
-        memo[id(b)] = fake(b, mode)
+        memo[id(b)] = fake(b, mode, buffers if b.is_floating_point() else None)
     return copy.deepcopy(model, memo)
 
 
