@@ -175,7 +175,8 @@ class _Fsdp2(_Play):
         self.see(live, passing=mine)
         left = live if mine else live - whole_gradients(unit)
         self.reduced += shard_bytes(self.plan, unit)
-        self.see(left, passing=unit.reduced_bytes * self.gloo)
+        got = unit.reduced_bytes - unit.reduced_bytes // self.plan.shard  # by parts, see wrap.gloo
+        self.see(left, passing=got * self.gloo)
 
     def end(self, unit: Unit | None, live: int) -> None:
         self.reducing = self.kept = 0
