@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from .run import Run
 from .start import launch
-from .sweeps import Sweep, sweep
 
 if TYPE_CHECKING:
     from ..params import RunParams
 
-__all__ = ["Run", "Sweep", "launch", "sbatch_text", "sweep"]
+__all__ = ["Run", "launch", "sbatch_text"]
 
 
 def sbatch_text(params: "RunParams") -> str:
