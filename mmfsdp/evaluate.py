@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,37 @@ def captions(model: MediaModel, processor: Processor, samples: Sequence[Sample],
         media = {key: torch.zeros_like(x) if blank else x for key, x in batch.media.items()}
         said += processor.decode(_new_tokens(model, batch, media))
     return said
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says to one prompt, token by token."""
+
+    text: str
+    tokens: tuple[tuple[str, float, str], ...]
+    """(piece, its probability, the likeliest pieces with theirs) of each new token, the end among them."""
+    ids: torch.Tensor
+    """(1, L): prompt and answer."""
+    media: dict[str, torch.Tensor]
+
+
+@torch.inference_mode()
+def answer(model: MediaModel, processor: Processor, sample: Sample, *, blank: bool = False) -> Answer:
+    """What the model says to a sample's prompt, and how sure it is. With `blank`, it sees empty pictures."""
+    batch = processor.prompts([sample]).to(next(model.parameters()).device)
+    media = {key: torch.zeros_like(x) if blank else x for key, x in batch.media.items()}
+    new = _new_tokens(model, batch, media)
+    ids = torch.cat([batch.input_ids, new], dim=1)
+    logits = model(ids, media=media).logits[0, batch.input_ids.shape[1] - 1 : -1]
+    tokens = []
+    for token, row in zip(new[0].tolist(), logits.float().softmax(-1), strict=True):
+        likely = [f"{_piece(processor, i)} {p:.0%}" for p, i in zip(*(x.tolist() for x in row.topk(3)), strict=True)]
+        tokens.append((_piece(processor, token), float(row[token]), ", ".join(likely)))
+    return Answer(processor.decode(new)[0], tuple(tokens), ids, media)
+
+
+def _piece(processor: Processor, token: int) -> str:
+    return "(end)" if token == processor.end_id else processor.tokenizer.decode([token])
 
 
 def _new_tokens(model: MediaModel, batch: Batch, media: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -36,15 +36,17 @@ STYLE = f"""<style>
 .mm-rank-waiting, .mm-rank-stopped {{border-color: {INK}}} .mm-rank-done {{border-left-color: {GATHERED}}}
 .mm-rank-quiet {{border-color: {OPTIMIZER}; background: {OPTIMIZER}33}}
 .mm-rank-failed {{border-color: {TRAINABLE}; background: {TRAINABLE}33}}
+.mm-seen {{position: relative; width: 220px; height: 220px}}
+.mm-seen > * {{position: absolute; inset: 0; width: 100%; height: 100%}}
+.mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
+.mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
+.mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
+.mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8}}
 .mm-fold:not(:checked) ~ pre {{display: none}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
 .mm-figures b {{display: block; font-size: 1.7em}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto}}
-.mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
-svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:hover, :focus)) .mm-hint {{display: none}}
-.mm-hint {{opacity: .8}}
-.mm-unit:focus-visible > rect:nth-last-of-type(1) {{stroke: currentColor; stroke-width: 4}}
 .mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
 .mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
 .mm-card img {{width: 100%; display: block; image-rendering: pixelated}}

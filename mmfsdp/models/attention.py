@@ -16,6 +16,15 @@ def attend(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
+def attention_weights(
+    query: torch.Tensor, key: torch.Tensor, *, heads: int, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What `attend` weighs values with: query (B, L, H*D), key (B, M, H*D) -> (B, H, L, M), each row summing to 1."""
+    query, key = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1)
+
+
 def feed_forward(dim: int, multiple: int = 4) -> nn.Sequential:
     """LayerNorm, then two matrices without bias around a GELU. (..., dim) -> (..., dim)."""
     return nn.Sequential(

@@ -2,7 +2,6 @@
 
 from .bars import bars
 from .curves import History, Metric, Series, chart, charts, figure
-from .memory import memory_bar
 from .plan import plan_picture
 
 __all__ = [
@@ -13,6 +12,5 @@ __all__ = [
     "chart",
     "charts",
     "figure",
-    "memory_bar",
     "plan_picture",
 ]

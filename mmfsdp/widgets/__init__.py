@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from .captioner import Captioner
 from .captions import show_captions
 from .form import RunForm
 from .launcher import Launcher
 from .panel import RunPanel
 from .plan import PlanView
 
-__all__ = ["Launcher", "PlanView", "RunForm", "RunPanel", "show_captions"]
+__all__ = ["Captioner", "Launcher", "PlanView", "RunForm", "RunPanel", "show_captions"]

@@ -106,11 +106,10 @@ class Actions(w.VBox):
     def _load(self) -> str:
         with alone:
             from .captioner import Captioner
-        captioner = Captioner(self._run.path)
-        captioner.load()
+        captioner = Captioner(self._run.path).wait()
         self.model, self.processor = captioner.model, captioner.processor
         self._below.children = [captioner]
-        return f"loaded {captioner.checkpoint}; ask it below. RunPanel(...).actions.model is the model"
+        return f"loaded {captioner.checkpoint}; ask it below. actions.model of this panel is the model"
 
 
 def framed(page: Path) -> str:
