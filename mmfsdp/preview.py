@@ -9,15 +9,20 @@ from torch import nn
 from .build import build_model
 from .estimate import Estimate, estimate
 from .freeze import freeze
-from .params import RunParams
+from .params import ModelParams, RunParams
 from .plan import WrapPlan, make_plan
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
     """The plan of a run and its cost per rank. Needs no weights, no process group and no GPU."""
-    model, _ = build_model(params.model, meta=True)
-    freeze(model, params.model.freeze)
-    return plan_for(model, params)
+    return plan_for(frozen_model(params.model), params)
+
+
+def frozen_model(params: ModelParams) -> nn.Module:
+    """The model without weights, frozen as it will be trained."""
+    model, _ = build_model(params, meta=True)
+    freeze(model, params.freeze)
+    return model
 
 
 def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:

@@ -95,6 +95,25 @@ def plan_html(plan: WrapPlan, cost: Mapping[str, Any]) -> str:
     """A plan as picture and table, what it costs each rank, and what the lint has found."""
     from .plan.table import count, size
 
+    numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
+    words = (
+        f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trains)}</b> of {count(numel)} parameters train. "
+        f"Each rank holds <b>{size(cost['memory_bytes'])}</b> beside its activations "
+        f"and sends <b>{size(cost['wire_bytes'])}</b> a step.</p>"
+    )
+    return words + findings(plan) + plan_picture(plan) + unit_table(plan)
+
+
+def findings(plan: WrapPlan) -> str:
+    """What the lint has found, and what AUTO has chosen."""
+    found = "".join(f'<p class="mm-{f.level}">{escape(f"{f.level}: {f.message}")}</p>' for f in plan.lint)
+    return found + (f'<p class="mm-quiet">{escape(plan.why)}</p>' if plan.why else "")
+
+
+def unit_table(plan: WrapPlan) -> str:
+    """Every unit with its parameters, bytes and traffic."""
+    from .plan.table import count, size
+
     head = ["unit", "kind", "policy", "parameters", "held", "gathered", "gathers", "reduced"]
     rows = []
     for unit in plan.units:
@@ -105,15 +124,8 @@ def plan_html(plan: WrapPlan, cost: Mapping[str, Any]) -> str:
         )
         name = Html(re.sub(r"([.,])", r"\1<wbr>", escape(unit.name)))
         rows.append([name, kind, unit.frozen_policy or "", count(unit.numel), held, gathered, gathers, reduced])
-    numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
-    words = (
-        f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trains)}</b> of {count(numel)} parameters train. "
-        f"Each rank holds <b>{size(cost['memory_bytes'])}</b> beside its activations "
-        f"and sends <b>{size(cost['wire_bytes'])}</b> a step.</p>"
-    )
-    found = "".join(f'<p class="mm-error">{escape(f"{f.level}: {f.message}")}</p>' for f in plan.lint)
     note = "held: at rest, per rank. gathers: all-gathers in forward + backward. reduced: gradients summed over ranks."
-    return words + found + plan_picture(plan) + table(head, rows) + f'<p class="mm-quiet">{note}</p>'
+    return table(head, rows) + f'<p class="mm-quiet">{note}</p>'
 
 
 def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -47,6 +47,10 @@ STYLE = f"""<style>
 .mm-figures b {{display: block; font-size: 1.7em}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto}}
+.mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
+svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:hover, :focus)) .mm-hint {{display: none}}
+.mm-hint {{opacity: .8}}
+.mm-unit:focus-visible > rect:nth-last-of-type(1) {{stroke: currentColor; stroke-width: 4}}
 .mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px}}
 .mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
 .mm-card img {{width: 100%; display: block; image-rendering: pixelated}}

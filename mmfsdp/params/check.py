@@ -107,5 +107,6 @@ def unknown_key(key: str, known: Iterable[str]) -> ParamError:
     """The error for a key that no field has, with the nearest field's name."""
     known = sorted(known)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ParamError(key, f"no such field; {hint}the fields here are {', '.join(known)}")
+    hints = [f"did you mean {near[0]}?"] if near else []
+    hints += [f"the fields here are {', '.join(known)}"] if len(known) < 50 or not near else []
+    return ParamError(key, f"no such field; {' '.join(hints)}")

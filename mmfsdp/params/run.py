@@ -59,9 +59,14 @@ class RunParams:
     def from_yaml(cls, path: str | Path) -> RunParams:
         """Read a YAML file. Raises FileNotFoundError, or ParamError for what is wrong in it."""
         try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            return cls.from_yaml_text(Path(path).read_text(encoding="utf-8"), name=str(path))
+        except UnicodeDecodeError as error:
             raise ParamError(str(path), f"is not YAML: {error}") from None
+
+    @classmethod
+    def from_yaml_text(cls, text: str, *, name: str = "YAML") -> RunParams:
+        """Read a YAML text. Raises ParamError for what is wrong in it; name: what errors call the text."""
+        values = read_yaml(text, name=name)
         return cls.from_dict({} if values is None else values)
 
     @classmethod
@@ -104,6 +109,16 @@ class RunParams:
     def backend(self) -> Backend:
         """The wrapper that really runs."""
         return self.fsdp.effective_backend
+
+
+def read_yaml(text: str, *, name: str) -> Any:
+    """Plain data from a YAML text. Raises ParamError for what is none; name: what the error calls the text."""
+    try:
+        values = yaml.safe_load(text)
+        json.dumps(values)  # refuses dates and what contains itself
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+        raise ParamError(name, f"is not YAML of plain data: {error}") from None
+    return values
 
 
 def build(cls: type[T], values: Any) -> T:

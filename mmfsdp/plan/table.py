@@ -77,7 +77,8 @@ def plan_diff(a: WrapPlan, b: WrapPlan) -> str:
         old, new = before.get(name), after.get(name)
         if old and new:
             pairs = [(field, getattr(old, field), getattr(new, field)) for field in _SHOWN]
-            words = ", ".join(f"{field} {x} -> {y}" for field, x, y in pairs if x != y)
+            pairs = [(f, size(x), size(y)) if f.endswith("bytes") else (f, x, y) for f, x, y in pairs if x != y]
+            words = ", ".join(f"{field.replace('_bytes', '')} {x} -> {y}" for field, x, y in pairs)
         else:
             words = f"now a unit of its own ({new.kind})" if new else "no unit of its own any more"
         if words:
@@ -91,6 +92,12 @@ def plan_diff(a: WrapPlan, b: WrapPlan) -> str:
         if of(a) != of(b):
             lines.append(f"{what} by each rank: {size(of(a))} -> {size(of(b))}")
     return "\n".join(lines)
+
+
+def changed_units(a: WrapPlan, b: WrapPlan) -> set[str]:
+    """Names of the units that one plan has and the other has not, or not so."""
+    looks = [{u.name: [getattr(u, field) for field in _SHOWN] for u in plan.units if u.params} for plan in (a, b)]
+    return {name for name in looks[0] | looks[1] if looks[0].get(name) != looks[1].get(name)}
 
 
 def sent(plan: WrapPlan, unit: Unit) -> int:

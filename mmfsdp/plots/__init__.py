@@ -2,6 +2,7 @@
 
 from .bars import bars
 from .curves import History, Metric, Series, chart, charts, figure
+from .memory import memory_bar
 from .plan import plan_picture
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "chart",
     "charts",
     "figure",
+    "memory_bar",
     "plan_picture",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from ..style import FROZEN, TRAINABLE
@@ -11,35 +12,52 @@ from .svg import rect, svg, text, width_of
 if TYPE_CHECKING:
     from ..plan import Unit, WrapPlan
 
-WIDTH, HEIGHT, KEYS = 920, 290, 24
+WIDTH, HEIGHT, KEYS, FOOT = 920, 290, 24, 36
 
 
-def plan_picture(plan: WrapPlan) -> str:
+def plan_picture(plan: WrapPlan, *, marked: Container[str] = (), width: float = WIDTH) -> str:
     """The model as SVG: areas are bytes at rest, colors frozen and trainable, outlines units in the order they run in.
 
-    The mouse on a unit shows its name, parameters and traffic.
+    The mouse on a unit, or the keyboard's focus, shows its name, parameters and traffic below. marked: names of units
+    to point out. width: pixels; less of it leaves letters larger where a page is narrow.
     """
-    from ..plan.table import count, size
-
     units = [(unit, *_bytes(unit)) for unit in plan.units if unit.numel]
-    places = _mosaic([frozen + trainable for _, frozen, trainable in units], width=WIDTH, height=HEIGHT)
+    places = _mosaic([frozen + trainable for _, frozen, trainable in units], width=width, height=HEIGHT)
     parts = []
     for i, (name, color) in enumerate((("frozen", FROZEN), ("trainable", TRAINABLE))):
         parts += [rect(90 * i, 3, 13, 13, color), text(90 * i + 18, 14, name, size=12)]
-    for (unit, frozen, trainable), (x, y, dx, dy) in zip(units, places, strict=True):
-        share, top = frozen / (frozen + trainable), y + KEYS
-        title = (
-            f"{unit.name}: {unit.kind}, {count(unit.numel)} parameters, {size(unit.held_bytes)} on each rank, "
-            f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
-        )
-        parts += [rect(x, top, dx * share, dy, FROZEN), rect(x + dx * share, top, dx * (1 - share), dy, TRAINABLE)]
-        names = [words for words in _short_names(unit.name) if max(width_of(words, 10), 32) + 8 < dx]
-        if names and dy > 15:
-            parts.append(text(x + 5, top + 13, names[0], size=10, color="white"))
-            if dy > 34:
-                parts.append(text(x + 5, top + 27, count(unit.numel), size=10, color="white"))
-        parts.append(rect(x, top, dx, dy, "transparent", title=title, outline="white"))
-    return svg(WIDTH, HEIGHT + KEYS + 2, f"{len(units)} units of the model, area by bytes", *parts)
+    for (unit, frozen, trainable), place in zip(units, places, strict=True):
+        parts.append(_unit(unit, frozen / (frozen + trainable), place, marked=unit.name in marked))
+    words = f"{len(units)} units of the model, area by bytes"
+    hint = text(0, KEYS + HEIGHT + 15, "Point at a unit, or go to it with Tab, for its details.", size=12)
+    parts.append(f'<g class="mm-hint">{hint}</g>')
+    return svg(width, HEIGHT + KEYS + FOOT, words, *parts, role="list")
+
+
+def _unit(unit: Unit, share: float, place: tuple[float, float, float, float], *, marked: bool) -> str:
+    """A unit's rectangle, with what appears under the mouse. share: of its bytes that are frozen."""
+    from ..plan.table import count, size
+
+    (x, y, dx, dy), foot = place, KEYS + HEIGHT
+    policy = f", {unit.frozen_policy}" if unit.frozen_policy else ""
+    facts = (
+        f"{unit.kind}{policy}, {count(unit.numel)} parameters, {size(unit.held_bytes)} on each rank, "
+        f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
+    )
+    top = y + KEYS
+    parts = [rect(x, top, dx * share, dy, FROZEN), rect(x + dx * share, top, dx * (1 - share), dy, TRAINABLE)]
+    names = [words for words in _short_names(unit.name) if max(width_of(words, 10), 32) + 8 < dx]
+    if names and dy > 15:
+        parts.append(text(x + 5, top + 13, names[0], size=10, color="white"))
+        if dy > 34:
+            parts.append(text(x + 5, top + 27, count(unit.numel), size=10, color="white"))
+    title = f"{unit.name}: {facts}" + ", differs" * marked
+    if marked:
+        parts.append(rect(x + 4, top + 4, dx - 8, dy - 8, "none", outline="white", stroke=2, dash="7 4"))
+    parts.append(rect(x, top, dx, dy, "transparent", title=title, outline="white"))
+    lines = text(0, foot + 15, unit.name, size=13) + text(0, foot + 31, facts, size=13)
+    label = f'role="listitem" tabindex="0" aria-label="{escape(title)}"'
+    return f'<g class="mm-unit" {label}>{"".join(parts)}<g class="mm-detail" display="none">{lines}</g></g>'
 
 
 def _short_names(name: str) -> list[str]:

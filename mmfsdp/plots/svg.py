@@ -9,11 +9,11 @@ TEXT = "currentColor"
 _NARROW = set("fijlrtI1.,:;|!'()[] ")
 
 
-def svg(width: float, height: float, words: str, *parts: str) -> str:
+def svg(width: float, height: float, words: str, *parts: str, role: str = "img") -> str:
     """A picture of so many pixels that scales down with its page. words: what it shows, for screen readers."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img" style="max-width:100%;height:auto;font-family:system-ui,sans-serif">'
+        f'height="{height:g}" role="{role}" style="max-width:100%;height:auto;font-family:system-ui,sans-serif">'
         f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
     )
 
@@ -26,9 +26,21 @@ def text(
     return f"<text {place}>{escape(str(words))}</text>"
 
 
-def rect(x: float, y: float, width: float, height: float, color: str, *, title: str = "", outline: str = "") -> str:
-    """A filled rectangle; `title` shows under the mouse."""
-    edge = f' stroke="{outline}" stroke-width="1.5"' if outline else ""
+def rect(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    color: str,
+    *,
+    title: str = "",
+    outline: str = "",
+    stroke: float = 1.5,
+    dash: str = "",
+) -> str:
+    """A filled rectangle; `title` shows under the mouse. stroke: width of the outline."""
+    edge = f' stroke="{outline}" stroke-width="{stroke:g}"' if outline else ""
+    edge += f' stroke-dasharray="{dash}"' if dash else ""
     inside = f"<title>{escape(title)}</title>" if title else ""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(0, width):.1f}" height="{max(0, height):.1f}"'
     return f'<rect {place} fill="{color}"{edge}>{inside}</rect>'

@@ -1,62 +1,116 @@
-"""PlanView: the plan of the choices in a form, drawn anew when they change."""
+"""PlanView: the plan of the choices in a form, drawn anew when they change, and beside another."""
 
 from __future__ import annotations
 
-import threading
 from html import escape
 from typing import TYPE_CHECKING
 
 import ipywidgets as w
 
-from ..params import RunParams
-from ..report import plan_html
-from ..style import STYLE
+from ..params import ParamError, RunParams
 from .form import RunForm
-from .heavy import alone, plan_of
+from .heavy import plan_of
+from .newest import Newest
+from .plan_page import MACHINES, Planned, page, side_by_side
+from .style import close_all, replace_older, sheet
 
 if TYPE_CHECKING:
     from ..plan import WrapPlan
 
 
 class PlanView(w.VBox):
-    """Units, bytes and findings of the plan that a form's choices make, before anything is started.
+    """Units, memory, traffic, expected time and findings of the plan that a form's choices make, before a rank starts.
 
     plan is the newest one, None before the first. A thread makes it, since torch takes seconds to import.
     """
 
-    def __init__(self, form: RunForm):
-        self.plan: WrapPlan | None = None
-        self._wanted = form.params
-        self._html, self._note = w.HTML(), w.HTML()
-        super().__init__([w.HTML(STYLE), self._note, self._html])
+    def __init__(self, form: RunForm, *, machine: str = "laptop"):
+        """machine: what the ranks are thought to run on, one of MACHINES."""
+        self._worker: Newest[RunParams] = Newest(self._make)
+        self._form = form
+        self._shown: Planned | None = None
+        self._pinned: Planned | None = None
+        self._failure: Exception | None = None
+        self._machine = w.Dropdown(options=list(MACHINES), value=machine, description="machine")
+        self._machine.observe(lambda _: self._draw(), "value")
+        self._pin = w.Button(icon="thumb-tack")
+        self._pin.on_click(lambda _: self.unpin() if self._pinned else self.pin())
+        self._note, self._html = w.HTML(), w.HTML()
+        bar = w.HBox([self._machine, self._pin, self._note])
+        bar.add_class("mm-row")
+        super().__init__([sheet(), bar, self._html])
         self.add_class("mm-widget")
-        form.observe(lambda change: self._draw_later(change.new), "params")
-        self._draw_later(form.params)
+        self.add_class("mm-form")
+        self._follow = lambda change: self._ask(change.new)
+        form.observe(self._follow, "params")
+        self.unpin()
+        self._ask(form.params)
+        replace_older(self)
+
+    @property
+    def plan(self) -> WrapPlan | None:
+        return self._shown.plan if self._shown else None
 
     def wait(self) -> WrapPlan:
         """Wait for the plan of the present choices. Raises what kept it from being made."""
-        self._thread.join()
+        self._worker.wait()
         if self._failure:
             raise self._failure
         assert self.plan is not None
         return self.plan
 
-    def _draw_later(self, params: RunParams) -> None:
-        self._wanted = params
-        self._note.value = '<div class="mm-quiet">making the plan…</div>'
-        self._thread = threading.Thread(target=self._draw, args=(params,), daemon=True, name="plan")
-        self._thread.start()
+    def pin(self) -> None:
+        """Keep the present plan in sight, beside those of later choices."""
+        self._pinned = self._shown
+        self._pin.description, self._pin.tooltip = "Unpin", "Show one plan only"
+        self._draw()
 
-    def _draw(self, params: RunParams) -> None:
-        with alone:
-            if params is not self._wanted:
-                return  # somebody has chosen something else meanwhile
-            self._failure: Exception | None = None
-            try:
-                self.plan, cost = plan_of(params)
-                self._html.value = plan_html(self.plan, cost.to_dict())
-                self._note.value = ""
-            except Exception as error:  # nobody is above this thread: it is shown, and raised by wait()
-                self._failure = error
-                self._note.value = f'<div class="mm-error">{escape(str(error) or type(error).__name__)}</div>'
-                self._html.value = ""
+    def unpin(self) -> None:
+        """Show the plan of the present choices only."""
+        self._pinned = None
+        self._pin.description, self._pin.tooltip = "Pin to compare", "Keep this plan beside those of later choices"
+        self._draw()
+
+    def close(self) -> None:
+        """Take it off the page; its thread ends. Doing so twice does no harm."""
+        if not self._worker.closed:
+            self._worker.close()
+            self._form.unobserve(self._follow, "params")
+        close_all(self)
+
+    def _ask(self, params: RunParams) -> None:
+        self._say("planning…")
+        self._worker.ask(params)
+
+    def _make(self, params: RunParams) -> None:
+        """In the thread."""
+        error: Exception | None = None
+        try:
+            made = Planned(params, *plan_of(params))
+        except Exception as caught:  # nobody is above this thread: it is shown, and raised by wait()
+            error = caught
+        if self._worker.outdated:
+            return
+        was, self._failure = self._failure, error
+        if error is None:
+            self._shown = made
+            self._draw()
+        self._say(error)
+        mistake = error if isinstance(error, ParamError) else None
+        if mistake or isinstance(was, ParamError):
+            self._form.flag(mistake)
+        self._html.layout.display = "none" if error else None
+
+    def _say(self, what: str | Exception | None) -> None:
+        kind = "error" if isinstance(what, Exception) else "quiet"
+        words = str(what or "") or (type(what).__name__ if what else "")
+        self._note.value = f'<div class="mm-{kind}" role="status">{escape(words)}</div>'
+
+    def _draw(self) -> None:
+        """Show what there is; for another machine, the same plan."""
+        if self._shown is None:
+            return
+        if self._pinned:
+            self._html.value = side_by_side(self._pinned, self._shown, machine=self._machine.value)
+        else:
+            self._html.value = page(self._shown, machine=self._machine.value)

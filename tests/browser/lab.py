@@ -106,6 +106,14 @@ def run_cell(page: Page, cell_id: str) -> None:
     )
 
 
+def set_theme(page: Page, theme: str) -> None:
+    """Change the colors of everything."""
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+    page.wait_for_function(
+        "dark => (document.body.dataset.jpThemeLight === 'false') === dark", arg=theme.endswith("Dark")
+    )
+
+
 def shot(page: Page, name: str) -> Path:
     """Keep a screenshot."""
     SHOTS.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
 """The first notebook in a real JupyterLab and browser: choose, see the plan change, launch ranks, watch, caption."""
 
-import re
 import shutil
 import time
 
-from lab import ROOT, chromium, jupyterlab, open_notebook, run_cell, shot
+from lab import ROOT, chromium, open_notebook, run_cell, shot
 from playwright.sync_api import expect
 
 
@@ -13,14 +12,14 @@ def choose(page, label, value):
 
 
 def sends(page):
-    return page.locator("p", has_text=re.compile("sends .* a step"))
+    return page.locator(".mm-figures div", has_text="sends a step")
 
 
-def test_choose_plan_launch_watch_caption(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    shutil.copy(ROOT / "notebooks/00_start_here.ipynb", tmp_path / "notebooks")
-    (home := tmp_path / "home").mkdir()
-    with jupyterlab(tmp_path, home) as (base, token), chromium(viewport={"width": 1200, "height": 1400}) as page:
+def test_choose_plan_launch_watch_caption(lab):
+    base, token, folder = lab
+    (folder / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks/00_start_here.ipynb", folder / "notebooks")
+    with chromium(viewport={"width": 1200, "height": 1400}) as page:
         errors = []
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         open_notebook(page, base, token, "notebooks/00_start_here.ipynb")
@@ -40,7 +39,7 @@ def test_choose_plan_launch_watch_caption(tmp_path):
         before = sends(page).inner_text()
         choose(page, "frozen policy", "REPLICATE")
         expect(sends(page)).not_to_have_text(before, timeout=20_000)
-        page.locator(".mm-table").scroll_into_view_if_needed()
+        page.locator(".mm-unit").first.scroll_into_view_if_needed()
         shot(page, "plan")
 
         run_cell(page, "launcher")
@@ -58,5 +57,5 @@ def test_choose_plan_launch_watch_caption(tmp_path):
         page.locator(".mm-cards").last.scroll_into_view_if_needed()
         time.sleep(1)
         shot(page, "captions")
-        assert len(list((tmp_path / "runs").iterdir())) == 1
+        assert len(list((folder / "runs").iterdir())) == 1
         assert errors == []

@@ -1,0 +1,92 @@
+"""A plan and what it costs, as HTML: by itself, or beside another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from html import escape
+
+from ..estimate import MACHINES, Estimate, step_time
+from ..params import RunParams
+from ..plan import WrapPlan
+from ..plan.table import changed_units, count, size
+from ..plots import memory_bar, plan_picture
+from ..report import findings, unit_table
+
+MEMORY = {"h100": 80, "a100": 80, "rtx4090": 24, "laptop": 16}
+"""GiB by the beginning of a machine's name. A laptop's is shared by all ranks."""
+HALF = 480
+"""Pixels of pictures that stand beside each other."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Choices, their plan and its cost."""
+
+    params: RunParams
+    plan: WrapPlan
+    cost: Estimate
+
+
+def page(planned: Planned, *, machine: str) -> str:
+    """One plan, whole. machine: a name of MACHINES."""
+    return _head(planned, machine) + plan_picture(planned.plan) + _units(planned)
+
+
+def side_by_side(a: Planned, b: Planned, *, machine: str) -> str:
+    """Two plans, what differs marked and listed."""
+    marked = changed_units(a.plan, b.plan)
+    full = max(a.cost.memory_bytes, b.cost.memory_bytes)
+    columns = "".join(
+        f'<section class="mm-column"><h4 class="mm-title">{title}: {escape(_name(one))}</h4>'
+        f"{_head(one, machine, full=full, width=HALF)}{plan_picture(one.plan, marked=marked, width=HALF)}"
+        f"{_units(one)}</section>"
+        for title, one in (("Pinned", a), ("Now", b))
+    )
+    lines = [escape(line.replace(" -> ", " → ")).partition(": ") for line in a.plan.diff(b.plan).splitlines()]
+    items = "".join(f"<li><b>{name}</b>: {change}</li>" for name, _, change in lines)
+    changes = f"<p>What differs:</p><ul>{items}</ul>" if items else "<p>The two plans are the same.</p>"
+    legend = '<p class="mm-quiet">A dashed line marks each unit that differs.</p>' if marked else ""
+    return f'<div class="mm-columns">{columns}</div>{legend}<div class="mm-changes">{changes}</div>'
+
+
+def _name(planned: Planned) -> str:
+    fsdp, plan = planned.params.fsdp, planned.plan
+    return f"{plan.backend}, {fsdp.sharding_strategy}, frozen {fsdp.frozen_policy}, {plan.world_size} ranks"
+
+
+def _head(planned: Planned, machine: str, **look: float) -> str:
+    """The figures that choices are compared by, what the lint says, and the memory of a rank."""
+    plan, cost, train = planned.plan, planned.cost, planned.params.train
+    times = step_time(plan, train, machine=machine, tokens=train.batch_size * planned.params.data.max_length)
+    numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
+    shown = {
+        size(cost.memory_bytes): "each rank holds",
+        size(cost.wire_bytes): "each rank sends a step",
+        _seconds(times.overlapped): f"expected a step, bound by {times.bound}",
+        count(trains): f"of {count(numel)} parameters train",
+    }
+    cells = "".join(f"<div><b>{escape(value)}</b>{escape(words)}</div>" for value, words in shown.items())
+    return f'<div class="mm-figures">{cells}</div>{findings(plan)}{_memory(planned, machine, **look)}'
+
+
+def _memory(planned: Planned, machine: str, **look: float) -> str:
+    plan, memory = planned.plan, asdict(planned.cost.memory)
+    held = memory.pop("parameters")
+    frozen = sum(u.held_bytes for u in plan.units if u.kind == "frozen")
+    parts = {"frozen weights": frozen, "trainable weights": held - frozen, **memory}
+    capacity, where = next(gib for name, gib in MEMORY.items() if machine.startswith(name)) * 2**30, machine
+    if machine == "laptop":
+        capacity, where = capacity // plan.world_size, f"laptop of {size(capacity)}"
+    return memory_bar(parts, capacity=capacity, label=f"memory of each of {plan.world_size} ranks, {where}", **look)
+
+
+def _units(planned: Planned) -> str:
+    return f"<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
+
+
+def _seconds(n: float) -> str:
+    """A duration in few characters."""
+    return f"{n:.3g} s" if n >= 1 else f"{n * 1e3:.3g} ms"
+
+
+__all__ = ["MACHINES", "Planned", "page", "side_by_side"]

@@ -1,0 +1,134 @@
+"""Form and plan in a real JupyterLab and browser: by mouse and keyboard, in both themes, on a narrow page."""
+
+import re
+
+import nbformat
+import pytest
+from lab import chromium, open_notebook, run_cell, set_theme, shot
+from playwright.sync_api import expect
+
+CELLS = {
+    "form": "from mmfsdp.widgets import PlanView, RunForm\nform = RunForm('tiny')\nform",
+    "view": "view = PlanView(form)\nview",
+    "two": "other = RunForm('openflamingo_9b')\nother",
+    "count": "import threading, ipywidgets\n"
+    "print('threads', sum(t.name == 'plan' for t in threading.enumerate()), "
+    "'forms', sum(isinstance(w, RunForm) for w in ipywidgets.widgets.widget._instances.values()))",
+}
+expect.set_options(timeout=20_000)
+HOSTILE = "<img src=x onerror=document.title='owned'>"
+
+
+def write_notebook(path):
+    cells = [nbformat.v4.new_code_cell(text, id=name) for name, text in CELLS.items()]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
+
+
+@pytest.fixture
+def page(lab):
+    base, token, folder = lab
+    write_notebook(folder / "form.ipynb")
+    with chromium(viewport={"width": 1200, "height": 1500}) as page:
+        page.problems = []
+        page.on("pageerror", lambda error: page.problems.append(str(error)))
+        page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
+        open_notebook(page, base, token, "form.ipynb")
+        yield page
+        assert page.problems == [] and page.title() != "owned"
+
+
+def tab(page, name):
+    page.locator(".lm-TabBar-tab", has_text=re.compile(f"^{name}$")).first.click()
+
+
+def write(page, label, text):
+    box = page.get_by_label(label, exact=True)
+    box.fill(text)
+    box.press("Tab")
+
+
+def field(page, label):
+    """The row of a field."""
+    return page.locator(".mm-row", has=page.get_by_label(label, exact=True)).last
+
+
+def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
+    run_cell(page, "form")
+    steps, policy = page.get_by_label("steps", exact=True), page.get_by_label("frozen policy", exact=True)
+    expect(steps).to_be_visible(timeout=3_000)
+    run_cell(page, "view")
+
+    write(page, "steps", "0")
+    expect(field(page, "steps").locator(".mm-error")).to_contain_text("at least 1")
+    write(page, "steps", "60")
+    expect(page.locator(".mm-error")).to_have_count(0)
+    page.get_by_label("backend", exact=True).select_option("FSDP1")
+    expect(field(page, "frozen policy").locator(".mm-off")).to_have_text("AUTO")
+    assert "AUTO" not in policy.locator("option").all_inner_texts()
+    page.get_by_label("backend", exact=True).select_option("FSDP2")
+    expect(page.get_by_label("memory budget (GiB)")).to_be_disabled()
+    expect(field(page, "memory budget (GiB)")).to_contain_text("unless frozen_policy is AUTO")
+
+    sends = page.locator(".mm-figures div", has_text="sends a step")
+    expect(sends).to_be_visible(timeout=120_000)  # torch is imported, by a thread
+    before = sends.inner_text()
+    policy.select_option("REPLICATE")
+    expect(sends).not_to_have_text(before, timeout=20_000)
+    shot(page, "form-light")
+
+    tab(page, "YAML")
+    yaml = page.get_by_label("YAML", exact=True)
+    write(page, "YAML", yaml.input_value().replace("steps: 60", "steps: 70").replace("REPLICATE", "KEEP"))
+    tab(page, "Command line")
+    line = page.get_by_label("Command line", exact=True)
+    expect(line).to_have_value("mmfsdp run --config tiny --train.steps 70 --fsdp.frozen-policy KEEP")
+    shot(page, "form-command-line")
+    write(page, "Command line", "mmfsdp run --config tiny --train.stpes 80")
+    expect(page.locator(".mm-text .mm-error")).to_contain_text("did you mean train.steps?")
+    write(page, "Command line", "mmfsdp run --config tiny --train.steps 80 --launch.folder '" + HOSTILE + "'")
+    expect(page.locator(".mm-error")).to_have_count(0)
+    tab(page, "YAML")
+    expect(yaml).to_have_value(re.compile("steps: 80"))
+    write(page, "YAML", "train: [")
+    expect(page.locator(".mm-text .mm-error")).to_contain_text("is not YAML")
+    tab(page, "Form")
+    expect(steps).to_have_value("80")
+    write(page, "steps", "90")
+    expect(page.locator(".mm-error")).to_have_count(0)
+    assert policy.input_value() == "SHARD"
+
+    page.get_by_role("button", name="Pin to compare").click()
+    policy.select_option("REPLICATE")
+    expect(page.locator(".mm-column")).to_have_count(2, timeout=20_000)
+    expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
+    expect(page.locator("li", has_text="held by each rank")).to_be_visible()
+    unit = page.locator(".mm-column").last.locator(".mm-unit").nth(3)
+    unit.focus()
+    expect(unit.locator(".mm-detail")).to_be_visible()
+    expect(unit).to_have_attribute("aria-label", re.compile("parameters, .* on each rank"))
+    page.locator(".mm-columns").scroll_into_view_if_needed()
+    shot(page, "plans-side-by-side")
+
+
+def test_two_forms_again_and_again_in_the_dark_on_a_narrow_page(page):
+    for _ in range(3):
+        for cell in ("form", "view", "two"):
+            run_cell(page, cell)
+    run_cell(page, "count")
+    expect(page.locator(".jp-OutputArea-output", has_text="threads")).to_have_text(re.compile("threads [01] forms 2"))
+    expect(page.locator(".mm-figures")).to_be_visible(timeout=120_000)
+    names = page.get_by_label("name", exact=True)
+    expect(names).to_have_count(2)
+    assert [names.nth(i).input_value() for i in range(2)] == ["tiny", "openflamingo-9b"], "each has its own"
+    names.first.focus()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.mm-form input')[4]") is not None
+    set_theme(page, "JupyterLab Dark")
+    shot(page, "form-dark")
+    page.set_viewport_size({"width": 640, "height": 1600})
+    page.evaluate("window.jupyterapp.shell.collapseLeft()")
+    shot(page, "form-narrow")
+    assert page.locator(".mm-form").evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth + 1)")
+    set_theme(page, "JupyterLab Light")
