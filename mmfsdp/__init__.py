@@ -30,6 +30,8 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "ModalEncoder": "models",
     "launch": "launch",
     "Run": "launch",
+    "sweep": "launch",
+    "Sweep": "launch",
 }
 
 __all__ = [*_HOME, "__version__"]

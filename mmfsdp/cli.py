@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .cli_runs import cancel, drill, list_runs, one_run
+from .cli_sweep import sweep
 from .params import ParamError, RunParams, load, preset_names
 
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
@@ -18,6 +19,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp runs   [FOLDER ...]           all runs: state, step, loss, age, where
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
   mmfsdp cancel RUN                    stop every rank of a run
+  mmfsdp sweep  [--help]               many runs over a grid of values, some at a time, and one table of results
   mmfsdp drill  RUN                    preempt a run as a cluster would, and see that it goes on
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
@@ -230,6 +232,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch,
     "runs": list_runs,
     "watch": watch,
+    "sweep": sweep,
     "cancel": cancel,
     "drill": drill,
     "resume": resume,

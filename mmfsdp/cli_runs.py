@@ -16,6 +16,13 @@ def one_run(argv: list[str]) -> Path:
     return path if path.exists() or len(path.parts) > 1 else named
 
 
+def is_sweep(path: Path) -> bool:
+    """Whether a folder is a sweep's."""
+    from .runs.listing import SWEEP
+
+    return (path / SWEEP).is_file()
+
+
 def list_runs(argv: list[str]) -> int:
     """All runs in the folders named, or in runs/."""
     from .runs.listing import find_runs, runs_table
@@ -31,10 +38,15 @@ def list_runs(argv: list[str]) -> int:
 
 
 def cancel(argv: list[str]) -> int:
-    """Stop a run, every rank of it."""
-    from .launch import Run
+    """Stop a run, every rank of it; or a sweep, every run of it."""
+    from .launch import Run, Sweep
 
-    run = Run.open(one_run(argv))
+    path = one_run(argv)
+    if is_sweep(path):
+        Sweep(path).cancel()
+        print(Sweep(path))
+        return 0
+    run = Run.open(path)
     print(f"{run.name}: {run.cancel()}")
     return 0
 

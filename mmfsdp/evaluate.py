@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,10 +43,11 @@ def load_run(folder: Path) -> tuple[RunParams, MediaModel, Processor]:
     return params, model.eval(), processor
 
 
-def caption_held_out(folder: Path, *, since: float | None = None) -> dict[str, Any]:
+def caption_held_out(folder: Path, *, since: float | None = None, alive: Callable[[], object] = bool) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures beside it. Returns the result.
 
     `since` (unix seconds) is when the whole job began, if earlier than the launch; `seconds` counts from there.
+    `alive` is called before each batch.
 
     Keys: heldout_exact_match, unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares
     of samples whose whole text is right; captions: picture file, truth, caption and split of the first few.
@@ -59,17 +61,29 @@ def caption_held_out(folder: Path, *, since: float | None = None) -> dict[str, A
             continue
         source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
         samples = list(islice(filter(processor.takes, source), params.train.eval_samples))
-        said = captions(model, processor, samples)
+        said = captions(model, processor, samples, alive=alive)
         result[key] = exact_match(said, samples)
         rows += keep_pictures(folder, split, samples, said)
         if split == "heldout":
-            result["text_only_exact_match"] = exact_match(captions(model, processor, samples, blank=True), samples)
+            result["text_only_exact_match"] = exact_match(
+                captions(model, processor, samples, blank=True, alive=alive), samples
+            )
     result["captions"] = rows
     record = runs.RunRecord.read(folder)
     if began := since or (record and record.created):
         result["seconds"] = time.time() - began
     runs.write_json(folder / "result.json", result)
     return result
+
+
+def train_and_caption(folder: Path) -> None:
+    """Train, then caption new pictures on rank 0: what every rank of a sweep's member calls."""
+    from .train import run
+
+    run(folder)
+    if os.environ["RANK"] == "0":
+        beat = runs.Beat(folder, 0)
+        caption_held_out(folder, alive=lambda: beat("trained, captions"))
 
 
 def exact_match(said: Sequence[str], samples: Sequence[Sample]) -> float:
@@ -89,11 +103,19 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], said: Seq
 
 
 @torch.inference_mode()
-def captions(model: MediaModel, processor: Processor, samples: Sequence[Sample], *, blank: bool = False) -> list[str]:
+def captions(
+    model: MediaModel,
+    processor: Processor,
+    samples: Sequence[Sample],
+    *,
+    blank: bool = False,
+    alive: Callable[[], object] = bool,
+) -> list[str]:
     """What the model says to each sample's prompt. With `blank`, it sees empty pictures."""
     said: list[str] = []
     device = next(model.parameters()).device
     for start in range(0, len(samples), BATCH):
+        alive()
         batch = processor.prompts(samples[start : start + BATCH]).to(device)
         media = {key: torch.zeros_like(x) if blank else x for key, x in batch.media.items()}
         said += processor.decode(_new_tokens(model, batch, media))

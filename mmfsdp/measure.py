@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
+
+from .wrap import gloo
 
 _KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMeta")
 _OPS: dict[str, tuple[str, int, int]] = {
@@ -119,19 +123,32 @@ class CpuMemory:
 
 @contextmanager
 def cpu_memory() -> Iterator[CpuMemory]:
-    """Watch each allocation of CPU tensors, to the byte, and the end of those that began here. Slow: for benches."""
+    """Watch each CPU tensor's allocation, to the byte, and the end of those that began here. Slow: for benches."""
     found = CpuMemory()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield found
-    held = 0
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        if event.device_type() == torch.autograd.DeviceType.CPU:
-            if event.start_ns() < found.marked:
-                found.at_mark = held + event.nbytes()
-            held += event.nbytes()
-            if event.start_ns() >= found.marked:
-                found.peak = max(found.peak, held)
+    flag = ctypes.c_bool.in_dll(ctypes.CDLL(_c10()), "FLAGS_caffe2_report_cpu_memory_usage")
+    was, flag.value = flag.value, True  # else what gloo's threads free, last of its owners, is counted for ever
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield found
+    finally:
+        flag.value = was
+    for moment, held in _held(profiler.profiler.kineto_results.experimental_event_tree()):  # type: ignore[union-attr]
+        if moment < found.marked:
+            found.at_mark = found.peak = held
+        found.peak = max(found.peak, held)
+
+
+def _c10() -> str:
+    return next(str(path) for path in Path(torch.__file__).with_name("lib").glob("libc10.*"))
+
+
+def _held(events: list[Any]) -> list[tuple[int, int]]:
+    """(time, bytes held) after each allocation and each end of one."""
+    found, kind = [], torch._C._profiler._EventType.Allocation
+    while events:
+        found += [(e.start_time_ns, e.typed[1].total_allocated) for e in events if e.tag == kind]
+        events = [child for e in events for child in e.children]
+    return sorted(found)
 
 
 def _counting_kernels() -> torch.library.Library:
@@ -152,7 +169,7 @@ def _counting(name: str, kind: str, whole: int, group: int) -> Callable[..., Any
         nbytes = tensors.nbytes if isinstance(tensors, torch.Tensor) else sum(t.nbytes for t in tree_leaves(tensors))
         ranks = ProcessGroup.unbox(args[group]).size()
         for counter in _active:
-            counter._count(kind, nbytes, ranks)
+            counter._count(*(gloo.standing_for or (kind, nbytes)), ranks)
         return operator.redispatch(keys & below, *args, **kwargs)
 
     return kernel

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import nn
 
 from .build import build_model
@@ -28,5 +26,4 @@ def frozen_model(params: ModelParams) -> nn.Module:
 def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:
     """The plan of a model that is frozen already, and its cost per rank."""
     plan = make_plan(model, params.fsdp, world_size=params.launch.ranks)
-    micro_steps = params.train.accumulation * len(params.data.sources())  # each source has a batch of its own in each
-    return plan, estimate(plan, replace(params.train, accumulation=micro_steps))
+    return plan, estimate(plan, params.train, sources=len(params.data.sources()))

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from mmfsdp.runs import Beat, MetricsWriter, Preempted, asked, last_row, note
+from mmfsdp.params import RunParams
+from mmfsdp.runs import Beat, MetricsWriter, Preempted, asked, last_row, note, write_json
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -90,3 +91,17 @@ def makes_room(folder: Path) -> None:
             if RANK == 0:
                 note(folder, "preempted", step=step, text=f"preempted at step {step}")
             raise Preempted(step)
+
+
+def member(folder: Path) -> None:
+    """A sweep's member: 4 steps; where the learning rate is 2, rank 1 fails the first time, at step 3."""
+    rate = RunParams.from_yaml(folder / "params.yaml").train.lr
+    done = last_row(folder, RANK).get("step", 0)
+    metrics = MetricsWriter(folder, RANK)
+    for step in range(done + 1, 5):
+        metrics.write({"step": step, "time": time.time(), "loss": rate / step})
+        time.sleep(0.05 if rate < 5 else 600)
+        if rate == 2 and RANK == 1 and step == 3 and not done:
+            raise RuntimeError("a bad member")
+    if RANK == 0:
+        write_json(folder / "result.json", {"heldout_exact_match": rate / 10})

@@ -53,9 +53,9 @@ MAY_IMPORT = {
     "plots": {"params", "plan", "estimate", "runs", "style"},
     "report": {"params", "plan", "estimate", "runs", "plots", "style"},
 }
-ABOVE_ALL = {"widgets", "cli", "cli_runs", "bench"}
-LATE = {("launch", "train"), ("models", "wrap"), ("models", "export")}
-"""Imported inside a function only: the job, and two methods: Flamingo.wrap_fsdp as in OpenFlamingo, from_pretrained."""
+ABOVE_ALL = {"widgets", "cli", "cli_runs", "cli_sweep", "bench"}
+LATE = {("launch", "train"), ("evaluate", "train"), ("models", "wrap"), ("models", "export")}
+"""Inside a function only: the jobs, and two methods: Flamingo.wrap_fsdp as in OpenFlamingo, from_pretrained."""
 
 
 def rooms() -> dict[str, list[Path]]:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from .run import Run
 from .start import launch
+from .sweeps import Sweep, sweep
 
 if TYPE_CHECKING:
     from ..params import RunParams
 
-__all__ = ["Run", "launch", "sbatch_text"]
+__all__ = ["Run", "Sweep", "launch", "sbatch_text", "sweep"]
 
 
 def sbatch_text(params: "RunParams") -> str:

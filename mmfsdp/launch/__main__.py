@@ -1,8 +1,19 @@
-"""`python -m mmfsdp.launch FOLDER`: the supervisor of one run. People call `mmfsdp run` or `launch(params)`."""
+"""`python -m mmfsdp.launch FOLDER`: starts a run, and supervises it if it is local. `... FOLDER watch`, within a Slurm
+job, watches its ranks. People call `mmfsdp run` or `launch(params)`."""
 
 import sys
 from pathlib import Path
 
-from .supervisor import supervise
+from .supervisor import read_record, supervise
 
-supervise(Path(sys.argv[1]))
+folder = Path(sys.argv[1])
+if sys.argv[2:] == ["watch"]:
+    from .within import watch
+
+    watch(folder)
+elif read_record(folder).executor == "slurm":
+    from .slurm import submit
+
+    submit(folder)
+else:
+    supervise(folder)

@@ -6,11 +6,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs import PathLike, RunRecord, RunState, is_run, read_events, read_json, read_metrics, run_state
+from ..runs import (
+    PathLike,
+    RunRecord,
+    RunState,
+    Status,
+    is_run,
+    queue,
+    read_events,
+    read_json,
+    read_metrics,
+    run_state,
+    write_json,
+)
+from ..runs.slurm import ENDS
 from ..watch import read_log
 
 if TYPE_CHECKING:
     from ..params import RunParams
+
+GRACE = 2.0
+"""Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
 
 
 class Run:
@@ -59,15 +75,19 @@ class Run:
             time.sleep(0.1)
         return state
 
-    def cancel(self, *, timeout: float = 10.0) -> RunState:
+    def cancel(self, *, timeout: float | None = None) -> RunState:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.
 
         Works from any machine that sees the folder, by asking the supervisor. Raises TimeoutError if processes are
-        left after `timeout` seconds, which can only be when they are on another machine or another person's.
+        left after `timeout` seconds (unset: 10; on Slurm 30), which can only be when they are on another machine or
+        another person's.
         """
         if self.state().done:
             return self.state()
         (self.path / "cancel").touch()
+        if (record := self.record) and record.executor == "slurm":
+            return self._cancel_job(time.monotonic() + (timeout or 30))
+        timeout = timeout or 10
         until = time.monotonic() + timeout
         while not self._gone():
             record = self.record
@@ -112,6 +132,30 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """result.json; None until it is written."""
         return read_json(self.path / "result.json")
+
+    def _cancel_job(self, until: float) -> RunState:
+        """By scancel where there is one; else the job itself notices, once it runs."""
+        from .slurm import stop_job
+
+        kill_at, complaint, number = float("inf"), "", None
+        while not self.state().done:
+            if number is None and (number := self.job):  # a submission that goes on stops the job itself
+                complaint, kill_at = stop_job(number), time.monotonic() + GRACE
+            elif number and time.monotonic() > kill_at:
+                complaint, kill_at = stop_job(number, kill=True), float("inf")
+            if number and queue.ask_now(number) in ENDS:
+                verdict = {"job": number, "status": Status.CANCELLED, "reason": "cancelled", "finished": time.time()}
+                write_json(self.path / "status.json", verdict)
+            if time.monotonic() > until and not self.state().done:
+                raise TimeoutError(f"{self.name} was told to stop and has not yet: {self.state()}. {complaint}")
+            time.sleep(0.2)
+        return self.state()
+
+    @property
+    def job(self) -> str | None:
+        """Its Slurm job, once it is submitted."""
+        number = (read_json(self.path / "status.json") or {}).get("job")
+        return str(number) if number and self.record and self.record.executor == "slurm" else None
 
     def _gone(self) -> bool:
         record = self.record

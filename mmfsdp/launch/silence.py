@@ -22,18 +22,22 @@ class Silence:
     """Watches the ranks of one run for signs of life."""
 
     def __init__(self, folder: Path, record: RunRecord):
-        self.folder, self.limit = folder, record.silence_s
+        self.folder, self.limit, self.ranks = folder, record.silence_s, record.ranks
         self.longest = 0.0
         self.beats: dict[int, tuple[float, str]] = {}
         self.stopped: dict[int, float] = {}
 
     def verdict(self, ranks: dict[int, psutil.Process]) -> dict[str, Any] | None:
-        """The verdict on the rank that stopped answering; None while all of them go on."""
+        """The verdict on the rank that stopped answering; None while all of them go on.
+
+        ranks: the processes that can be looked at; of the others, only what they write is known.
+        """
         for rank, process in ranks.items():
             if not self._is_stopped(process):
                 self.stopped.pop(rank, None)
             elif time.monotonic() - self.stopped.setdefault(rank, time.monotonic()) > self.limit:
                 return self._failed(rank, "it is stopped by a signal", ranks)
+        for rank in range(self.ranks):
             self._listen(rank)
         if not self.beats or time.time() - max(at for at, _ in self.beats.values()) < self._patience():
             return None  # as long as one goes on, so do the others: they meet in every step
@@ -61,7 +65,7 @@ class Silence:
 
     def _failed(self, rank: int, why: str, ranks: dict[int, psutil.Process]) -> dict[str, Any]:
         _, doing = self.beats.get(rank, (0.0, "start"))
-        if why == "it hangs":
+        if why == "it hangs" and rank in ranks:
             self._ask_for_stack(ranks[rank])
         reason = f"rank {rank} does not answer (in {doing}): {why}; the limit is launch.silence_s, {self.limit:g} s"
         return {"status": Status.FAILED, "reason": reason, "rank": rank, "traceback": last_log_lines(self.folder, rank)}
@@ -85,6 +89,6 @@ def _progress(doing: str) -> tuple[int, int]:
     """How far a rank is, by what it said last: `step 5 compute` is further than `step 5 data`."""
     what, _, rest = doing.partition(" ")
     if what != "step":
-        return (1 << 60 if what == "trained" else -1), 0
+        return (1 << 60 if what.startswith("trained") else -1), 0
     step, _, part = rest.partition(" ")
     return int(step), ("data", "compute", "save").index(part)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from submitit import SlurmExecutor
+from submitit.core.utils import FailedJobError
+
+from ..runs import RESERVE, Status, write_json
+from ..runs.slurm import END, FAILED, PREEMPTED
+from .job import run_rank
 
 if TYPE_CHECKING:
-    from ..params import RunParams
-
-END = "end"
-"""File in logs/ with the exit code of all ranks together, written on the first node."""
+    from ..params import LaunchParams, RunParams
 
 _PORT = "import random,socket as s;print(next(p for p in random.sample(range(20000,32000),999) "
 _PORT += "if s.socket().connect_ex(('127.0.0.1',p))))"
@@ -62,19 +69,31 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
         **{name: getattr(launch, name) for name in ("partition", "account", "qos", "constraint", "exclude")},
         "additional_parameters": extra,
         "stderr_to_stdout": True,
-        "srun_args": ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus}"] if cpus else [])],
+        "srun_args": ["--kill-on-bad-exit=1", "--distribution=block", *([f"--cpus-per-task={cpus}"] if cpus else [])],
         "setup": _setup(launch, logs, python),
-        "teardown": ["code=$?", f"echo $code > {shlex.quote(str(logs / END))}", "exit $code"],
+        "teardown": _teardown(logs),
     }
     executor.update_parameters(**{name: value for name, value in asked.items() if value is not None})
     return executor
 
 
-def _setup(launch: Any, logs: Path, python: str) -> list[str]:
+def _setup(launch: LaunchParams, logs: Path, python: str) -> list[str]:
     lines = [f"module load {shlex.quote(module)}" for module in launch.modules]
     lines += [shlex.join(line.split()) for line in launch.setup]
-    lines += [f"rm -f {shlex.quote(str(logs / END))}", f'export MASTER_PORT=$({python} -c "{_PORT}")']
+    lines += [shlex.join(["rm", "-f", *(str(logs / name) for name in (END, FAILED, PREEMPTED))])]
+    lines += [f'export MASTER_PORT=$({python} -c "{_PORT}")']
     return lines
+
+
+def _teardown(logs: Path) -> list[str]:
+    """Once no rank is left: back into the queue if they made room, else word of their end."""
+    made_room, cancelled = shlex.quote(str(logs / PREEMPTED)), shlex.quote(str(logs.parent / "cancel"))
+    return [
+        "code=$?",
+        f"[ -e {made_room} ] && [ ! -e {cancelled} ] && scontrol requeue $SLURM_JOB_ID && sleep 60",
+        f"echo $code > {shlex.quote(str(logs / END))}",
+        "exit $code",
+    ]
 
 
 def _option(text: str) -> tuple[str, str | bool]:
@@ -88,3 +107,73 @@ def clean_environment(environment: dict[str, str]) -> dict[str, str]:
     ranks = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     dropped = (*ranks, "CUDA_VISIBLE_DEVICES")
     return {k: v for k, v in environment.items() if k == "SLURM_CONF" or not (k.startswith(strange) or k in dropped)}
+
+
+ANSWER = 0.5
+"""Seconds in which a refusal by Slurm still reaches the caller of launch."""
+
+FIELDS = {
+    "partition": "partition", "account": "account", "qos": "qos", "feature": "constraint",
+    "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
+    "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
+    "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",
+    "node count": "nodes", "more processors": "ranks",
+}  # fmt: skip
+"""Part of what sbatch complains of, in lower case -> the field to change."""
+
+
+def check(params: RunParams) -> None:
+    """Raises ParamError with Slurm's own words for what it will refuse, if it says so within a moment."""
+    from ..params import ParamError
+
+    text = sbatch_text(params)
+    if not shutil.which("sbatch"):
+        raise ParamError("launch.executor", "slurm needs sbatch, which is not on PATH here; set it to local")
+    environment = clean_environment(dict(os.environ))
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only"], input=text, capture_output=True, text=True, env=environment, timeout=ANSWER
+        )
+    except subprocess.TimeoutExpired:
+        return  # its answer to the submission itself will be in the run's state
+    if done.returncode and "configuration is not available" not in done.stderr:  # which may be for now only
+        field, _, words = refusal(done.stderr).partition(": ")
+        raise ParamError(field, words)
+
+
+def submit(folder: Path) -> None:
+    """Submit a run from its folder. What sbatch says, good or bad, is then in status.json."""
+    from ..params import RunParams
+
+    environment = clean_environment(dict(os.environ))
+    os.environ.clear()
+    os.environ.update(environment | {"SUBMITIT_LOG_LEVEL": "CRITICAL", "PYTHONUNBUFFERED": "1"})
+    (folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
+    if (folder / "cancel").exists():
+        write_json(folder / "status.json", {"status": Status.CANCELLED, "reason": "cancelled"})
+        return
+    try:
+        job = slurm_executor(RunParams.from_yaml(folder / "params.yaml")).submit(run_rank, str(folder))
+    except (FailedJobError, ValueError) as error:
+        refused = {"status": Status.FAILED, "reason": refusal(str(error))}
+        write_json(folder / "status.json", refused | {"finished": time.time()})
+        return
+    write_json(folder / "status.json", {"status": Status.QUEUED, "job": job.job_id, "submitted": time.time()})
+    if (folder / "cancel").exists():
+        stop_job(job.job_id)
+
+
+def refusal(said: str) -> str:
+    """What Slurm said, after the field that it is about: `launch.partition: sbatch: error: invalid partition`."""
+    words = " ".join(line for line in said.splitlines() if re.match("sbatch|slurm|allocation", line)) or said.strip()
+    field = next((field for part, field in FIELDS.items() if part in words.lower()), "executor")
+    return f"launch.{field}: {words[:500]}"
+
+
+def stop_job(number: str, *, kill: bool = False) -> str:
+    """Ask Slurm to end a job; with `kill`, at once. Returns what it complains of: nothing if all is well."""
+    command = ["scancel", *(["--signal=KILL", "--full"] if kill else []), number]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30).stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)

@@ -30,13 +30,9 @@ def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
     """Start a run and return at once. Its ranks outlive the caller: interrupt, restart and death.
 
     `entry` ("module:function") is called with the run folder on every rank, the torch.distributed variables set.
-    Raises ParamError if the run's name is taken.
+    Raises ParamError if the run's name is taken, or Slurm refuses it at once; a later refusal is in its state.
     """
-    from ..params import Executor, ParamError
-
-    if params.launch.executor is Executor.SLURM:
-        raise ParamError("launch.executor", "slurm: submit what `mmfsdp launch --dry-run` prints with sbatch")
-    params.fsdp.check_machine()
+    _check(params)
     folder = make_folder(params.launch)
     return _begin(folder, params, entry)
 
@@ -51,6 +47,7 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
 
     run, checkpoints = Run.open(folder), folder / "checkpoints"
     state, record, params = run.state(), run.record, params or run.params
+    _check(params)
     if not state.done:
         raise ParamError("run", f"{folder} is {state}; cancel it before it is resumed")
     newest = complete_checkpoints(checkpoints)[-1:]
@@ -65,30 +62,35 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
         (folder / "run.json").rename(folder / "logs" / f"run-{time.time():.3f}.json")  # one of two wins
     except FileNotFoundError:
         raise ParamError("run", f"{folder} is being resumed by another process, or was never launched") from None
-    for pattern in (
-        "status.json",
-        "cancel",
-        "drill",
-        "logs/rank*",
-        "logs/*.pkl",
-    ):  # an old job's id may come round again
+    for pattern in ("status.json", "cancel", "drill", "logs/rank*", "logs/*.pkl"):  # job ids come round again
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
     return _begin(folder, params, record.entry if record else ENTRY)
 
 
+def _check(params: RunParams) -> None:
+    """Raises ParamError for what can be known to fail."""
+    if params.launch.executor.value == "local":
+        return params.fsdp.check_machine()
+    from .slurm import check
+
+    check(params)
+
+
 def _begin(folder: Path, params: RunParams, entry: str) -> Run:
-    """Start the supervisor of a folder that holds no live run."""
+    """Start the supervisor of a folder that holds no live run; on Slurm, the process that submits it."""
+    local = params.launch.executor.value == "local"
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
     supervisor = _detach(folder, identity)
     started = process_start(supervisor.pid)
     RunRecord(
-        executor="local",
+        executor=params.launch.executor.value,
         entry=entry,
         ranks=params.launch.ranks,
         steps=params.train.steps,
-        threads=params.launch.threads or max(1, _cores() // params.launch.ranks),
+        nodes=params.launch.nodes,
+        threads=params.launch.threads or (max(1, _cores() // params.launch.ranks) if local else 0),
         timeout_min=params.launch.timeout_min,
         silence_s=params.launch.silence_s,
         device=params.train.device.value,

@@ -41,7 +41,7 @@ Verdict = dict[str, Any]
 
 def supervise(folder: Path) -> None:
     """Run one run from its folder, to its end."""
-    record = _record(folder)
+    record = read_record(folder)
     watch = _Watch(folder, record)
     try:
         verdict = watch.asked_to_stop() or watch.run()
@@ -55,7 +55,7 @@ def supervise(folder: Path) -> None:
         note(folder, "failed", step=last_row(folder).get("step", 0), text=verdict["reason"])
 
 
-def _record(folder: Path) -> RunRecord:
+def read_record(folder: Path) -> RunRecord:
     """run.json, which is written once this process is known to live."""
     for _ in range(1000):
         if record := RunRecord.read(folder):

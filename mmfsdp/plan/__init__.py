@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
-from .units import ITEMSIZE, ROOT, Finding, Param, Unit, WrapPlan
+from .units import ITEMSIZE, ROOT, Finding, Moment, Param, Unit, WrapPlan
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ITEMSIZE", "ROOT", "Finding", "Param", "Unit", "WrapPlan", "describe", "make_plan", "mesh_shape"]
+__all__ = ["ITEMSIZE", "ROOT", "Finding", "Moment", "Param", "Unit", "WrapPlan", "describe", "make_plan", "mesh_shape"]
 
 
 def describe(model: nn.Module) -> WrapPlan:
@@ -33,8 +33,9 @@ def make_plan(
     backward goes are seen rather than assumed from the order in which modules were registered.
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
+    from .activity import record
     from .auto import choose
-    from .build import build_units  # here, so that reading a plan needs no torch
+    from .build import buffer_bytes, build_units  # here, so that reading a plan needs no torch
     from .group import group
     from .lint import lint
     from .ties import join_tied, split_for_fsdp1
@@ -61,7 +62,10 @@ def make_plan(
         plan = _ddp(model, plan, example) or plan
     else:
         plan = made(params.frozen_policy)
-    return replace(plan, lint=lint(model, plan, seen=seen))
+    plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
+    if example is not None and not any(f.level == "error" for f in plan.lint):
+        plan = replace(plan, moments=record(model, plan, example, vocabulary=seen.vocabulary))
+    return plan
 
 
 _POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)

@@ -42,6 +42,12 @@ def build_units(
     return tuple(with_bytes(replace(u, order=i, ends=ends.index(i)), fsdp, shard) for i, u in enumerate(units))
 
 
+def buffer_bytes(model: nn.Module, fsdp: FSDPParams) -> int:
+    """What the model's buffers take on every rank."""
+    other = fsdp.buffer_dtype.to_torch().itemsize if fsdp.buffer_dtype else 0
+    return sum(b.numel() * (other if other and b.is_floating_point() else b.itemsize) for b in model.buffers())
+
+
 def _flows(model: nn.Module, modules: tuple[str, ...], params: list[Param], fsdp: FSDPParams, seen: Trace) -> bool:
     """True if backward gathers the unit: for FSDP1, also where only a unit inside it needs that."""
     if fsdp.effective_backend is Backend.FSDP1 and params:

@@ -9,6 +9,10 @@ from .units import ITEMSIZE, Unit, WrapPlan
 def shard_bytes(plan: WrapPlan, unit: Unit) -> int:
     """Bytes of this rank's part of a unit's trainable parameters."""
     parts = plan.shard if unit.sharded else 1
+    if plan.backend is Backend.FSDP1 and unit.sharded:
+        if unit.kind == "mixed" and plan.fsdp.use_orig_params is not False:  # states of the trainable part alone
+            return unit.held_bytes * unit.trainable_numel // unit.numel
+        return 0 if unit.kind == "frozen" else unit.held_bytes
     return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable)
 
 
@@ -27,8 +31,8 @@ def gather_buffer(plan: WrapPlan, unit: Unit) -> int:
 
 def reduce_buffer(plan: WrapPlan) -> int:
     """Whole gradients of the largest unit, and the buffer that they are reduced from."""
-    return max((u.reduced_bytes + _whole_gradients(u) for u in plan.units if u.sharded), default=0)
+    return max((u.reduced_bytes + whole_gradients(u) for u in plan.units if u.sharded), default=0)
 
 
-def _whole_gradients(unit: Unit) -> int:
+def whole_gradients(unit: Unit) -> int:
     return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params if p.trainable)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ class Trace:
     """Frozen parameters (first names) that backward passes through."""
     used: dict[str, set[frozenset[str]]] = field(default_factory=dict)
     """For each parameter (first name), the modules whose forward was running, at each of its uses."""
+
+    vocabulary: int = 0
+    """Width of the logits, where the model's output has any."""
 
     def runs(self, name: str, module: nn.Module) -> bool:
         """True if hooks on the module's forward will fire."""
@@ -83,8 +87,8 @@ def registration(model: nn.Module, plain: Callable[[str], str] = str) -> Trace:
 
 def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = _fake_copy(model, mode)
-    inputs = tree_map(lambda v: _fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
+    twin = fake_copy(model, mode)
+    inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     seen = Trace(calls=Counter())
     watch = _Watch({id(p): name for name, p in twin.named_parameters()}, seen)
     clock = iter(range(10**9))
@@ -103,9 +107,11 @@ def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
         module.register_forward_hook(lambda *_, n=name: leave(n))
     try:
         with mode, watch, torch.enable_grad():
-            twin(**inputs)
+            out = twin(**inputs)
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
+    logits = getattr(out, "logits", None)
+    seen.vocabulary = logits.shape[-1] if isinstance(logits, torch.Tensor) else 0
     names = tied_names(twin)
     for first, uses in seen.used.items():
         owners = {name.rpartition(".")[0] for name in names.get(first, [first])}
@@ -114,19 +120,26 @@ def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
     return seen
 
 
-def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy whose parameters and buffers have shapes but no storage."""
+def fake_copy(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    formats: Mapping[str, torch.dtype] = MappingProxyType({}),
+    buffers: torch.dtype | None = None,
+) -> nn.Module:
+    """A copy whose parameters and buffers have shapes but no storage. formats: of parameters, by first name; and of
+    buffers, where not their own."""
     memo: dict[int, Any] = {}
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(_fake(p, mode), requires_grad=p.requires_grad)
+    for name, p in model.named_parameters():
+        memo[id(p)] = nn.Parameter(fake(p, mode, formats.get(name)), requires_grad=p.requires_grad)
     for b in model.buffers():
-        memo[id(b)] = _fake(b, mode)
+        memo[id(b)] = fake(b, mode, buffers if b.is_floating_point() else None)
     return copy.deepcopy(model, memo)
 
 
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+def fake(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of that shape without storage."""
     with mode:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
 
 
 class _Watch(TorchFunctionMode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -95,6 +95,27 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """When a wrapper acts in a micro-step, and the bytes of activations and whole gradients up to then."""
+
+    event: str
+    """What happens at its end: a unit's forward begins (enter) or is over (leave), its backward begins (back) or is
+    over (after), or all of backward is (end)."""
+    unit: int
+    """The unit's order."""
+    peak: int
+    """The most that lived at a time since the moment before."""
+    bare: int
+    """The same without gradients of parameters."""
+    live: int
+    """What lives when it comes."""
+    grads: int
+    """Of it, gradients of parameters."""
+    logits: int
+    """Of the peak, what is as wide as the vocabulary."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One mistake that the lint saw, with its fix."""
 
@@ -118,6 +139,10 @@ class WrapPlan:
     lint: tuple[Finding, ...] = ()
     why: str = ""
     """What AUTO chose, and why."""
+    buffer_bytes: int = 0
+    """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
+    moments: tuple[Moment, ...] = ()
+    """One micro-step of the example that the plan was made with; empty without one."""
 
     @property
     def backend(self) -> Backend:
@@ -148,7 +173,8 @@ class WrapPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values."""
-        return plain(asdict(self))
+        moments = [list(astuple(m)) for m in self.moments]  # short, since they are many
+        return plain(asdict(replace(self, moments=()))) | {"moments": moments}
 
     def to_json(self) -> str:
         """The plan as JSON."""
@@ -159,7 +185,10 @@ class WrapPlan:
         """The inverse of `to_dict`."""
         units = tuple(_unit(u) for u in values["units"])
         lint = tuple(Finding(**f) for f in values["lint"])
-        return cls(**{**values, "fsdp": build(FSDPParams, values["fsdp"]), "units": units, "lint": lint})
+        moments = tuple(Moment(*m) for m in values.get("moments", ()))
+        return cls(
+            **{**values, "fsdp": build(FSDPParams, values["fsdp"]), "units": units, "lint": lint, "moments": moments}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> WrapPlan:

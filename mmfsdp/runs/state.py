@@ -87,18 +87,18 @@ class RunRecord:
     """run.json: who runs this, and where."""
 
     executor: str
-    """What starts the ranks: local."""
+    """What starts the ranks: local, slurm."""
     entry: str
     """The function that every rank calls with the run folder, as module:function."""
     ranks: int
     steps: int
     threads: int
-    """CPU threads per rank."""
+    """CPU threads per rank; 0 for all that Slurm gives it."""
     timeout_min: int
     device: str
     host: str
     pid: int
-    """The supervisor, which leads the session of all processes of the run."""
+    """The supervisor, which leads the session of all processes of the run; on Slurm, the process that submits."""
     start: float
     """When that process started, unix seconds."""
     identity: str
@@ -110,6 +110,7 @@ class RunRecord:
     """Git commit of the folder that it was launched from; empty outside of git."""
     silence_s: float = 60.0
     """Seconds without a sign of life from a rank after which it is taken to hang."""
+    nodes: int = 1
 
     def write(self, folder: Path) -> None:
         """Write run.json."""
@@ -171,8 +172,12 @@ def _verdict(folder: Path, record: RunRecord | None, *, stepped: bool) -> dict[s
         if age is not None and age < BIRTH:
             return {"status": Status.QUEUED, "reason": "being launched"}
         return {"status": Status.LOST, "reason": "it has no whole run.json: its launch was cut short"}
+    if record.executor == "slurm":
+        from .slurm import slurm_verdict
+
+        return slurm_verdict(folder, record, stepped=stepped)
     supervised = not record.here or record.supervised()
-    values = _written(folder)  # after the look at the supervisor, which writes before it ends
+    values = written(folder)  # after the look at the supervisor, which writes before it ends
     if values["status"].done:
         return values
     if values["status"] is Status.STARTING and stepped:
@@ -209,7 +214,7 @@ def _orphaned(folder: Path, record: RunRecord, values: dict[str, Any]) -> dict[s
     }
 
 
-def _written(folder: Path) -> dict[str, Any]:
+def written(folder: Path) -> dict[str, Any]:
     values = read_json(folder / "status.json") or {}
     try:
         return values | {"status": Status(values.get("status", "QUEUED"))}

@@ -30,6 +30,7 @@ def run(folder: Path) -> None:
     """
     quiet()
     params = RunParams.from_yaml(folder / "params.yaml")
+    params.fsdp.check_machine()
     if GENERATED in (params.model.vision.weights, params.model.language.weights):
         from ..pretrain import ensure_backbones
 

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..params import Backend, FSDPParams
 from ..plan import WrapPlan, make_plan
+from ..plan.checkpointing import checkpoint_activations
 from ..plan.lint import lint
-from .checkpointing import checkpoint_activations
 from .compiling import compile_units
 from .ddp import wrap_ddp
 from .fsdp1 import wrap_fsdp1

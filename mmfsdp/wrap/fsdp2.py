@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ..params import BackwardPrefetch
 from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
+from .gloo import reduce_by_parts
 from .replicated import replicated_params, serve_replicated
 
 FORWARD_METHODS = ("generate",)
@@ -43,6 +44,7 @@ def wrap_fsdp2(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: 
             offload_policy=offload,
             ignored_params=whole,
         )
+        reduce_by_parts(_module(model, unit), mesh)
     _order_gathers(model, plan, sharded)
     for name in FORWARD_METHODS:
         if hasattr(model, name):

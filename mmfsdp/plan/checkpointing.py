@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..params import ParamError
-from ..plan import WrapPlan
+from .units import WrapPlan
 
 FEW = 3
 """Units that a layer may hold inside (adapters, say) and still be one layer."""

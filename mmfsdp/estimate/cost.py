@@ -10,10 +10,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .params import Backend, TrainParams
-from .plan import Unit, WrapPlan
-from .plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
-from .plan.table import size
+from ..params import Backend, Device, TrainParams
+from ..plan import Unit, WrapPlan
+from ..plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
+from ..plan.table import size
+from .peak import Peak, peak_of
 
 CONTROL_CALLS = 2
 CONTROL_BYTES = 40
@@ -26,6 +27,8 @@ class Memory:
 
     parameters: int
     """Parameters at rest."""
+    module_buffers: int
+    """The model's own buffers."""
     gathered: int
     """Most that gathered units take beyond that, at one time."""
     gradients: int
@@ -38,7 +41,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Their sum: activations come on top."""
-        return self.parameters + self.gathered + self.gradients + self.optimizer + self.buffers
+        return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,23 @@ class Estimate:
 
     memory: Memory
     wire: tuple[Wire, ...]
+    peak: Peak | None = None
+    """When a step holds most, activations included; None for a plan made without an example."""
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes between two steps: parameters, the model's buffers, optimizer states."""
+        return self.memory.parameters + self.memory.module_buffers + self.memory.optimizer
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that a rank holds in a step."""
+        return self.peak.bytes if self.peak else None
+
+    @property
+    def peak_when(self) -> str:
+        """When that is."""
+        return self.peak.when if self.peak else ""
 
     @property
     def memory_bytes(self) -> int:
@@ -75,8 +95,10 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, totals included."""
-        totals = {"memory_bytes": self.memory_bytes, "wire_bytes": self.wire_bytes}
-        return totals | {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
+        totals: dict[str, Any] = {"memory_bytes": self.memory_bytes, "wire_bytes": self.wire_bytes}
+        totals |= {"peak_bytes": self.peak_bytes, "peak_when": self.peak_when}
+        parts = {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
+        return totals | parts | {"peak": asdict(self.peak) if self.peak else None}
 
     def to_json(self) -> str:
         """The estimate as JSON."""
@@ -91,16 +113,29 @@ class Estimate:
         return "\n".join(lines)
 
 
-def estimate(plan: WrapPlan, train: TrainParams | None = None) -> Estimate:
-    """What each rank will hold and send in one optimizer step of `train.accumulation` micro-steps."""
+def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Estimate:
+    """What each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
+
+    sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
+    """
     train = train or TrainParams()
-    return Estimate(memory=_memory(plan), wire=tuple(w for w in _wire(plan, train.accumulation) if w.count))
+    micro_steps = train.accumulation * sources
+    wire = tuple(w for w in _wire(plan, micro_steps, sources) if w.count)
+    return Estimate(memory=_memory(plan), wire=wire, peak=_peak(plan, train, micro_steps) if plan.moments else None)
+
+
+def _peak(plan: WrapPlan, train: TrainParams, micro_steps: int) -> Peak:
+    memory = _memory(plan)
+    buckets = memory.gradients if plan.backend is Backend.DDP else 0
+    fixed = Peak("", memory.parameters, memory.module_buffers, memory.optimizer, buckets)
+    return peak_of(plan, fixed, micro_steps=micro_steps, gloo=train.device is Device.CPU)
 
 
 def _memory(plan: WrapPlan) -> Memory:
     trained = sum(shard_bytes(plan, u) for u in plan.units)
     return Memory(
         parameters=sum(u.held_bytes for u in plan.units),
+        module_buffers=plan.buffer_bytes,
         gathered=gathered_peak(plan),
         gradients=trained,
         optimizer=2 * trained,
@@ -108,7 +143,7 @@ def _memory(plan: WrapPlan) -> Memory:
     )
 
 
-def _wire(plan: WrapPlan, micro_steps: int) -> list[Wire]:
+def _wire(plan: WrapPlan, micro_steps: int, sources: int) -> list[Wire]:
     forward = sum(_gathers(u, u.gathers_forward, micro_steps) for u in plan.units)
     backward = sum(_gathers(u, u.gathers_backward, micro_steps) for u in plan.units)
     sharded = [u for u in plan.units if u.sharded]
@@ -146,73 +181,3 @@ def _ring(kind: str, phase: str, count: int, nbytes: int, ranks: int) -> Wire:
     sent = nbytes * (ranks - 1) // ranks * (2 if kind == "all-reduce" else 1)
     alone = ranks == 1 or not count
     return Wire(kind, phase, 0 if alone else count, 0 if alone else nbytes, 0 if alone else sent)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What ranks compute on and talk over; peak figures of data sheets, or measured ones."""
-
-    flops: float
-    """Per second and rank, in the compute format."""
-    memory: float
-    """Bytes per second and rank, to and from its memory."""
-    bandwidth: float
-    """Bytes per second that a rank sends."""
-    latency: float = 2e-5
-    """Seconds before a collective begins to move anything."""
-    efficiency: float = 0.4
-    """Share of `flops` that dense layers reach."""
-
-
-MACHINES = {
-    "h100-nvlink": Machine(989e12, 3.35e12, 450e9),
-    "h100-infiniband": Machine(989e12, 3.35e12, 50e9, 3e-5),
-    "a100-nvlink": Machine(312e12, 2.0e12, 300e9),
-    "a100-ethernet": Machine(312e12, 2.0e12, 3.1e9, 1e-4),
-    "rtx4090-pcie": Machine(165e12, 1.0e12, 25e9, 3e-5),
-    "laptop": Machine(2e11, 4e10, 4e9, 1e-4),
-}
-"""GPUs (bf16) and networks by name: NVLink within a node, a 400 Gb/s InfiniBand card per GPU, 25 Gb/s Ethernet."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one optimizer step."""
-
-    compute: float
-    memory: float
-    """To read the weights, as often as they are computed with."""
-    network: float
-    overlapped: float
-    """If gathers and reductions run beside compute, but for the first unit's gather and the last one's reduction."""
-
-    @property
-    def serial(self) -> float:
-        """If nothing runs beside anything."""
-        return max(self.compute, self.memory) + self.network
-
-    @property
-    def bound(self) -> str:
-        """What holds the step: compute, memory or network."""
-        return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
-
-
-def step_time(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int) -> Times:
-    """How long an optimizer step takes: 2 operations per parameter and token in forward, as many in a backward that
-    passes through, and as many again for gradients of weights (Kaplan et al. 2020).
-
-    tokens: of a micro-step on one rank. machine: one of MACHINES, or its figures. Raises ValueError for other names.
-    """
-    if isinstance(machine, str):
-        if machine not in MACHINES:
-            raise ValueError(f"machine: {machine!r} is not one of {', '.join(MACHINES)}; or give a Machine")
-        machine = MACHINES[machine]
-    train = train or TrainParams()
-    cost = estimate(plan, train)
-    passes = sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
-    compute = 2 * passes * tokens * train.accumulation / (machine.flops * machine.efficiency)
-    memory = sum(u.gathered_bytes * (1 + u.grad_flow) for u in plan.units) * train.accumulation / machine.memory
-    network = cost.wire_bytes / machine.bandwidth + sum(w.count for w in cost.wire) * machine.latency
-    moved = [u for u in plan.units if u.sharded and u.params]
-    alone = max((u.gathered_bytes + u.reduced_bytes for u in moved[:1]), default=0) / machine.bandwidth
-    return Times(compute, memory, network, max(compute, memory, network) + min(alone, network))

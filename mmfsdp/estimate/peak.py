@@ -1,0 +1,277 @@
+"""The peak of a training step: the plan's moments played through, with what its wrapper allocates at each.
+
+As torch's wrappers do. FSDP2 gathers into a flat buffer and copies out of it, keeps that buffer until the next unit's
+is copied out (in forward), and the input of one reduction until the next. FSDP1 gathers in place and makes one flat
+gradient of a unit's. DDP has all gradients in buckets, always.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from ..params import Backend, BackwardPrefetch
+from ..plan import ITEMSIZE, Unit, WrapPlan
+from ..plan.cost import shard_bytes, whole_gradients
+
+_HELD = ("parameters", "module_buffers", "optimizer", "gathered", "gradients", "buffers", "activations")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a rank holds in a step, and what that is made of; bytes."""
+
+    when: str
+    """forward of, backward of, or reduction of a unit."""
+    parameters: int
+    """At rest."""
+    module_buffers: int
+    """The model's own buffers."""
+    optimizer: int
+    gradients: int
+    """Reduced ones, and whole ones that wait for the last micro-step."""
+    gathered: int = 0
+    """Units gathered then."""
+    buffers: int = 0
+    """What gathers and reductions pass through."""
+    activations: int = 0
+    """With the batch, and gradients of the unit at work."""
+    logits: int = 0
+    """Of these, what is as wide as the vocabulary: logits, their copies and gradients."""
+
+    @property
+    def bytes(self) -> int:
+        """Their sum."""
+        return sum(getattr(self, name) for name in _HELD)
+
+
+def peak_of(plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = False) -> Peak:
+    """The peak of a step whose optimizer states are there already.
+
+    fixed: what is held all the time. gloo: ranks on CPUs, where collectives pass through buffers of their own.
+    """
+    play = _PLAYS[plan.backend](plan, fixed, gloo)
+    for i in sorted({0, min(1, micro_steps - 1), micro_steps - 1}):  # those between are alike
+        play.micro_step(first=i == 0, last=i == micro_steps - 1)
+    return play.worst
+
+
+class _Play:
+    """What a rank holds while the moments of its micro-steps pass."""
+
+    def __init__(self, plan: WrapPlan, fixed: Peak, gloo: bool):
+        self.plan, self.worst, self.gloo = plan, fixed, gloo
+        self.now = fixed
+        self.units = {u.order: u for u in plan.units if u.sharded and u.params}
+        self.gathered: set[int] = set()
+        self.flat: dict[int, int] = {}
+        """Gathers that wait to be copied out."""
+        self.kept = self.reducing = self.reduced = 0
+        """The flat buffer of the last unit copied out; the last reduction's input; gradients reduced so far."""
+        self.whole: dict[int, int] = {}
+        """Gradients that wait for the last micro-step."""
+        self.gathers: Counter[tuple[str, int]] = Counter()
+        self.forward, self.at = True, ""
+        self.order: list[int] = []
+
+    def micro_step(self, *, first: bool, last: bool) -> None:
+        """All moments once. first: no gradients are there yet. last: they are reduced."""
+        self.first, self.last, self.forward, self.order = first, last, True, []
+        running: list[int] = []
+        for moment in self.plan.moments:
+            if moment.event in ("back", "after", "end"):
+                self.forward = False
+            unit = self.units.get(moment.unit)
+            self.at = self._where(running[-1] if running else 0)
+            new = first or not self.whole
+            self.see(moment.peak if new else moment.bare, logits=moment.logits)
+            live = moment.live if new else moment.live - moment.grads
+            self.at = self._where(moment.unit)
+            if unit or moment.unit == 0:
+                getattr(self, moment.event)(unit, live)
+            if moment.event in ("enter", "back"):
+                running.append(moment.unit)
+            elif moment.unit in running:
+                running.remove(moment.unit)
+
+    def _where(self, unit: int) -> str:
+        return f"{'forward' if self.forward else 'backward'} of {self.plan.units[unit].name}"
+
+    def see(self, activations: int, *, logits: int = 0, passing: int = 0) -> None:
+        """Compare what is held now, with so many activations and so much that only passes, to the most so far."""
+        now = replace(
+            self.now,
+            when=self.at,
+            gathered=sum(self.units[i].gathered_bytes for i in self.gathered),
+            gradients=self.now.gradients + self.reduced + sum(self.whole.values()),
+            buffers=self.kept + self.reducing + sum(self.flat.values()) + passing,
+            activations=activations,
+            logits=logits,
+        )
+        if now.bytes > self.worst.bytes:
+            self.worst = now
+
+    def enter(self, unit: Unit | None, live: int) -> None:
+        """A unit's forward begins."""
+
+    def leave(self, unit: Unit | None, live: int) -> None:
+        """It is over."""
+
+    def back(self, unit: Unit | None, live: int) -> None:
+        """The gradient of what it gave is there."""
+
+    def after(self, unit: Unit | None, live: int) -> None:
+        """The gradients of its parameters and of what it was given are there."""
+
+    def end(self, unit: Unit | None, live: int) -> None:
+        """Backward is over."""
+
+
+class _Fsdp2(_Play):
+    def enter(self, unit: Unit | None, live: int) -> None:
+        if unit is None:
+            return
+        self._gather(unit, live)
+        self._copy_out(unit, live)
+        later = [order for order in self.units if order > unit.order]
+        if self.plan.fsdp.forward_prefetch and later and self.forward:
+            self._gather(self.units[min(later)], live)
+
+    def leave(self, unit: Unit | None, live: int) -> None:
+        if not self.forward:  # recomputed: it stays for its backward
+            return
+        if unit is None:
+            self.kept = 0
+            return
+        self.order.append(unit.order)
+        if unit.reshard_after_forward and (self.last or not unit.hold):
+            self.gathered.discard(unit.order)
+        if unit.order == 0:
+            self.kept = 0
+
+    def back(self, unit: Unit | None, live: int) -> None:
+        if unit is None:
+            return
+        if unit.grad_flow:
+            self._gather(unit, live)
+            self._copy_out(unit, live)
+        if self.plan.fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH and unit.order in self.order:
+            before = self.order.index(unit.order) - 1
+            if before >= 0 and (ahead := self.units[self.order[before]]).grad_flow:
+                self._gather(ahead, live)
+
+    def after(self, unit: Unit | None, live: int) -> None:
+        if unit is None:
+            return
+        if self.last or not unit.hold:
+            self.gathered.discard(unit.order)
+        if not unit.trainable_numel:
+            return
+        if not self.last:  # accumulated in the format of reduction
+            self.whole[unit.order] = unit.reduced_bytes
+            return
+        mine = self.whole.pop(unit.order, 0)
+        self.reducing = unit.reduced_bytes
+        self.see(live, passing=mine)
+        left = live if mine else live - whole_gradients(unit)
+        self.reduced += shard_bytes(self.plan, unit)
+        got = unit.reduced_bytes - unit.reduced_bytes // self.plan.shard  # by parts, see wrap.gloo
+        self.see(left, passing=got * self.gloo)
+
+    def end(self, unit: Unit | None, live: int) -> None:
+        self.reducing = self.kept = 0
+        self.flat.clear()
+        self.gathered = {i for i in self.gathered if self.units[i].hold and not self.last}
+
+    def _gather(self, unit: Unit, live: int) -> None:
+        if unit.order in self.gathered or unit.order in self.flat:
+            return
+        self.gathers["forward" if self.forward else "backward", unit.order] += 1
+        self.flat[unit.order] = unit.gathered_bytes if self.plan.shard > 1 else 0
+        cast = unit.gathered_bytes // self.plan.shard if unit.compute_dtype else 0
+        self.see(live, passing=cast + unit.gathered_bytes * self.gloo)
+
+    def _copy_out(self, unit: Unit, live: int) -> None:
+        if unit.order in self.gathered:
+            return
+        flat = self.flat[unit.order]
+        self.kept = 0
+        self.gathered.add(unit.order)
+        self.see(live)
+        del self.flat[unit.order]
+        self.kept = flat if self.forward else 0
+
+
+class _Fsdp1(_Play):
+    def enter(self, unit: Unit | None, live: int) -> None:
+        if unit is None:
+            return
+        self._gather(unit, live)
+        later = [order for order in self.units if order > unit.order]
+        if self.plan.fsdp.forward_prefetch and later and self.forward:
+            self._gather(self.units[min(later)], live)
+
+    def leave(self, unit: Unit | None, live: int) -> None:
+        if unit is None:
+            return
+        if self.forward:
+            self.order.append(unit.order)
+        if unit.reshard_after_forward:
+            self.gathered.discard(unit.order)
+
+    def back(self, unit: Unit | None, live: int) -> None:
+        if unit is not None:
+            self._gather(unit, live)
+            if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+                self._ahead(unit, live)
+
+    def after(self, unit: Unit | None, live: int) -> None:
+        if unit is None:
+            return
+        if unit.kind == "frozen":
+            self._free(unit)
+            return
+        flat = sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params)
+        frozen = flat - whole_gradients(unit)  # zeros stand for gradients of what is frozen
+        mine = self.whole.pop(unit.order, 0)
+        self.see(live, passing=mine + flat + frozen)
+        left = live if mine else live - whole_gradients(unit)
+        if not self.last:
+            self.whole[unit.order] = flat
+            self.see(left, passing=flat if mine else 0)
+            self._free(unit)
+            return
+        self._free(unit)
+        if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+            self._ahead(unit, left + flat)
+        cast = unit.reduced_bytes if unit.reduced_bytes != flat else 0
+        self.reduced += shard_bytes(self.plan, unit)
+        self.see(left, passing=flat + cast + unit.reduced_bytes * self.gloo)
+
+    def end(self, unit: Unit | None, live: int) -> None:
+        self.gathered = {i for i in self.gathered if self.units[i].hold and not self.last}
+
+    def _gather(self, unit: Unit, live: int) -> None:
+        if unit.order in self.gathered:
+            return
+        self.gathers["forward" if self.forward else "backward", unit.order] += 1
+        self.gathered.add(unit.order)
+        cast = unit.gathered_bytes // self.plan.shard if unit.compute_dtype else 0
+        self.see(live, passing=cast + unit.gathered_bytes * self.gloo)
+
+    def _free(self, unit: Unit) -> None:
+        if self.last or not unit.hold:
+            self.gathered.discard(unit.order)
+
+    def _ahead(self, unit: Unit, live: int) -> None:
+        """Gather what backward comes to next, unless it never does."""
+        place = self.order.index(unit.order) - 1 if unit.order in self.order else -1
+        if place >= 0 and (ahead := self.units[self.order[place]]).grad_flow:
+            self._gather(ahead, live)
+
+
+class _Ddp(_Play):
+    """Whole gradients are in buckets, which count as `fixed`."""
+
+
+_PLAYS = {Backend.FSDP2: _Fsdp2, Backend.FSDP1: _Fsdp1, Backend.DDP: _Ddp}

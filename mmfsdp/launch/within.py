@@ -1,0 +1,62 @@
+"""Within a Slurm job: a process beside rank 0 that ends the job when a rank stops answering or the run is cancelled.
+
+Slurm itself sees ranks that die, nodes that fail and time that is up; not a rank that hangs. It needs no command of
+Slurm's, which a container may lack: the end of rank 0 is the end of all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from ..runs import RESERVE, RunRecord, Status, read_json, write_json
+from ..runs.state import last_log_lines, rank_word
+from .silence import DUMP, Silence
+
+
+def start(folder: Path) -> None:
+    """Called by rank 0. The process ends when rank 0 does."""
+    subprocess.Popen([sys.executable, "-m", "mmfsdp.launch", str(folder), "watch"], stdin=subprocess.DEVNULL)
+
+
+def watch(folder: Path) -> None:
+    """Watch the ranks of the run whose rank 0 has started this process."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):  # Slurm sends them to every process of the job
+        signal.signal(number, signal.SIG_IGN)
+    record, rank0 = RunRecord.read(folder), psutil.Process(os.getppid())
+    assert record, folder
+    silence, since = Silence(folder, record), time.time()
+    while rank0.is_running() and os.getppid() == rank0.pid:
+        if (folder / "cancel").exists():
+            return rank0.kill()
+        if verdict := silence.verdict(_seen_from_here(folder, record, rank0, since)):
+            return _end(folder, verdict, rank0)
+        time.sleep(min(1.0, record.silence_s / 10))
+
+
+def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, since: float) -> dict[int, psutil.Process]:
+    """Ranks on this node, as they themselves have said."""
+    found = {0: rank0}
+    for rank in range(1, record.ranks // record.nodes):
+        word = rank_word(folder, rank)
+        if word.get("time", 0) > since - 60 and word.get("state") == "running" and psutil.pid_exists(word["pid"]):
+            found[rank] = psutil.Process(word["pid"])
+    return found
+
+
+def _end(folder: Path, verdict: dict, rank0: psutil.Process) -> None:
+    if shutil.which("scancel"):  # stacks of ranks on other nodes, too
+        subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], capture_output=True, timeout=30)
+        time.sleep(DUMP)
+        verdict["traceback"] = last_log_lines(folder, verdict["rank"])
+    (folder / "logs" / RESERVE).unlink(missing_ok=True)
+    said = read_json(folder / "status.json") or {}
+    write_json(folder / "status.json", said | verdict | {"status": Status.FAILED, "finished": time.time()})
+    rank0.send_signal(signal.SIGKILL)

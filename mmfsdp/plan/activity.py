@@ -1,0 +1,244 @@
+"""What a step keeps beside parameters: activations and whole gradients, moment by moment, from a run on fake tensors.
+
+Forward and backward really run, with autograd, checkpointing and the formats of the plan, but no tensor has storage:
+what is counted is when each storage would have been made and let go.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..params import Backend
+from .checkpointing import checkpoint_activations
+from .trace import fake, fake_copy
+from .units import Moment, Unit, WrapPlan
+
+
+def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any], *, vocabulary: int = 0) -> tuple[Moment, ...]:
+    """The moments of one micro-step at which units gather, free or reduce, and what lives between them.
+
+    example: keyword arguments of a forward. vocabulary: width of the logits, to tell them from other activations.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    buffers = plan.fsdp.buffer_dtype
+    twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
+    inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
+    checkpoint_activations(twin, plan)
+    film = _Film(plan, twin, vocabulary)
+    given = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    film.known = {t.untyped_storage()._cdata for t in [*twin.parameters(), *twin.buffers(), *given]}
+    film.live = film.peak = film.bare = sum(t.untyped_storage().nbytes() for t in given)
+    autocast = plan.backend is Backend.DDP and plan.fsdp.mixed_precision
+    with mode, film:
+        with torch.autocast("cpu", dtype=autocast.to_torch()) if autocast else nullcontext():
+            out = twin(**inputs)
+        loss = _loss(out)
+        del out, inputs, given
+        if loss is not None:
+            loss.backward()
+        film.end()
+    return tuple(film.moments)
+
+
+def _formats(plan: WrapPlan) -> dict[str, torch.dtype]:
+    """What each parameter (first name) is computed with, as gathered."""
+    found = {}
+    for unit in plan.units:
+        for p in unit.params:
+            floats = p.dtype.startswith(("float", "bfloat"))
+            gathered = unit.compute_dtype if unit.compute_dtype and plan.backend is not Backend.DDP else p.dtype
+            found[p.name] = getattr(torch, gathered if floats else p.dtype)
+    return found
+
+
+def _loss(out: Any) -> torch.Tensor | None:
+    """The model's own loss as a training step takes it, else the sum of what it gives."""
+    loss = getattr(out, "loss", None)
+    if loss is None:
+        given = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+        return sum((t.sum() for t in given), start=torch.zeros(())) if given else None
+    return loss.float() * torch.ones(()) if loss.requires_grad else None
+
+
+class _Film(TorchDispatchMode):
+    """Counts storages as they come and go, and takes note at the moments that matter to a wrapper."""
+
+    def __init__(self, plan: WrapPlan, twin: nn.Module, vocabulary: int):
+        super().__init__()
+        self.plan, self.vocabulary = plan, vocabulary
+        self.moments: list[Moment] = []
+        self.known: set[int] = set()
+        self.live = self.peak = self.bare = self.grads = self.logits = self.logits_then = 0
+        self._units = [u for u in plan.units if u.sharded]
+        self._missing: dict[int, set[str]] = {}
+        self._entered: list[Unit] = []
+        self._after: set[int] = set()
+        self._backing: set[int] = set()
+        self._params = {u.order: [twin.get_parameter(p.name) for p in u.params if p.trainable] for u in plan.units}
+        self._waiting: dict[int, int] = {}
+        for unit in plan.units:
+            self._watch(unit, twin)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+            if isinstance(t, torch.Tensor):
+                self._made(t)
+        return out
+
+    def _made(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        if key in self.known:
+            return
+        nbytes = storage.nbytes()
+        logits = nbytes if self.vocabulary and t.ndim > 1 and t.shape[-1] == self.vocabulary else 0
+        self.known.add(key)
+        weakref.finalize(storage, self._gone, key, nbytes, logits)
+        self.live += nbytes
+        self.logits += logits
+        self.bare = max(self.bare, self.live - self.grads)
+        if self.live > self.peak:
+            self.peak, self.logits_then = self.live, self.logits
+
+    def _gone(self, key: int, nbytes: int, logits: int) -> None:
+        self.known.discard(key)
+        self.live -= nbytes
+        self.logits -= logits
+
+    def note(self, event: str, unit: int) -> None:
+        """Something happens now: what lived until it, and what lives."""
+        self.moments.append(Moment(event, unit, self.peak, self.bare, self.live, self.grads, self.logits_then))
+        self._restart()
+
+    def _restart(self) -> None:
+        self.peak, self.bare, self.logits_then = self.live, self.live - self.grads, self.logits
+
+    def end(self) -> None:
+        """Backward is over: units whose inputs needed no gradient are reduced now."""
+        for unit in self._entered:
+            self._reduced(unit)
+        self.note("end", 0)
+
+    def _watch(self, unit: Unit, twin: nn.Module) -> None:
+        ddp = self.plan.backend is Backend.DDP
+        dtype = getattr(torch, unit.compute_dtype) if unit.compute_dtype and not ddp else None
+        if not unit.sharded and not self.plan.fsdp.mixed_precision:
+            dtype = None
+        for name in unit.modules:
+            module = twin.get_submodule(name)
+            module.register_forward_pre_hook(self._enter(unit, name, dtype), with_kwargs=True, prepend=True)
+            if unit.sharded:
+                module.register_forward_hook(self._leave(unit, name))
+        for p in self._params[unit.order]:
+            p.register_post_accumulate_grad_hook(self._accumulated(unit))
+
+    def _enter(self, unit: Unit, name: str, dtype: torch.dtype | None) -> Callable:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            begins = unit.sharded and unit.order not in self._missing
+            if begins:
+                self._missing[unit.order] = set(unit.modules)
+                self.note("enter", unit.order)
+                if unit not in self._entered:
+                    self._entered.append(unit)
+                self._waiting[unit.order] = len(self._params[unit.order])
+            if dtype is not None:
+                args, kwargs = tree_map(lambda v: _cast(v, dtype), (args, kwargs))
+            if begins and torch.is_grad_enabled():
+                args, kwargs = self._before_inputs(unit, args, kwargs)
+            return args, kwargs
+
+        return hook
+
+    def _before_inputs(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+        """Have what comes after the unit's backward noted."""
+        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        places = [i for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not places:
+            return args, kwargs
+        passed = _After.apply(lambda: self._reduced(unit), *[leaves[i] for i in places])
+        for i, t in zip(places, passed, strict=True):
+            leaves[i] = t
+        return torch.utils._pytree.tree_unflatten(leaves, spec)
+
+    def _leave(self, unit: Unit, name: str) -> Callable:
+        def hook(_: nn.Module, __: Any, out: Any) -> None:
+            missing = self._missing.get(unit.order, set())
+            missing.discard(name)
+            if name and missing:
+                return
+            for other in [u for u in self._units if u.order in self._missing] if not name else [unit]:
+                del self._missing[other.order]
+                self.note("leave", other.order)
+            for t in tree_leaves(out):
+                if isinstance(t, torch.Tensor) and t.requires_grad:
+                    t.register_hook(lambda grad: self._backward(unit))
+
+        return hook
+
+    def _backward(self, unit: Unit) -> None:
+        if unit.order not in self._backing:
+            self._backing.add(unit.order)
+            self._after.discard(unit.order)
+            self.note("back", unit.order)
+
+    def _reduced(self, unit: Unit) -> None:
+        """FSDP1 reduces a trainable unit when its last gradient is there, see `_accumulated`; others are freed here."""
+        if self.plan.backend is Backend.FSDP2 or not self._params[unit.order]:
+            self._reduce(unit)
+
+    def _reduce(self, unit: Unit) -> None:
+        if unit.order in self._after:
+            return
+        self._after.add(unit.order)
+        self._backing.discard(unit.order)
+        self.note("after", unit.order)
+        self._free(self._params[unit.order])
+
+    def _accumulated(self, unit: Unit) -> Callable:
+        def hook(p: torch.Tensor) -> None:
+            assert p.grad is not None
+            self.grads += p.grad.untyped_storage().nbytes()
+            self.bare = max(self.bare, self.live - self.grads)
+            self._waiting[unit.order] = self._waiting.get(unit.order, 0) - 1
+            if not unit.sharded:  # DDP moves it into a bucket that is always there
+                self._free([p])
+            elif self.plan.backend is Backend.FSDP1 and not self._waiting[unit.order]:
+                self._reduce(unit)
+
+        return hook
+
+    def _free(self, params: Sequence[torch.Tensor]) -> None:
+        for p in params:
+            if p.grad is not None:
+                self.grads -= p.grad.untyped_storage().nbytes()
+                p.grad = None
+        self._restart()
+
+
+class _After(torch.autograd.Function):
+    """Passes tensors through; calls back once the gradients of all have been computed."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], *tensors: torch.Tensor) -> Any:
+        ctx.call = call
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.call()
+        return None, *grads
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if floats else value

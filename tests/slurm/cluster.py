@@ -1,0 +1,224 @@
+"""A real Slurm on this machine: munge, slurmctld and two slurmd nodes with four fake GPUs each, as root.
+
+Everything it makes is in one temporary folder, sockets and devices too; stopping it leaves no file and no process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+NODES = ("127.0.0.1", "127.0.0.2")
+"""Names that resolve by themselves: ranks meet at the first of them."""
+
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+StateSaveLocation={folder}/state
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdSpoolDir={folder}/spool/%n
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
+GresTypes=gpu
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SlurmctldTimeout=30
+SlurmdTimeout=10
+KillWait=5
+MessageTimeout=10
+MinJobAge=300
+NodeName=127.0.0.[1-2] NodeHostname={host} NodeAddr=127.0.0.[1-2] Port={nodes} CPUs=8 RealMemory=20000 Gres=gpu:4
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=short Nodes=ALL MaxTime=5 State=UP
+"""
+
+SQUEUE = """#!/bin/sh
+echo "$(date +%s.%N)" >> {folder}/squeue.calls
+[ ! -e {folder}/squeue.broken ] || {{ echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }}
+exec {real} "$@"
+"""
+"""The real squeue, its calls counted; out of order while a file says so."""
+
+
+class Cluster:
+    """One Slurm; `environment` reaches it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        self.daemons: dict[str, subprocess.Popen] = {}
+        self.environment = {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "TMPDIR": str(self.folder / "tmp"),
+        }
+
+    def start(self) -> None:
+        """Start it all; raises AssertionError with the daemons' last words if it does not come up."""
+        self._write_files()
+        self._run("munged", "munged", "--foreground", "--force", *self._munge())
+        until(lambda: (self.folder / "munge.socket").exists(), words=self.words)
+        self._run("slurmctld", "slurmctld", "-D")
+        until(lambda: self.ask("scontrol", "ping").returncode == 0, words=self.words)
+        for node in NODES:
+            self.start_node(node)
+        until(lambda: self.nodes() == {node: "idle" for node in NODES}, words=self.words)
+
+    def start_node(self, node: str, *, hidden: Path | None = None) -> None:
+        """Start a node's daemon; of the folder `hidden`, its jobs see nothing."""
+        command = ["slurmd", "-D", "-N", node]
+        if hidden is not None:
+            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
+        self._run(node, *command)
+
+    def stop_node(self, node: str) -> None:
+        """Kill a node's daemon and all its jobs' processes, as when the machine goes down."""
+        self.daemons.pop(node).kill()
+        for process in self.processes():
+            here = (process.info["environ"] or {}).get("SLURMD_NODENAME") == node
+            if here or any(file.path.endswith(f"slurmd.{node}.log") for file in process.open_files()):
+                _kill(process)
+
+    def stop(self) -> None:
+        """Stop it without a trace."""
+        if "slurmctld" in self.daemons:
+            self.ask("scancel", "--user=root")
+            self.ask("scancel", "--user=root", "--signal=KILL", "--full")
+            end = time.monotonic() + 3
+            while self.ask("squeue", "--noheader").stdout and time.monotonic() < end:
+                time.sleep(0.1)
+        for daemon in reversed(self.daemons.values()):
+            daemon.terminate()
+        for daemon in self.daemons.values():
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        for process in self.processes():
+            _kill(process)
+        shutil.rmtree(self.folder)
+
+    def processes(self) -> list[psutil.Process]:
+        """Living processes that belong to it: daemons, steps, ranks. Steps overwrite their environment."""
+        return [p for p in psutil.process_iter(["environ", "cmdline"]) if p.pid != os.getpid() and self._owns(p)]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        try:
+            mine = (process.info["environ"] or {}).get("SLURM_CONF") == self.environment["SLURM_CONF"]
+            return mine or any(file.path.startswith(str(self.folder)) for file in process.open_files())
+        except psutil.Error:
+            return False
+
+    def ask(self, *command: str) -> subprocess.CompletedProcess:
+        """Run one of Slurm's commands."""
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | self.environment, timeout=60)
+
+    def nodes(self) -> dict[str, str]:
+        """State of each node."""
+        rows = self.ask("sinfo", "--noheader", "--Node", "--Format=NodeList,StateLong").stdout.split()
+        return dict(zip(rows[::2], rows[1::2], strict=True))
+
+    def squeue_calls(self) -> list[float]:
+        """When squeue was called."""
+        path = self.folder / "squeue.calls"
+        return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+    def words(self) -> str:
+        """The last lines of all daemons."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+    def _write_files(self) -> None:
+        for name in ("state", "gpus", "bin", "tmp", *(f"spool/{node}" for node in NODES)):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "tmp").chmod(0o1777)
+        for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
+            os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        port, *nodes = free_ports()
+        host = socket.gethostname().split(".")[0]
+        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes))}
+        (self.folder / "slurm.conf").write_text(CONFIG.format(**values))
+        (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-2] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        (self.folder / "bin/squeue").write_text(SQUEUE.format(folder=self.folder, real=shutil.which("squeue")))
+        (self.folder / "bin/squeue").chmod(0o755)
+
+    def _munge(self) -> list[str]:
+        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "seed-file": "munge.seed"}
+        return [f"--{option}={self.folder / name}" for option, name in files.items()]
+
+    def _run(self, name: str, *command: str) -> None:
+        with open(self.folder / f"{name}.out.log", "ab") as log:
+            self.daemons[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | self.environment, start_new_session=True
+            )
+
+
+def missing() -> str | None:
+    """Why there can be no such cluster here; None if there can."""
+    programs = ("munged", "slurmctld", "slurmd", "sbatch")
+    absent = [name for name in programs if not shutil.which(name)]
+    if absent:
+        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends slurm-wlm munge"
+    return None if os.geteuid() == 0 else "only root can start slurmd"
+
+
+def until(condition: Callable, *, seconds: float = 30.0, words: Callable[[], str] = str):
+    """The first true value of a condition; AssertionError with `words` if there is none in time."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain\n{words()}"
+        time.sleep(0.05)
+    return value
+
+
+def free_ports() -> list[int]:
+    """Three free ports, one after the other: Slurm takes those of nodes as a range, too."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 3):
+        trials = [socket.socket() for _ in range(3)]
+        try:
+            for number, trial in enumerate(trials):
+                trial.bind(("127.0.0.1", first + number))
+            return list(range(first, first + 3))
+        except OSError:
+            continue
+        finally:
+            for trial in trials:
+                trial.close()
+    raise OSError("no free ports")
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,100 @@
+"""Runs on a real Slurm of two nodes: what they are given, what is seen of them, and how they end."""
+
+import re
+import stat
+import sys
+
+import pytest
+
+from mmfsdp import ParamError
+from mmfsdp.launch import sbatch_text
+from mmfsdp.launch import slurm as submission
+from mmfsdp.runs import Status, read_json
+from tests.slurm.cluster import until
+from tests.slurm.conftest import light
+
+
+def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path):
+    changes = {"launch.gpus_per_node": 2, "launch.cpus_per_task": 3, "train.device": "auto", "launch.name": "a"}
+    shown = sbatch_text(light(tmp_path, **changes))
+    runs = [submit("places", **changes), submit("places", **{"launch.name": "b"})]
+    ports = set()
+    for run in runs:
+        state = run.wait(60)
+        assert state.ok, f"{state}\n{run.logs(0)}"
+        for rank in range(4):
+            words, port = run.logs(rank).splitlines()
+            gpus, threads = ("0,1", 3) if run.name == "a" else ("", 1)
+            assert words == (
+                f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
+                f"OMP_NUM_THREADS={threads} CUDA_VISIBLE_DEVICES={gpus} node=127.0.0.{1 + rank // 2}"
+            )
+            ports.add((run.name, port))
+    assert len({name for name, _ in ports}) == len(ports) == len({port for _, port in ports}) == 2
+    (submitted,) = (runs[0].path / "logs").glob("*_submission.sh")
+    assert submitted.read_text() == shown
+    assert stat.S_IMODE(runs[0].path.stat().st_mode) == 0o700
+
+
+def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, cluster):
+    run = submit("stream")
+    until(lambda: run.state().step > 1, words=lambda: str(run.state()))
+    code = (
+        "import sys; from mmfsdp import Run; r = Run.open(sys.argv[1]); print(r.state().status, r.logs(3)); r.cancel()"
+    )
+    there = ("srun", "--nodelist=127.0.0.2", "--overlap", sys.executable, "-c", code, str(run.path))
+    done = cluster.ask(*there)
+    assert done.returncode == 0 and re.match(r"RUNNING at [\d.]+\n", done.stdout), done.stdout + done.stderr
+    assert run.state().status is Status.CANCELLED and run.wait() == run.cancel()
+    until(lambda: not [p for p in cluster.processes() if "submitit" in " ".join(p.info["cmdline"])], seconds=3)
+
+
+def test_a_waiting_run_says_why_and_is_cancelled_at_once(submit, cluster):
+    run = submit("stream", **{"launch.partition": "short", "launch.timeout_min": 30})
+    state = until(lambda: (s := run.state()).reason.count("PartitionTimeLimit") and s, words=lambda: str(run.state()))
+    assert state.status is Status.QUEUED and "look at launch.timeout_min" in state.reason
+    assert run.cancel().status is Status.CANCELLED
+
+
+ENDS = {
+    "raises": (Status.FAILED, 2, "rank 2: RuntimeError: the cause", 'raise RuntimeError("the cause")'),
+    "killed": (Status.FAILED, 2, "rank 2 on 127.0.0.2: Killed", ""),
+    "hang": (Status.FAILED, 3, "rank 3 does not answer (in step 3 compute)", "in hang_here"),
+    "fill": (Status.FAILED, 1, "rank 1: OSError: [Errno 27] File too large", "file.write"),
+}
+
+
+def test_every_end_is_told_with_its_cause(submit, cluster):
+    runs = {entry: submit(entry, **{"launch.silence_s": 2}) for entry in ENDS}
+    outside = submit("stream")
+    until(lambda: outside.state().step > 0, words=lambda: str(outside.state()))
+    cluster.ask("scancel", str(outside.job))
+    for entry, (status, rank, reason, traceback) in ENDS.items():
+        state = runs[entry].wait(60)
+        assert (state.status, state.rank) == (status, rank), f"{entry}: {state}\n{runs[entry].logs(0)}"
+        assert reason in state.reason and traceback in state.traceback, f"{entry}: {state}\n{state.traceback}"
+        assert read_json(runs[entry].path / "status.json")["status"] == "FAILED", "the folder keeps it"
+    state = outside.wait(60)
+    assert state.status is Status.CANCELLED and "from outside" in state.reason
+
+
+REFUSALS = {
+    "partition": "nope",
+    "constraint": "nope",
+    "reservation": "nope",
+    "exclude": "nope",
+    "sbatch": ("nope=1",),
+}
+
+
+def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, monkeypatch):
+    monkeypatch.setattr(submission, "ANSWER", 30)  # on a busy machine
+    for field, value in REFUSALS.items():
+        with pytest.raises(ParamError, match="[Ii]nvalid|unrecognized") as caught:
+            submit("stream", **{f"launch.{field}": value})
+        assert caught.value.field == f"launch.{field}", caught.value
+    assert list(tmp_path.iterdir()) == [], "the names stay free"
+    run = submit("stream", **{"launch.gpus_per_node": 9})  # nodes that are down would be told of in the same words
+    state = run.wait(60)
+    assert state.status is Status.FAILED
+    assert state.reason.startswith("launch.nodes, or gpus_per_node, ") and "node configuration" in state.reason

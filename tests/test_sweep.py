@@ -1,0 +1,133 @@
+"""Sweeps with real processes: checked before any starts, a few at once, one table; they outlive who started them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
+from mmfsdp.cli_sweep import _choices, _read_file
+from mmfsdp.runs import Status
+from tests.tiny_run import tiny_run
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRY = "launch_entries:member"
+GRID = {"train.lr": [1, 2, 3], "fsdp.frozen_policy": ["SHARD", "KEEP"]}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where sweeps are; whatever is left of them after the test is stopped."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "runs"
+    for path in (tmp_path / "runs").glob("*/sweep.json"):
+        Sweep.open(path.parent).cancel()
+
+
+def base(**changes) -> RunParams:
+    return RunParams().change(**{"launch.name": "sweep", "train.steps": 4, "train.warmup_steps": 0, **changes})
+
+
+STARTER = f"""
+import sys
+from mmfsdp import RunParams, sweep
+params = RunParams.from_yaml(sys.argv[1])
+print(sweep(params, grid={GRID}, at_once=2, entry={ENTRY!r}).path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_sweep_outlives_its_starter_and_its_failed_members_run_again_alone(folder, capsys):
+    base().to_yaml("base.yaml")
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, "base.yaml"], stdin=-1, stdout=-1, text=True, start_new_session=True
+    )
+    found = Sweep.open(starter.stdout.readline().strip())
+    os.killpg(starter.pid, signal.SIGKILL)
+    starter.communicate()
+    most = 0
+    while not found.done():
+        waiting = [state for state in found.states().values() if state.status is Status.QUEUED and not state.steps]
+        most = max(most, sum(run.state().done is False for run in map(Run, found.path.glob("0*/"))))
+        assert {state.reason for state in waiting} <= {"waits for its turn", "being launched"}
+        time.sleep(0.1)
+    assert most == 2, "at a time"
+    rows = found.rows()
+    assert [(row["train.lr"], row["fsdp.frozen_policy"]) for row in rows] == [
+        (lr, policy) for lr in GRID["train.lr"] for policy in GRID["fsdp.frozen_policy"]
+    ]
+    assert [row["state"] for row in rows] == ["COMPLETED"] * 2 + ["FAILED"] * 2 + ["COMPLETED"] * 2
+    assert [(row["step"], row["loss"], row["heldout"]) for row in rows if row["train.lr"] == 3] == [(4, 0.75, 0.3)] * 2
+    assert all(row["seconds"] > 0 for row in rows) and "rank 1: RuntimeError: a bad member" in rows[2]["why"]
+    assert (
+        found.run("005").params
+        == found.params("005")
+        == base(**{"train.lr": 3, "fsdp.frozen_policy": "KEEP", "launch.folder": str(found.path), "launch.name": "005"})
+    )
+    with pytest.raises(ParamError, match="'000' is not one to run again; those are 002, 003"):
+        found.again("000")
+    assert cli.main(["sweep", "sweep", "--again", "003"]) == 1, "002 is left as it was"
+    said = capsys.readouterr().out
+    assert "again: 003" in said and "train.lr  fsdp.frozen_policy  state" in said
+    assert [state.ok for state in found.states().values()] == [True, True, False, True, True, True]
+    assert found.run("003").state().step == 4
+    assert found.again() == ["002"] and all(state.ok for state in found.wait(60).values())
+    assert cli.main(["runs"]) == 0
+    assert "sweep/005" in capsys.readouterr().out
+
+
+def test_a_cancelled_sweep_stops_all_of_it_and_goes_on_when_asked(folder):
+    found = sweep(base(), overrides=[{"train.lr": lr} for lr in (9, 8, 1)], at_once=2, entry=ENTRY)
+    until = time.monotonic() + 30
+    while not all(found.states()[name].step for name in ("000", "001")):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    runs = [found.run("000"), found.run("001")]
+    assert cli.main(["cancel", str(found.path)]) == 0
+    assert {state.status for state in found.states().values()} == {Status.CANCELLED} and found.done()
+    assert not any(run.record.members() for run in runs) and not (found.path / "002").exists()
+    assert found.again("002") == ["002"]
+    assert found.wait(60)["002"].ok and found.states()["000"].status is Status.CANCELLED
+
+
+def test_no_member_starts_before_all_are_sound(folder, capsys):
+    for words, match in [
+        ({"grid": {"train.lr": [1, -1]}}, r"train.lr: -1.0 must be above 0 \(in the member train.lr=-1\)"),
+        ({"grid": {"train.rate": [1]}}, "train.rate: no such field"),
+        ({"grid": {"train.lr": []}}, "makes 0 runs"),
+        ({"overrides": [{"train.lr": 1}, {"train.lr": 1.0}]}, "two members are the same"),
+        ({"grid": {"launch.name": ["a", "b"]}}, "launch.name: is the same for all of a sweep"),
+        ({"grid": GRID, "at_once": 0}, "at_once: 0 is too few"),
+    ]:
+        with pytest.raises(ParamError, match=match):
+            sweep(base(), **words, entry=ENTRY)
+    flags = ["sweep", "--config", "tiny", "--grid", "fsdp.transformer_layer_cls=[[No],[Such]]"]
+    flags += ["--fsdp.auto-wrap-policy", "TRANSFORMER_BASED_WRAP", "--fsdp.transformer-layer-cls", "GPT2Block"]
+    assert cli.main(flags) == 2, "what only the plan knows, too"
+    assert "transformer_layer_cls" in capsys.readouterr().err
+    assert not folder.exists()
+    assert _choices("train.lr=1e-3,3e-4") == ("train.lr", ["1e-3", "3e-4"])
+    assert _choices("model.freeze=[[a, b], []]") == ("model.freeze", [["a", "b"], []])
+    wrong = {"--grid train.lr": "FIELD=VALUE", "--at-once x": "number", "--grid": "no value"}
+    for words, said in wrong.items():
+        assert cli.main(["sweep", *words.split()]) == 2 and said in capsys.readouterr().err
+    Path("s.yaml").write_text("grid: {train.lr: [1, 2]}\nat_once: 3\n")
+    assert _read_file(["s.yaml"]) == {"grid": {"train.lr": [1, 2]}, "at_once": 3}
+    Path("s.yaml").write_text("grids: {}")
+    assert cli.main(["sweep", "--file", "s.yaml"]) == 2 and "may hold grid" in capsys.readouterr().err
+
+
+def test_a_sweep_of_real_trainings_is_captioned(folder, tmp_path, capsys):
+    params = tiny_run(tmp_path, **{"train.steps": 2, "train.save_every": None, "launch.name": "real"})
+    params.to_yaml("tiny.yaml")
+    flags = ["--config", "tiny.yaml", "--grid", "train.lr=1e-2,1e-3", "--at-once", "2"]
+    assert cli.main(["sweep", *flags]) == 0, capsys.readouterr()
+    rows = Sweep.open(folder / "real").rows()
+    assert [float(row["train.lr"]) for row in rows] == [1e-2, 1e-3]
+    assert all(row["step"] == 2 and 0 <= row["heldout"] <= 1 and row["loss"] > 0 for row in rows)
+    assert rows[0]["loss"] != rows[1]["loss"]
