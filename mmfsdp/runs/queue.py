@@ -51,7 +51,10 @@ class Job:
 
 def job(number: str, *, user: int) -> Job:
     """What Slurm says of a job of that user; at most about 10 seconds old while it answers at all."""
-    path = _path(user)
+    try:
+        path = _path(user)
+    except OSError as error:
+        return Job(trouble=str(error))
     answers = read_json(path) or {}
     if number not in answers.get("jobs", {}) and number not in answers.get("past", {}):
         (path.parent / f"{path.stem}.ask-{number}").touch()

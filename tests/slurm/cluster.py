@@ -91,7 +91,10 @@ class Cluster:
         until(lambda: self.nodes() == {node: "idle" for node in NODES}, words=self.words)
 
     def start_node(self, node: str, *, hidden: Path | None = None) -> None:
-        """Start a node's daemon; of the folder `hidden`, its jobs see nothing."""
+        """Start a node's daemon, or start it anew; of the folder `hidden`, its jobs see nothing."""
+        if node in self.daemons:
+            self.daemons[node].terminate()
+            self.daemons.pop(node).wait()
         command = ["slurmd", "-D", "-N", node]
         if hidden is not None:
             command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
@@ -136,9 +139,10 @@ class Cluster:
         except psutil.Error:
             return False
 
-    def ask(self, *command: str) -> subprocess.CompletedProcess:
+    def ask(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess:
         """Run one of Slurm's commands."""
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ | self.environment, timeout=60)
+        environment = os.environ | self.environment
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
     def nodes(self) -> dict[str, str]:
         """State of each node."""

@@ -1,0 +1,39 @@
+"""Real training over the nodes of a real Slurm."""
+
+import sys
+
+import pytest
+
+from mmfsdp import launch
+from tests.slurm.conftest import ROOT
+from tests.tiny_run import tiny_run
+
+SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 10}
+HYBRID = {"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_replicate": 2, "fsdp.dp_shard": 2}
+
+LAUNCHER = """
+import sys
+from mmfsdp import RunParams, launch
+run = launch(RunParams.from_yaml(sys.argv[1]))
+print(run.wait(240), run.job)
+"""
+
+
+def test_two_nodes_train_sharded_and_hybrid_at_once_and_from_within_an_allocation(cluster, tmp_path, monkeypatch):
+    """Two runs side by side learn the same; the second is launched by a job, whose SLURM_ variables it must not see."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    params = tiny_run(tmp_path, **SLURM | {"train.steps": 3, "train.save_every": None, "data.augment": False})
+    sharded = launch(params.change(**{"launch.name": "sharded"}))
+    params.change(**{"launch.name": "hybrid"} | HYBRID).to_yaml(tmp_path / "hybrid.yaml")
+    job = ("srun", "--ntasks=1", "--cpus-per-task=1", "--gpus=1", "--mem=1G", "--time=9", "--job-name=notebook")
+    done = cluster.ask(*job, sys.executable, "-c", LAUNCHER, str(tmp_path / "hybrid.yaml"), timeout=300)
+    state, number = done.stdout.rsplit(maxsplit=1) if done.stdout else ("", "")
+    assert "COMPLETED" in state, done.stdout + done.stderr
+    told = cluster.ask("scontrol", "show", "job", number).stdout
+    assert "JobName=hybrid" in told and "NumNodes=2" in told and "NumTasks=4" in told and "gres:gpu" not in told
+    assert "MinMemoryNode=0" in told and "TimeLimit=00:10:00" in told
+    state = sharded.wait(240)
+    assert state.ok, f"{state}\n{sharded.logs(0)}"
+    curves = [[row["loss"] for row in run.metrics()] for run in (sharded, type(sharded).open(tmp_path / "runs/hybrid"))]
+    assert len(curves[0]) == 3 and curves[0] == pytest.approx(curves[1], rel=1e-4)

@@ -1,0 +1,124 @@
+"""Slurm runs in trouble: squeue out of order, many runs at once, a blind node, folders of somebody else."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmfsdp.runs import Status, queue
+from tests.slurm.cluster import NODES, until
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def drained(cluster):
+    """No node takes a job."""
+    for node in NODES:
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    yield cluster
+    for node in NODES:
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+WATCHER = """
+import sys, time
+from mmfsdp import Run
+runs, until = [Run.open(path) for path in sys.argv[2:]], time.time() + float(sys.argv[1])
+while time.time() < until:
+    states = [run.state() for run in runs]
+    time.sleep(0.3)
+print(sorted({str(state.status) for state in states}), states[-1].reason)
+"""
+
+
+def test_fifty_waiting_runs_cost_one_squeue_in_ten_seconds(submit, drained, tmp_path, monkeypatch):
+    first = submit("stream")
+    until(lambda: "job" in first.state().reason)
+    number = int(first.job)
+    for i in range(1, 50):  # as if each had been launched, without the seconds that it takes
+        folder = tmp_path / f"run{i}"
+        folder.mkdir(mode=0o700)
+        for name in ("run.json", "params.yaml"):
+            (folder / name).write_bytes((first.path / name).read_bytes())
+        (folder / "logs").mkdir()
+        said = drained.ask("sbatch", "--parsable", "--nodes=2", "--output=/dev/null", "--wrap", "true").stdout
+        (folder / "status.json").write_text(f'{{"status": "QUEUED", "job": "{said.strip()}", "submitted": 0}}')
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    assert len(paths) == 50 and int(said) >= number + 49
+    time.sleep(max(0, drained.squeue_calls()[-1] + queue.EVERY - time.time()))
+    before = len(drained.squeue_calls())
+    watchers = [
+        subprocess.Popen([sys.executable, "-c", WATCHER, "14", *paths], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for watcher in watchers:
+        words, _ = watcher.communicate(timeout=60)
+        assert words.startswith("['QUEUED'] job") and "DRAINED" in words, words
+    calls = drained.squeue_calls()[before:]
+    assert 1 <= len(calls) <= 3 and all(b - a >= queue.EVERY - 0.5 for a, b in zip(calls, calls[1:], strict=False))
+
+
+def test_squeue_may_fail_for_a_while(submit, cluster):
+    run = submit("stream")
+    until(lambda: run.state().status is Status.RUNNING, words=lambda: str(run.state()))
+    (cluster.folder / "squeue.broken").touch()
+    try:
+        state = until(lambda: (s := run.state()).reason.count("squeue: ") and s, words=lambda: str(run.state()))
+        assert state.status is Status.RUNNING and "Unable to contact slurm controller" in state.reason
+        step = state.step
+        assert until(lambda: run.state().step > step), "it is still followed"
+    finally:
+        (cluster.folder / "squeue.broken").unlink()
+    until(lambda: "squeue" not in run.state().reason)
+    assert run.cancel().status is Status.CANCELLED
+
+
+def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    for node in NODES[1], NODES[0]:
+        cluster.start_node(node, hidden=hidden)
+        until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
+        run = submit("stream", **{"launch.folder": str(hidden), "launch.name": f"without-{node}"})
+        state = run.wait(60)
+        assert state.status is Status.FAILED and "cannot see" in state.reason, f"{state}\n{run.logs(0)}"
+        assert "put launch.folder where all nodes can write" in state.reason
+    for node in NODES:
+        cluster.start_node(node)
+    until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+OPENER = """
+import os, sys
+from mmfsdp import Run
+os.setuid(65534)
+run = Run.open(sys.argv[1])
+print(run.state(), run.logs(0), run.metrics(), run.result(), run.events(), run.params.launch.name)
+"""
+
+
+def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submit, tmp_path):
+    run = submit("places")
+    assert run.wait(60).ok
+    for pickled in (run.path / "logs").glob("*.pkl"):
+        pickled.write_bytes(pickle.dumps(Bomb()))
+    (run.path / "status.json").write_text('{"status": "QUEUED", "job": "1", "submitted": 0}')
+    for folder in (run.path, *run.path.parents):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    subprocess.run(["chmod", "-R", "a+rX", run.path], check=True)
+    done = subprocess.run([sys.executable, "-c", OPENER, str(run.path)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith("COMPLETED") and "RANK=0" in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / "exploded").exists()
+    sources = [path.read_text() for room in ("launch", "runs") for path in (ROOT / "mmfsdp" / room).glob("*.py")]
+    unpickling = ("pickle.load", ".result()", ".results()", "result_pickle")
+    assert not [word for word in unpickling for source in sources if word in source]
