@@ -16,7 +16,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError
 
 from ..runs import RESERVE, Status, write_json
-from ..runs.slurm import END, FAILED, PREEMPTED
+from ..runs.slurm import END, PREEMPTED
 from .job import run_rank
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
 def _setup(launch: LaunchParams, logs: Path, python: str) -> list[str]:
     lines = [f"module load {shlex.quote(module)}" for module in launch.modules]
     lines += [shlex.join(line.split()) for line in launch.setup]
-    lines += [shlex.join(["rm", "-f", *(str(logs / name) for name in (END, FAILED, PREEMPTED))])]
+    lines += [f"rm -f {shlex.quote(str(logs))}/rank*"]  # the ranks' words of an earlier life
     lines += [f'export MASTER_PORT=$({python} -c "{_PORT}")']
     return lines
 

@@ -7,18 +7,21 @@ Slurm's, which a container may lack: the end of rank 0 is the end of all.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
+from submitit import JobEnvironment
 
 from ..runs import RESERVE, RunRecord, Status, read_json, write_json
 from ..runs.state import last_log_lines, rank_word
-from .silence import DUMP, Silence
+from .silence import DUMP, SLOW, Silence
 
 
 def start(folder: Path) -> None:
@@ -36,9 +39,27 @@ def watch(folder: Path) -> None:
     while rank0.is_running() and os.getppid() == rank0.pid:
         if (folder / "cancel").exists():
             return rank0.kill()
-        if verdict := silence.verdict(_seen_from_here(folder, record, rank0, since)):
+        if verdict := _absent(folder, record, since) or silence.verdict(_seen_from_here(folder, record, rank0, since)):
             return _end(folder, verdict, rank0)
         time.sleep(min(1.0, record.silence_s / 10))
+
+
+def _absent(folder: Path, record: RunRecord, since: float) -> dict[str, Any] | None:
+    """The verdict on ranks that never began: the others would wait for them, and srun does not end those."""
+    absent = [rank for rank in range(record.ranks) if not rank_word(folder, rank)]
+    if not absent:
+        return None
+    said = _LAUNCH.search(last_log_lines(folder, 0, size=1 << 16))
+    if not said and time.time() - since < SLOW * record.silence_s:
+        return None
+    node = JobEnvironment().hostnames[absent[0] // (record.ranks // record.nodes)]
+    reason = (
+        f"rank {absent[0]} did not begin on {node}{f' ({said[0]})' if said else ''}; if that node cannot see {folder}"
+    )
+    return {"rank": absent[0], "reason": f"{reason}, put launch.folder where all nodes can write", "traceback": ""}
+
+
+_LAUNCH = re.compile(r"^srun: error: .*launch failed.*$", re.MULTILINE)
 
 
 def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, since: float) -> dict[int, psutil.Process]:
@@ -52,7 +73,7 @@ def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, sinc
 
 
 def _end(folder: Path, verdict: dict, rank0: psutil.Process) -> None:
-    if shutil.which("scancel"):  # stacks of ranks on other nodes, too
+    if verdict["traceback"] and shutil.which("scancel"):  # stacks of ranks on other nodes, too
         subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], capture_output=True, timeout=30)
         time.sleep(DUMP)
         verdict["traceback"] = last_log_lines(folder, verdict["rank"])

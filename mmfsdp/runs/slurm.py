@@ -167,8 +167,8 @@ def _died(folder: Path, words: list[dict[str, Any]], reason: str) -> dict[str, A
     """The verdict on ranks that left no word of their end: what srun has said of them."""
     log = last_log_lines(folder, 0, size=40_000)
     blind = _BLIND.search(log)
-    if blind or (not log and "53" in reason):  # signal 53: a batch job whose output cannot be opened
-        said = f" ({blind[0]})" if blind else ""
+    if blind or (not log and re.search("LaunchFail|:53", reason)):  # the batch job's own output cannot be opened
+        said = f" ({blind[0] if blind else reason})"
         absent = [rank for rank, word in enumerate(words) if not word]
         return {
             "status": Status.FAILED,

@@ -86,7 +86,7 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
         until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
         run = submit("stream", **{"launch.folder": str(hidden), "launch.name": f"without-{node}"})
         state = run.wait(60)
-        assert state.status is Status.FAILED and "cannot see" in state.reason, f"{state}\n{run.logs(0)}"
+        assert state.status is Status.FAILED and "cannot see" in state.reason, f"{state}\n{run.logs(0)[:2000]}"
         assert "put launch.folder where all nodes can write" in state.reason
     for node in NODES:
         cluster.start_node(node)
@@ -100,6 +100,7 @@ class Bomb:
 
 OPENER = """
 import os, sys
+import mmfsdp.params, mmfsdp.runs.slurm
 from mmfsdp import Run
 os.setuid(65534)
 run = Run.open(sys.argv[1])
