@@ -16,6 +16,7 @@ KINDS = {
     "optimizer": OPTIMIZER,
     "activations": ACTIVATIONS,
     "buffers": INK,
+    "model's buffers": "#A6761D",
 }
 
 

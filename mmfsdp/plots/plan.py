@@ -12,7 +12,7 @@ from .svg import rect, svg, text, width_of
 if TYPE_CHECKING:
     from ..plan import Unit, WrapPlan
 
-WIDTH, HEIGHT, KEYS, FOOT = 920, 290, 24, 36
+WIDTH, HEIGHT, KEYS, FOOT = 920, 290, 24, 54
 
 
 def plan_picture(plan: WrapPlan, *, marked: Container[str] = (), width: float = WIDTH) -> str:
@@ -41,8 +41,8 @@ def _unit(unit: Unit, share: float, place: tuple[float, float, float, float], *,
     (x, y, dx, dy), foot = place, KEYS + HEIGHT
     policy = f", {unit.frozen_policy}" if unit.frozen_policy else ""
     facts = (
-        f"{unit.kind}{policy}, {count(unit.numel)} parameters, {size(unit.held_bytes)} on each rank, "
-        f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
+        f"{unit.kind}{policy}, {count(unit.numel)} parameters, {size(unit.held_bytes)} on each rank",
+        f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward",
     )
     top = y + KEYS
     parts = [rect(x, top, dx * share, dy, FROZEN), rect(x + dx * share, top, dx * (1 - share), dy, TRAINABLE)]
@@ -51,11 +51,11 @@ def _unit(unit: Unit, share: float, place: tuple[float, float, float, float], *,
         parts.append(text(x + 5, top + 13, names[0], size=10, color="white"))
         if dy > 34:
             parts.append(text(x + 5, top + 27, count(unit.numel), size=10, color="white"))
-    title = f"{unit.name}: {facts}" + ", differs" * marked
+    title = f"{unit.name}: {', '.join(facts)}" + ", differs" * marked
     if marked:
-        parts.append(rect(x + 4, top + 4, dx - 8, dy - 8, "none", outline="white", stroke=2, dash="7 4"))
+        parts.append(rect(x + 2, top + 2, dx - 4, dy - 4, "none", outline="white", stroke=2, dash="7 4"))
     parts.append(rect(x, top, dx, dy, "transparent", title=title, outline="white"))
-    lines = text(0, foot + 15, unit.name, size=13) + text(0, foot + 31, facts, size=13)
+    lines = "".join(text(0, foot + 15 + 17 * i, line, size=13) for i, line in enumerate((unit.name, *facts)))
     label = f'role="listitem" tabindex="0" aria-label="{escape(title)}"'
     return f'<g class="mm-unit" {label}>{"".join(parts)}<g class="mm-detail" display="none">{lines}</g></g>'
 

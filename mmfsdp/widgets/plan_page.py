@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 
 from ..estimate import MACHINES, Estimate, step_time
@@ -14,6 +14,16 @@ from ..report import findings, unit_table
 
 MEMORY = {"h100": 80, "a100": 80, "rtx4090": 24, "laptop": 16}
 """GiB by the beginning of a machine's name. A laptop's is shared by all ranks."""
+HELD = {
+    "parameters": "",
+    "gathered": "gathered",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "buffers": "buffers",
+    "module_buffers": "model's buffers",
+}
+"""What an estimate itemizes, and what the picture calls it."""
 HALF = 480
 """Pixels of pictures that stand beside each other."""
 
@@ -35,7 +45,7 @@ def page(planned: Planned, *, machine: str) -> str:
 def side_by_side(a: Planned, b: Planned, *, machine: str) -> str:
     """Two plans, what differs marked and listed."""
     marked = changed_units(a.plan, b.plan)
-    full = max(a.cost.memory_bytes, b.cost.memory_bytes)
+    full = max(one.cost.peak_bytes or one.cost.memory_bytes for one in (a, b))
     columns = "".join(
         f'<section class="mm-column"><h4 class="mm-title">{title}: {escape(_name(one))}</h4>'
         f"{_head(one, machine, full=full, width=HALF)}{plan_picture(one.plan, marked=marked, width=HALF)}"
@@ -60,7 +70,7 @@ def _head(planned: Planned, machine: str, **look: float) -> str:
     times = step_time(plan, train, machine=machine, tokens=train.batch_size * planned.params.data.max_length)
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
     shown = {
-        size(cost.memory_bytes): "each rank holds",
+        size(cost.peak_bytes or cost.memory_bytes): "each rank holds at most" if cost.peak else "each rank holds",
         size(cost.wire_bytes): "each rank sends a step",
         _seconds(times.overlapped): f"expected a step, bound by {times.bound}",
         count(trains): f"of {count(numel)} parameters train",
@@ -70,14 +80,17 @@ def _head(planned: Planned, machine: str, **look: float) -> str:
 
 
 def _memory(planned: Planned, machine: str, **look: float) -> str:
-    plan, memory = planned.plan, asdict(planned.cost.memory)
-    held = memory.pop("parameters")
+    """What a rank's memory is filled with when it is fullest, or activations apart where they are not known."""
+    plan, cost = planned.plan, planned.cost
+    held = {kind: getattr(cost.peak or cost.memory, kind, 0) for kind in HELD}
     frozen = sum(u.held_bytes for u in plan.units if u.kind == "frozen")
-    parts = {"frozen weights": frozen, "trainable weights": held - frozen, **memory}
+    parts = {"frozen weights": frozen, "trainable weights": held.pop("parameters") - frozen}
+    parts |= {HELD[kind]: nbytes for kind, nbytes in held.items()}
     capacity, where = next(gib for name, gib in MEMORY.items() if machine.startswith(name)) * 2**30, machine
     if machine == "laptop":
-        capacity, where = capacity // plan.world_size, f"laptop of {size(capacity)}"
-    return memory_bar(parts, capacity=capacity, label=f"memory of each of {plan.world_size} ranks, {where}", **look)
+        capacity, where = capacity // plan.world_size, "its share of a laptop"
+    when = f", {cost.peak_when}" if cost.peak else ", activations apart"
+    return memory_bar(parts, capacity=capacity, label=f"{where}{when}", **look)
 
 
 def _units(planned: Planned) -> str:

@@ -1,0 +1,62 @@
+"""How long a form takes to appear, and a plan to follow a choice: `mmfsdp bench form`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+
+CHOICES = (
+    ("fsdp.frozen_policy", "KEEP"),
+    ("launch.ranks", 4),
+    ("fsdp.sharding_strategy", "SHARD_GRAD_OP"),
+    ("fsdp.frozen_policy", "REPLICATE"),
+    ("fsdp.backend", "FSDP1"),
+    ("train.batch_size", 3),
+)
+"""What a person would change, one after the other."""
+_APPEARS = (
+    "import time; began = time.perf_counter(); from mmfsdp.widgets import RunForm; RunForm('tiny'); import sys;"
+    "assert 'torch' not in sys.modules; print(time.perf_counter() - began)"
+)
+
+
+def bench_form(*, presets: tuple[str, ...] = ("tiny", "openflamingo_9b"), rounds: int = 3) -> list[dict[str, Any]]:
+    """Seconds: of a fresh process from the import to a form; of the kernel for a choice; until the new plan is drawn.
+
+    presets: what is planned, one after the other. rounds: of all choices, there and back; at least 1.
+    """
+    from ..widgets import PlanView, RunForm
+
+    command = [sys.executable, "-c", _APPEARS]
+    fresh = [float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(rounds)]
+    found = [{"what": "import and a form, torch not imported", "seconds": median(fresh), "most": max(fresh)}]
+    for preset in presets:
+        form = RunForm(preset)
+        began = time.perf_counter()
+        view = PlanView(form)
+        view.wait()
+        found.append({"what": f"{preset}: the first plan", "seconds": time.perf_counter() - began, "most": None})
+        kernel, drawn = [], []
+        for name, value in [*CHOICES, *((n, form.rows[n].value) for n, _ in CHOICES)] * rounds:
+            began = time.perf_counter()
+            form.reveal(name).children[0].value = value
+            kernel.append(time.perf_counter() - began)
+            view.wait()
+            drawn.append(time.perf_counter() - began)
+        for what, seconds in ((f"{preset}: a choice, in the kernel", kernel), (f"{preset}: until it is drawn", drawn)):
+            found.append({"what": what, "seconds": median(seconds), "most": max(seconds)})
+        view.close()
+        form.close()
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """One line per figure."""
+    lines = [f"{'':<44} {'median':>9} {'most':>9}"]
+    for row in found:
+        most = f"{row['most']:>7.3f} s" if row["most"] is not None else ""
+        lines.append(f"{row['what']:<44} {row['seconds']:>7.3f} s {most:>9}")
+    return "\n".join(lines)
