@@ -46,7 +46,7 @@ def test_choose_plan_launch_watch_caption(lab):
         page.locator("button.jupyter-button", has_text="Launch").click()
         log = page.locator(".mm-log")
         expect(log).to_contain_text("step 1/60", timeout=300_000)  # the first time, backbones are pretrained
-        expect(page.locator("svg", has_text="at first")).to_be_visible()
+        expect(page.locator("svg", has_text="at first").first).to_be_visible()
         log.scroll_into_view_if_needed()
         shot(page, "running")
         expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=120_000)
