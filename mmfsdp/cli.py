@@ -28,6 +28,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
   mmfsdp bench launch [--help]         seconds until launch() returns, until its first line is seen, and lines' age
   mmfsdp bench form [--help]           seconds until the form is there, and until the plan follows a choice
+  mmfsdp bench checkpoint [--help]     what saving costs the training, while it waits and while it goes on
   mmfsdp bench parity [--help]         training on ranks beside one process, for every wrapper, strategy and policy
 
 C is a YAML file or a preset: {presets}.
@@ -207,7 +208,7 @@ def export(argv: list[str]) -> int:
     return 0
 
 
-BENCHES = {name: f"bench_{name}" for name in ("data", "form", "launch", "parity", "wrap")}
+BENCHES = {name: f"bench_{name}" for name in ("checkpoint", "data", "form", "launch", "parity", "wrap")}
 
 
 def bench(argv: list[str]) -> int:

@@ -46,12 +46,14 @@ def load_run(folder: Path) -> tuple[RunParams, MediaModel, Processor]:
 def caption_held_out(folder: Path, *, since: float | None = None, alive: Callable[[], object] = bool) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures beside it. Returns the result.
 
-    `since` (unix seconds) is when the whole job began, if earlier than the launch; `seconds` counts from there.
-    `alive` is called before each batch.
+    `since` (unix seconds) is when the whole job began, if earlier than the launch; `seconds` counts from there to the
+    end of the training, and what captioning takes, whenever it is done. `alive` is called before each batch.
 
-    Keys: heldout_exact_match, unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares
-    of samples whose whole text is right; captions: picture file, truth, caption and split of the first few.
+    Keys: caption_step: that of the checkpoint, the last one's unless the run was broken off; heldout_exact_match,
+    unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares of samples whose whole text
+    is right; captions: picture file, truth, caption and split of the first few.
     """
+    start = time.time()
     params, model, processor = load_run(folder)
     result: dict[str, Any] = runs.read_json(folder / "result.json") or {}
     rows: list[dict[str, str]] = []
@@ -69,9 +71,10 @@ def caption_held_out(folder: Path, *, since: float | None = None, alive: Callabl
                 captions(model, processor, samples, blank=True, alive=alive), samples
             )
     result["captions"] = rows
-    record = runs.RunRecord.read(folder)
+    result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
+    record, status = runs.RunRecord.read(folder), runs.read_json(folder / "status.json") or {}
     if began := since or (record and record.created):
-        result["seconds"] = time.time() - began
+        result["seconds"] = status.get("finished", start) - began + time.time() - start
     runs.write_json(folder / "result.json", result)
     return result
 

@@ -1,96 +1,123 @@
-"""What the ranks of the fault tests run: the real training, with something that befalls rank 1 at its fourth step."""
+"""What the ranks of the fault tests run: the real training, with something that befalls one rank at some moment.
+
+An entry is called <what>_<rank>_<moment>, such as `killed_1_step`.
+"""
 
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mmfsdp import train
-from mmfsdp.train import loop
+from mmfsdp.checkpoint import folder as checkpoint_folder
+from mmfsdp.train import job, loop
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def at_step_4(folder: Path, befalls: Callable[[], None]) -> None:
-    """Train; in rank 1, `befalls` when the fourth step asks for its data."""
-    take = loop.batches
+def raises() -> None:
+    raise RuntimeError("a bad day")
 
-    def batches(*args, **kwargs):
-        stream = take(*args, **kwargs)
 
-        class Broken:
-            lacks, news, count = stream.lacks, stream.news, 0
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-            def take(self, micro_steps):
-                self.count += 1
-                if RANK == 1 and self.count == 4:
-                    (folder / "fault").touch()
-                    befalls()
-                return stream.take(micro_steps)
 
-        return Broken()
+def stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
-    loop.batches = batches
+
+def hangs() -> None:
+    time.sleep(600)
+
+
+def memoryless() -> None:
+    """No memory beyond what is used."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    torch.zeros(1 << 34)
+
+
+def barred() -> None:
+    """From now on, files cannot grow: the next checkpoint fails."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+
+
+def diskless() -> None:
+    """No byte is left on the disk."""
+    with open("filler", "wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+
+
+def __getattr__(entry: str) -> Callable[[Path], None]:
+    what, _, rest = entry.partition("_")
+    rank, _, moment = rest.partition("_")
+    if what not in globals() or moment not in MOMENTS:
+        raise AttributeError(entry)
+    return partial(befall, what=globals()[what], rank=int(rank), moment=moment)
+
+
+def befall(folder: Path, *, what: Callable[[], None], rank: int, moment: str) -> None:
+    """Train, but in that rank, at that moment, `what`."""
+    os.chdir(folder)
+
+    def fault() -> None:
+        (folder / "fault").touch()
+        what()
+
+    if RANK == rank:
+        MOMENTS[moment](fault)
     train.run(folder)
 
 
-def raises(folder: Path) -> None:
-    def bad_day() -> None:
-        raise RuntimeError("a bad day")
-
-    at_step_4(folder, bad_day)
-
-
-def is_killed(folder: Path) -> None:
-    at_step_4(folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
+def at_start(fault: Callable[[], None]) -> None:
+    """When the model is to be built."""
+    build = job.build_model
+    job.build_model = lambda *args: (fault(), build(*args))[1]
 
 
-def is_stopped(folder: Path) -> None:
-    at_step_4(folder, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+def at_step_4(fault: Callable[[], None]) -> None:
+    """When the fourth step asks for its data."""
+    take = loop.batches
+
+    def batches(*args: Any, **kwargs: Any) -> Any:
+        stream, count = take(*args, **kwargs), 0
+
+        def broken(micro_steps: int) -> Any:
+            nonlocal count
+            count += 1
+            if count == 4:
+                fault()
+            return type(stream).take(stream, micro_steps)
+
+        stream.take = broken
+        return stream
+
+    loop.batches = batches
 
 
-def hangs(folder: Path) -> None:
-    def hang_at() -> None:
-        time.sleep(600)
-
-    at_step_4(folder, hang_at)
-
-
-def has_no_memory(folder: Path) -> None:
-    def eat() -> None:
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-        torch.zeros(1 << 34)
-
-    at_step_4(folder, eat)
+def in_a_save(fault: Callable[[], None]) -> None:
+    """When the first checkpoint's tensors are written and it is not complete yet."""
+    note = checkpoint_folder._note_checksums
+    checkpoint_folder._note_checksums = lambda *args: (fault(), note(*args))[1]
 
 
-def may_not_write(folder: Path) -> None:
-    """From step 4 on, rank 1's files cannot grow: the checkpoint after the last step fails."""
-    at_step_4(folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)))
-
-
-def fills_the_disk(folder: Path) -> None:
-    """Rank 1 leaves no byte on the disk."""
-
-    def fill() -> None:
-        with open(folder / "filler", "wb", buffering=0) as file:
-            for size in (1 << 16, 1):
-                try:
-                    while file.write(bytes(size)):
-                        pass
-                except OSError:
-                    continue
-
-    at_step_4(folder, fill)
+MOMENTS = {"start": at_start, "step": at_step_4, "save": in_a_save}
 
 
 def is_killed_once(folder: Path) -> None:
     if (folder / "fault").exists():
         train.run(folder)
     else:
-        is_killed(folder)
+        befall(folder, what=killed, rank=1, moment="step")

@@ -1,5 +1,6 @@
 """`python -m tests.kill_and_resume FOLDER RANKS KILLS`: train FOLDER, killing a random rank at random moments, saves
-included, and going on each time. The ranks are forks of this process, which has imported all they need."""
+included, and going on each time; half of the times checkpoints are written beside the training. The ranks are forks of
+this process, which has imported all they need."""
 
 import os
 import random
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 from mmfsdp import runs, train
+from mmfsdp.params import RunParams
 from tests.tiny_run import as_rank, free_port
 
 
@@ -52,7 +54,9 @@ def wait_for(moment: str, folder: Path, steps: int) -> None:
 
 def main(folder: Path, ranks: int, kills: int) -> None:
     random.seed(3)
+    params = RunParams.from_yaml(folder / "params.yaml")
     for kill in range(kills):
+        params.change(**{"train.async_save": kill % 4 < 2}).to_yaml(folder / "params.yaml")
         pids = begin(folder, ranks)
         wait_for(("step", "save")[kill % 2], folder, random.randint(-3, 3))
         os.kill(random.choice(pids), signal.SIGKILL)
@@ -62,6 +66,7 @@ def main(folder: Path, ranks: int, kills: int) -> None:
             os.waitpid(pid, 0)
         kept = [path.name for path in runs.complete_checkpoints(folder / "checkpoints")]
         print("killed at step", runs.last_row(folder).get("step"), "newest", kept[-1:], flush=True)
+    params.to_yaml(folder / "params.yaml")
     codes = [os.waitpid(pid, 0)[1] for pid in begin(folder, ranks)]
     assert codes == [0] * ranks, codes
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import ParamError, Run, launch, runs
+from mmfsdp.evaluate import caption_held_out, load_run
+from mmfsdp.report import write_report
 from mmfsdp.runs import Status, read_json
 from tests.test_resume import curve, final
 from tests.tiny_run import tiny_run
@@ -18,28 +20,43 @@ ROOT = Path(__file__).resolve().parent.parent
 SILENCE = 4
 
 
+NOTICED = 15
+"""Seconds in which all but silence is noticed and every process is gone; one or two where nothing else runs."""
+SILENT = SILENCE + NOTICED
+
+
 @dataclass(frozen=True)
 class Fault:
-    """What happens in rank 1, and what is expected of the run."""
+    """What befalls a rank (as tests/fault_entries.py names it), and what is expected of the run, which fails."""
 
     entry: str
-    """The function in tests/fault_entries.py that every rank runs."""
     reason: str
     """In the state's reason."""
-    seconds: float
+    seconds: float = NOTICED
     """From the fault to the end of the run, every process gone."""
     traceback: str = ""
     """In what is shown of the rank."""
 
 
+KILLED = "died without a traceback: killed from outside, out of memory, or a crash"
 FAULTS = {
-    "raises": Fault("raises", "rank 1: RuntimeError: a bad day", 5, 'raise RuntimeError("a bad day")'),
-    "is killed": Fault("is_killed", "rank 1 died without a traceback: killed from outside, out of memory", 5),
-    "is stopped": Fault("is_stopped", "rank 1 does not answer (in step 4 data): it is stopped by a", SILENCE + 6),
-    "hangs": Fault("hangs", "rank 1 does not answer (in step 4 data): it hangs", SILENCE + 6, "in hang_at"),
-    "has no memory": Fault("has_no_memory", "rank 1: RuntimeError", 5, "allocate memory"),
-    "may write no more": Fault("may_not_write", "rank 1 could not write: [Errno 27] File too large", 5),
+    "raises": Fault("raises_1_step", "rank 1: RuntimeError: a bad day", traceback='RuntimeError("a bad day")'),
+    "raises at its start": Fault("raises_0_start", "rank 0: RuntimeError: a bad day"),
+    "is killed": Fault("killed_1_step", f"rank 1 {KILLED}"),
+    "is killed in a save": Fault("killed_0_save", f"rank 0 {KILLED}"),
+    "is stopped": Fault("stopped_1_step", "rank 1 does not answer (in step 4 data): it is stopped by a", SILENT),
+    "is stopped in a save": Fault("stopped_0_save", "rank 0 does not answer (in step 6 save): it is stopped", SILENT),
+    "hangs at its start": Fault(
+        "hangs_1_start", "rank 1 does not answer (in building): it hangs", 5 * SILENT, "in hangs"
+    ),
+    "hangs": Fault("hangs_1_step", "rank 1 does not answer (in step 4 data): it hangs", SILENT, "in hangs"),
+    "has no memory": Fault("memoryless_1_step", "rank 1: RuntimeError", traceback="allocate memory"),
+    "may write no more": Fault("barred_1_step", "rank 1 could not write: [Errno 27] File too large"),
+    "may write no more beside the training": Fault(
+        "barred_1_step", "checkpoint of step 6, written while training went on (train.async_save), failed: rank 1"
+    ),
 }
+"""The kernel kills what is out of memory as `is killed` does; a full disk has its own test."""
 
 
 @pytest.fixture
@@ -62,10 +79,12 @@ def start(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     fault = FAULTS[name]
-    run = start(f"tests.fault_entries:{fault.entry}")
+    run = start(f"tests.fault_entries:{fault.entry}", **{"train.async_save": "beside" in name})
     state = run.wait(120)
     noticed = time.time() - (run.path / "fault").stat().st_mtime
-    assert state.status is Status.FAILED and state.rank == 1 and fault.reason in state.reason, state
+    assert (
+        state.status is Status.FAILED and state.rank == int(fault.entry.split("_")[1]) and fault.reason in state.reason
+    ), state
     assert fault.traceback in state.traceback
     assert noticed < fault.seconds
     while run.record.members():  # the supervisor is the last to go
@@ -78,12 +97,15 @@ def test_a_full_disk_ends_the_run_with_its_cause(start, tmp_path):
     disk.mkdir()
     real = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode == 0
     try:
-        run = start(f"tests.fault_entries:{'fills_the_disk' if real else 'may_not_write'}")
+        entry = f"tests.fault_entries:{'diskless' if real else 'barred'}_1_step"
+        run = start(entry, **{"train.save_every": 2})
         state = run.wait(120)
         assert state.status is Status.FAILED and state.rank is not None, state
         assert ("No space left on device" if real else "File too large") in state.reason
         assert "Traceback" in state.traceback
         run.record.stop()
+        assert [path.name for path in runs.complete_checkpoints(run.path / "checkpoints")] == ["step_00000002"]
+        load_run(run.path)  # is as it was
     finally:
         if real:
             subprocess.run(["umount", "-l", disk], check=True)
@@ -110,6 +132,9 @@ def test_a_launched_run_is_resumed_in_its_folder(start):
     broken = run.record
     with pytest.raises(ValueError, match=r"step: 9 has no complete checkpoint; those of .* are \[1, 2, 3\]"):
         run.resume(step=9)
+    captioned = caption_held_out(run.path)
+    assert captioned["caption_step"] == 3 and captioned["captions"] and write_report(run.path).stat().st_size
+    assert captioned["seconds"] < time.time() - broken.created
     damaged = run.path / "checkpoints/step_00000003/ranks/00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     state = run.resume().wait(120)
@@ -125,6 +150,8 @@ def test_a_launched_run_is_resumed_in_its_folder(start):
     assert [row.get("resumed_from") for row in run.metrics()] == [None, None, 2, None, None, None]
     assert run.record.identity != broken.identity and read_json(run.path / "status.json")["status"] == "COMPLETED"
     assert [path.name[-8:] for path in runs.complete_checkpoints(run.path / "checkpoints")][0] == "00000001"
-    assert "resumed from step 2" in run.logs(0)
+    for rank in range(2):
+        assert f"rank {rank} of 2: cpu, process " in run.logs(rank) and "resumed from step 2" in run.logs(rank)
+        assert f"rank {rank}: done" in run.logs(rank)
     with pytest.raises(ParamError, match="train.steps: all 6 of .* are done; ask for more"):
         run.resume()

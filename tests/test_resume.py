@@ -22,6 +22,9 @@ SAME = {
     "DDP": {"fsdp.backend": "DDP"},
     "FSDP1": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP1-local": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "LOCAL_STATE_DICT"},
+    "fp16": {"fsdp.mixed_precision": "fp16"},
+    "several-sources-and-workers": {"data.workers": 2, "train.accumulation": 1},
+    "written-beside": {"train.async_save": True, "fsdp.backend": "DDP", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP2": {},
 }
 OTHER = {
@@ -58,6 +61,8 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
         return run
 
     base = tiny_run(Path(folder))
+    more = {"source": "folder", "path": base.data.path, "weight": 0.5, "batch_size": 3}
+    SAME["several-sources-and-workers"]["data.more"] = [more]
     for name, changes in SAME.items():
         whole = go(name, base.change(**changes))
         go(f"{name}-resumed", base.change(**changes), after=whole)
@@ -106,6 +111,10 @@ def test_a_resumed_run_equals_the_unbroken_one_bitwise(folder, name):
     assert len(curve(whole)) == 6 and len({row[1] for row in curve(whole)}) == 6
     assert curve(whole) == curve(resumed)
     assert final(whole) and final(whole) == final(resumed)
+    scales = [checkpoint.marker_of(checkpoint.latest(run / "checkpoints")).get("scaler") for run in (whole, resumed)]
+    assert scales[0] == scales[1] and bool(scales[0]) == (name == "fp16"), (
+        "one scale, and as many steps since it changed"
+    )
     for rank in range(2):
         assert [row["step"] for row in rows(resumed, rank)] == [1, 2, 3, 4, 5, 6]
         assert [row.get("resumed_from") for row in rows(resumed, rank)] == [None, None, 2, None, None, None]
@@ -132,6 +141,12 @@ def test_what_is_frozen_may_change_between_the_parts_of_a_run(folder):
     start = weights_at(folder / "FSDP2", 2)
     assert all(torch.equal(frozen[name], start[name]) for name in perceiver), "trained before, then frozen: kept"
     assert not torch.equal(frozen["perceiver.latents"], thawed["perceiver.latents"]), "and trained again"
+    for run, text in {"frozen": "optimizer states dropped", "thawed": "begun anew"}.items():
+        assert f"resumed from step 2; {text}: {len(perceiver)} parameters" in resumptions(folder / run)[-1]
+
+
+def resumptions(run: Path) -> list[str]:
+    return [event["text"] for event in runs.read_events(run) if event["kind"] == "resumed"]
 
 
 def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:

@@ -9,11 +9,13 @@
 Nothing here is ever unpickled: tensors are safetensors, the rest is JSON.
 """
 
+from .background import Background
 from .core import Resumed, load, resume, save
 from .folder import DamagedCheckpoint, latest, marker_of, newest
 from .frozen import check_frozen, count_changed, frozen_checksums
 
 __all__ = [
+    "Background",
     "DamagedCheckpoint",
     "Resumed",
     "check_frozen",

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 
 from ..params import ParamError, StateDictType
 from ..runs.checkpoints import checkpoint_name
+from .background import Background
 from .folder import marker_of, verify, written
 from .random_state import random_state, set_random_state
 from .ranks import rank, world_size
 from .tensors import (
+    Snapshot,
     Tensors,
+    local_snapshot,
     model_tensors,
     optimizer_tensors,
     read,
     read_local,
     set_model_tensors,
     set_optimizer_tensors,
-    write,
-    write_local,
+    snapshot,
 )
 
 LOCAL = StateDictType.LOCAL_STATE_DICT
@@ -41,26 +44,38 @@ def save(
     record: dict[str, Any] | None = None,
     carried: frozenset[str] = frozenset(),
     whole: bool = False,
+    background: Background | None = None,
+    done: Callable[[Path], None] = lambda path: None,
 ) -> Path:
     """Save a wrapped model, its optimizer and every rank's random states. Every rank must call it.
 
     What is saved of the model is what trains, and the frozen parameters named in `carried`, or `whole`. `record` is
-    plain data kept in the marker. With `keep_last`, older complete checkpoints are removed afterwards. Returns the
-    checkpoint's folder.
+    plain data kept in the marker. With `keep_last`, older complete checkpoints are removed afterwards. With
+    `background` all is only copied now, and written while the caller goes on. `done` is called with the checkpoint's
+    folder, which is returned, once it is complete.
     """
     names = set(model_tensors(model))
     state = model_tensors(model, also=carried, whole=whole)
     marker: dict[str, Any] = {"step": step, "kind": kind.value, "ranks": world_size(), "names": sorted(names)}
     marker |= {"carried": sorted(set(state) - names), "optimizer": optimizer is not None} | (record or {})
-    with written(folder, step, marker=marker, keep_last=keep_last) as beside:
-        if kind is LOCAL:
-            write_local(beside, model, optimizer)
-        else:
-            write(beside, state, kind)
-            if optimizer is not None:
-                write(beside / "optimizer", optimizer_tensors(model, optimizer), kind)
-        save_file(random_state(), beside / "ranks" / f"{rank():05d}.safetensors")
-    return folder / checkpoint_name(step)
+    if kind is LOCAL:
+        kept = local_snapshot(model, optimizer)
+    else:
+        states = {} if optimizer is None else {"optimizer": optimizer_tensors(model, optimizer)}
+        kept = snapshot({".": state, **states}, kind)
+    kept.own[f"ranks/{rank():05d}.safetensors"] = random_state()
+    target = folder / checkpoint_name(step)
+
+    def write(kept: Snapshot, group: Any) -> None:
+        with written(folder, step, marker=marker, keep_last=keep_last, group=group) as beside:
+            kept.write(beside, group=group)
+        done(target)
+
+    if background:
+        background.begin(write, kept, step)
+    else:
+        write(kept, None)
+    return target
 
 
 def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:

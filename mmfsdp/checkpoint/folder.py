@@ -35,7 +35,9 @@ def newest(folder: Path) -> Path | None:
 
 
 @contextmanager
-def written(folder: Path, step: int, *, marker: dict[str, Any], keep_last: int | None) -> Iterator[Path]:
+def written(
+    folder: Path, step: int, *, marker: dict[str, Any], keep_last: int | None, group: Any = None
+) -> Iterator[Path]:
     """Where all ranks write the files of a checkpoint; on leaving it is sealed, put in place, and older ones go.
 
     A process that dies at any instant leaves every complete checkpoint as it is.
@@ -43,14 +45,14 @@ def written(folder: Path, step: int, *, marker: dict[str, Any], keep_last: int |
     target, beside = folder / checkpoint_name(step), folder / f".{checkpoint_name(step)}.writing"
     if rank() == 0:
         for leftover in folder.glob(".step_*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for part in ("optimizer", "ranks"):
             (beside / part).mkdir(parents=True)
-    barrier()
+    barrier(group)
     yield beside
-    barrier()
+    barrier(group)
     _note_checksums(beside)
-    barrier()
+    barrier(group)
     if rank() == 0:
         _write_marker(beside, marker)
         if target.exists():  # what an earlier life of the run had saved
@@ -60,7 +62,7 @@ def written(folder: Path, step: int, *, marker: dict[str, Any], keep_last: int |
         for old in complete_checkpoints(folder)[:-keep_last] if keep_last else []:
             shutil.rmtree(old.rename(folder / f".{old.name}.old"))
         shutil.rmtree(folder / f".{target.name}.old", ignore_errors=True)
-    barrier()
+    barrier(group)
 
 
 def marker_of(checkpoint: Path) -> dict[str, Any]:
@@ -69,21 +71,26 @@ def marker_of(checkpoint: Path) -> dict[str, Any]:
         marker = json.loads((checkpoint / MARKER).read_text())
         if marker.pop("sha256") == _digest(marker):
             return marker
-    except (ValueError, KeyError, AttributeError):
-        pass
-    raise damaged(checkpoint, MARKER)
+        raise ValueError("its checksum is another")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise damaged(checkpoint, MARKER) from error
 
 
 def verify(checkpoint: Path, marker: dict[str, Any]) -> None:
     """Compare every file with its checksum, the ranks sharing the work. Every rank must call it.
 
-    Raises DamagedCheckpoint on all ranks, naming the file.
+    Raises DamagedCheckpoint on all ranks, naming the file, or one that does not belong there.
     """
     names = sorted(marker["files"])
     mine = set(names[rank() :: world_size()])
     bad = any_rank([name in mine and not _intact(checkpoint / name, *marker["files"][name]) for name in names])
     if any(bad):
         raise damaged(checkpoint, names[bad.index(True)])
+    strange = sorted({str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*.safetensors")} - set(names))
+    if any(any_rank([bool(strange)])):  # torch would read its tensors, too
+        raise DamagedCheckpoint(
+            "checkpoint", f"{checkpoint} holds {strange or 'files'} that were not saved; remove them"
+        )
 
 
 def damaged(checkpoint: Path, name: str) -> DamagedCheckpoint:

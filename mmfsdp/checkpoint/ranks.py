@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -21,10 +23,10 @@ def world_size() -> int:
     return dist.get_world_size() if distributed() else 1
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
+def barrier(group: Any = None) -> None:
+    """Wait for all ranks; default in the group of all."""
     if distributed():
-        dist.barrier()
+        dist.barrier(group)
 
 
 def any_rank(flags: list[bool]) -> list[bool]:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,41 @@ def _flat(model: nn.Module, optimizer: Optimizer) -> Tensors:
     return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
 
 
-def write(folder: Path, state: Tensors, kind: StateDictType) -> None:
-    """Write tensors into a folder: one file from rank 0, or each rank its shards. Every rank must call it."""
-    if kind is StateDictType.FULL_STATE_DICT:
-        whole = {name: _whole(tensor) for name, tensor in state.items()}
-        if rank() == 0:
-            save_file(whole, folder / "model.safetensors")
-        return
+@dataclass
+class Snapshot:
+    """The tensors that make up this rank's part of a checkpoint."""
+
+    shared: dict[str, Tensors] = field(default_factory=dict)
+    """By subfolder: tensors of which each rank writes its shards."""
+    own: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """By file: what this rank writes by itself."""
+
+    def copied(self) -> Snapshot:
+        """In CPU memory, where training does not change it."""
+        parts = [{k: {n: _copy(t) for n, t in ts.items()} for k, ts in p.items()} for p in (self.shared, self.own)]
+        return Snapshot(*parts)
+
+    def write(self, folder: Path, *, group: Any = None) -> None:
+        """Write into a folder. Every rank must call it. group: whose ranks talk; default the group of all."""
+        for name, tensors in self.shared.items():
+            _write_shards(folder / name, tensors, group)
+        for name, tensors in self.own.items():
+            save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / name)
+
+
+def snapshot(parts: dict[str, Tensors], kind: StateDictType) -> Snapshot:
+    """The tensors of each subfolder: in one file from rank 0, or each rank its shards. Every rank must call it."""
+    if kind is not StateDictType.FULL_STATE_DICT:
+        return Snapshot(shared=parts)
+    whole = {f"{part}/model.safetensors": {n: _whole(t) for n, t in ts.items()} for part, ts in parts.items()}
+    return Snapshot(own=whole if rank() == 0 else {})
+
+
+def _write_shards(folder: Path, state: Tensors, group: Any) -> None:
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         with _one_process_is_meant():
-            dcp.save(state, storage_writer=writer, no_dist=not distributed())
+            dcp.save(state, storage_writer=writer, process_group=group, no_dist=not distributed())
     except CheckpointException as error:
         first = min(error.failures)
         if first != rank():
@@ -97,25 +122,29 @@ def write(folder: Path, state: Tensors, kind: StateDictType) -> None:
         raise OSError(f"rank {first} could not write: {error.failures[first][0]}") from error.failures[first][0]
 
 
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
 def read(folder: Path, state: Tensors) -> None:
-    """Fill tensors from a folder that `write` wrote, on any number of ranks, sharded in any way."""
+    """Fill tensors from a folder that a Snapshot wrote, on any number of ranks, sharded in any way."""
     with _one_process_is_meant():
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not distributed())
 
 
-def write_local(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
+def local_snapshot(model: nn.Module, optimizer: Optimizer | None) -> Snapshot:
     """This rank's flat shards as they lie in memory, its optimizer states with them."""
     found: dict[str, torch.Tensor] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
             states = optimizer.state.get(p, {}) if optimizer is not None else {}
             found |= {name: p.detach()} | {f"{name}//{key}": value for key, value in states.items()}
-    save_file({name: t.cpu().clone() for name, t in found.items()}, _local_file(folder))
+    return Snapshot(own={_local_file(): {name: t.cpu().clone() for name, t in found.items()}})
 
 
 def read_local(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
-    """The way back from `write_local`, into a model that is wrapped alike on as many ranks."""
-    saved = load_file(_local_file(folder))
+    """The way back from `local_snapshot`, into a model that is wrapped alike on as many ranks."""
+    saved = load_file(folder / _local_file())
     states: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in saved.items():
         if "//" in name:
@@ -129,8 +158,8 @@ def read_local(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> N
                 optimizer.state[p] = {key: t.to(p.device) for key, t in states[name].items()}
 
 
-def _local_file(folder: Path) -> Path:
-    return folder / f"local-{rank():05d}.safetensors"
+def _local_file() -> str:
+    return f"local-{rank():05d}.safetensors"
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,7 +170,10 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _one_process_is_meant() -> Iterator[None]:
-    """torch warns of loading without a process group, which here is on purpose."""
+    """torch warns of going without a process group, which here is on purpose."""
+    if distributed():  # then perhaps in a thread, where filters are not to be touched
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

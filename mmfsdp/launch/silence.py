@@ -14,6 +14,8 @@ from ..runs.state import last_log_lines
 
 SLOW = 5
 """How much longer than others the first step and checkpoints may take, and any step than the longest so far."""
+PHASES = ("starting", "joining", "building", "wrapping", "taking", "step", "trained")
+"""First words of what ranks say that they do, in order."""
 DUMP = 0.5
 """Seconds in which a rank that is asked for its stack writes it into its log."""
 
@@ -85,10 +87,12 @@ class Silence:
             return False
 
 
-def _progress(doing: str) -> tuple[int, int]:
+def _progress(doing: str) -> tuple[int, int, int]:
     """How far a rank is, by what it said last: `step 5 compute` is further than `step 5 data`."""
     what, _, rest = doing.partition(" ")
+    what = what.rstrip(":,")
+    phase = PHASES.index(what) if what in PHASES else -1
     if what != "step":
-        return (1 << 60 if what.startswith("trained") else -1), 0
+        return phase, 0, 0
     step, _, part = rest.partition(" ")
-    return int(step), ("data", "compute", "save").index(part)
+    return phase, int(step), ("data", "compute", "save").index(part)

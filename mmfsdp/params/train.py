@@ -42,6 +42,10 @@ class TrainParams:
     keep_last: int | None = None
     """Newest checkpoints to keep; a count. Default unset: all."""
 
+    async_save: bool = False
+    """Checkpoints are copied to CPU memory, and written from there while training goes on; the run ends only when the
+    last is complete. Default false."""
+
     save_frozen: bool = False
     """Checkpoints hold the frozen weights, too, rather than only their checksums. Default false."""
 

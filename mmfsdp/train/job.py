@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,13 +30,17 @@ def run(folder: Path) -> None:
     checkpoints, and on rank 0 plan.json and result.json.
     """
     quiet()
+    beat = runs.Beat(folder, int(os.environ["RANK"]))
+    beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")
     params.fsdp.check_machine()
     if GENERATED in (params.model.vision.weights, params.model.language.weights):
         from ..pretrain import ensure_backbones
 
-        ensure_backbones(params)
+        ensure_backbones(params, progress=lambda label, done: beat(f"starting: {label} {done:.0%}"))
+    beat("joining")
     with joined_ranks(params) as device:
+        beat("building")
         torch.manual_seed(params.train.seed)
         built, processor = build_model(params.model)
         if processor is None:
@@ -46,10 +51,12 @@ def run(folder: Path) -> None:
         if dist.get_rank() == 0:
             runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
         loaded = checkpoint.frozen_checksums(built)
+        beat("wrapping")
         features = FeatureCache.open(params, built, device)
         model = apply_plan(built, plan, device=device)
         before = checkpoint.frozen_checksums(model)
-        measured, skipped = train(folder, params, model, processor, device, loaded, features)
+        measured, skipped = train(folder, params, model, processor, device, loaded, beat, features)
+        print(f"rank {dist.get_rank()}: done")
         changed = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
         if dist.get_rank() == 0:
             result = {
@@ -78,6 +85,8 @@ def joined_ranks(params: RunParams) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
+        place = f"{device}, process {os.getpid()} on {socket.gethostname()}"
+        print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {place}")
         yield device
         dist.barrier()
     finally:

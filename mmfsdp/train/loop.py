@@ -30,6 +30,7 @@ def train(
     processor: Processor,
     device: torch.device,
     frozen: dict[str, int],
+    beat: runs.Beat,
     features: FeatureCache | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train a wrapped model to the last step, from the newest checkpoint if there is one. Every rank must call it.
@@ -43,7 +44,6 @@ def train(
     settings = params.train
     optimizer, schedule = build_optimizer(model, settings)
     scaler = build_scaler(model)
-    beat = runs.Beat(folder, rank)
     beat("taking up")
     place = Place.take_up(folder, params, model, optimizer, schedule, frozen, scaler)
     loader = batches(
@@ -101,6 +101,7 @@ def train(
             if preempted or step == settings.steps or (settings.save_every and step % settings.save_every == 0):
                 beat(f"step {step} save")
                 place.save(folder, params, model, optimizer, schedule, frozen, scaler)
+            place.settle(wait=preempted or step == settings.steps)
             if preempted:
                 make_room(folder, step)
     if features is not None:

@@ -33,6 +33,8 @@ class Place:
     skipped_in_a_row: int = 0
     carried: frozenset[str] = frozenset()
     """Frozen parameters that an earlier part of the run has trained."""
+    background: checkpoint.Background | None = None
+    """What writes checkpoints while training goes on (`train.async_save`)."""
 
     @classmethod
     def take_up(
@@ -50,9 +52,10 @@ class Place:
         Every rank must call it. Raises what `checkpoint.resume` raises.
         """
         newest = checkpoint.newest(folder / "checkpoints")
+        background = checkpoint.Background() if params.train.async_save else None
         if newest is None:
             _seed(params, step=0)
-            return cls()
+            return cls(background=background)
         checkpoint.check_frozen(frozen, checkpoint.marker_of(newest))
         resumed = checkpoint.resume(model, optimizer, newest)
         marker = resumed.marker
@@ -61,9 +64,9 @@ class Place:
         _set_schedule(optimizer, schedule, marker["schedule"])
         if scaler and marker.get("scaler"):  # a run that goes on in fp16, not one that begins with it
             scaler.load_state_dict(marker["scaler"])
-        place = cls(step=marker["step"], carried=resumed.carried, **marker["place"])
+        place = cls(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
+        print(resumed)
         if dist.get_rank() == 0:
-            print(resumed)
             runs.note(folder, "resumed", step=place.step, text=str(resumed))
             if again := place.samples % (dist.get_world_size() * params.train.batch_size):
                 print(f"{again} samples are seen again: {place.samples} are no whole number of steps of so many ranks")
@@ -86,7 +89,7 @@ class Place:
         frozen: dict[str, int],
         scaler: Scaler | None = None,
     ) -> None:
-        """Write a checkpoint. Every rank must call it."""
+        """Write a checkpoint, or with `background` begin to. Every rank must call it."""
         record: dict[str, Any] = {
             "schedule": schedule.last_epoch,
             "scaler": scaler.state_dict() if scaler else None,
@@ -98,7 +101,7 @@ class Place:
             "params": params.to_dict(),
             "frozen": frozen,
         }
-        path = checkpoint.save(
+        checkpoint.save(
             folder / "checkpoints",
             model=model,
             step=self.step,
@@ -108,10 +111,19 @@ class Place:
             record=record,
             carried=self.carried,
             whole=params.train.save_frozen,
+            background=self.background,
+            done=_say_saved if dist.get_rank() == 0 else lambda path: None,
         )
-        if dist.get_rank() == 0:
-            print(f"saved {path.name}")
-            runs.note(folder, "saved", step=self.step, text=f"saved {path.name}")
+
+    def settle(self, *, wait: bool) -> None:
+        """Raise what befell a checkpoint that is being written; with `wait`, once it is complete."""
+        if self.background:
+            self.background.settle(wait=wait)
+
+
+def _say_saved(path: Path) -> None:
+    print(f"saved {path.name}")
+    runs.note(path.parent.parent, "saved", step=int(path.name[5:]), text=f"saved {path.name}")
 
 
 def _seed(params: RunParams, *, step: int) -> None:
