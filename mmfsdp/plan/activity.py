@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..params import Backend
 from .checkpointing import checkpoint_activations
-from .trace import fake, fake_copy
+from .trace import fake, fake_copy, fake_mode
 from .units import Moment, Unit, WrapPlan
 
 
@@ -28,7 +27,7 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any], *, vocabul
 
     example: keyword arguments of a forward. vocabulary: width of the logits, to tell them from other activations.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode()
     buffers = plan.fsdp.buffer_dtype
     twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)

@@ -85,8 +85,16 @@ def registration(model: nn.Module, plain: Callable[[str], str] = str) -> Trace:
     return seen
 
 
+def fake_mode() -> FakeTensorMode:
+    """Where tensors have shapes only."""
+    # Without a GPU the mode pretends to 8, and the next backward would start a thread for each: these may meet the end
+    # of Python 3.11 and abort ("terminate called without an active exception"). What has started once starts no more.
+    torch.ones(1, requires_grad=True).backward()
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode()
     twin = fake_copy(model, mode)
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     seen = Trace(calls=Counter())

@@ -141,5 +141,6 @@ def give_up(folder: Path, micro_batches: list[Batch], skipped: int, step: int) -
     dist.barrier()  # for all to have kept theirs before the first that raises stops the others
     return (
         f"train.max_skipped: loss or gradient was not finite in {skipped} steps in a row, up to step {step}; they "
-        f"changed no weights. The last batch is in {kept.parent}: look at it, lower train.lr, or use bf16, not fp16"
+        f"changed no weights. Lower train.lr, or use bf16, not fp16; or look at the last batch of each rank: "
+        f"safetensors.torch.load_file({str(kept)!r}) gives its tensors by micro-batch and name"
     )
