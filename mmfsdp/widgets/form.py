@@ -47,6 +47,8 @@ class RunForm(w.VBox):
 
     params = traitlets.Instance(RunParams)
     error = traitlets.Instance(ParamError, allow_none=True)
+    successor: Any = traitlets.Any()
+    """The form that takes its place when its cell runs again."""
 
     def __init__(self, preset: str = "tiny", *, fields: tuple[str, ...] = MAIN, **changes: Any):
         """preset: a preset's name or a YAML file. changes: other values to begin with, by dotted name."""

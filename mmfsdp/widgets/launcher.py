@@ -23,7 +23,6 @@ class Launcher(w.VBox):
     """
 
     def __init__(self, form: RunForm):
-        self._form = form
         self.panel: RunPanel | None = None
         self._launched: RunParams | None = None
         self._thread: threading.Thread | None = None
@@ -34,8 +33,7 @@ class Launcher(w.VBox):
         self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="100%", display="none"))
         super().__init__([w.HTML(STYLE), self._button, self._note, self._bar, self._place])
         self.add_class("mm-widget")
-        form.observe(lambda _: self._enable(), "error")
-        self._enable()
+        self._adopt(form)
 
     def launch(self) -> None:
         """What the button does, and returns at once. What runs already, or has run well, is not launched again."""
@@ -51,6 +49,13 @@ class Launcher(w.VBox):
             raise self._failure
         assert self.panel is not None
         return self.panel.wait()
+
+    def _adopt(self, form: RunForm) -> None:
+        """Follow a form, or the one that has taken its place."""
+        self._form = form
+        form.observe(lambda _: self._enable(), "error")
+        form.observe(lambda change: self._adopt(change.new), "successor")
+        self._enable()
 
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ class PlanView(w.VBox):
     def __init__(self, form: RunForm, *, machine: str = "laptop"):
         """machine: what the ranks are thought to run on, one of MACHINES."""
         self._worker: Newest[RunParams] = Newest(self._make)
-        self._form = form
         self._shown: Planned | None = None
         self._pinned: Planned | None = None
         self._failure: Exception | None = None
@@ -42,9 +42,9 @@ class PlanView(w.VBox):
         self.add_class("mm-widget")
         self.add_class("mm-form")
         self._follow = lambda change: self._ask(change.new)
-        form.observe(self._follow, "params")
+        self._move = lambda change: self._adopt(change.new)
         self.unpin()
-        self._ask(form.params)
+        self._adopt(form)
         replace_older(self)
 
     @property
@@ -75,8 +75,17 @@ class PlanView(w.VBox):
         """Take it off the page; its thread ends. Doing so twice does no harm."""
         if not self._worker.closed:
             self._worker.close()
-            self._form.unobserve(self._follow, "params")
+            with suppress(ValueError):  # the form may have gone first, and has let go of its followers then
+                self._form.unobserve(self._follow, "params")
+                self._form.unobserve(self._move, "successor")
         close_all(self)
+
+    def _adopt(self, form: RunForm) -> None:
+        """Follow a form, or the one that has taken its place."""
+        self._form = form
+        form.observe(self._follow, "params")
+        form.observe(self._move, "successor")
+        self._ask(form.params)
 
     def _ask(self, params: RunParams) -> None:
         self._say("planning…")

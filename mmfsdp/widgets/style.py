@@ -29,7 +29,8 @@ LOOK = """<style>
 .mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]):focus-visible {
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}
 </style>"""
-_shown: dict[tuple[str, type], tuple[str, list[weakref.ref]]] = {}
+_shown: dict[tuple[str, type], tuple[str, list[weakref.ref], list[weakref.ref]]] = {}
+"""By cell and kind of widget: which run of the cell, what it has made so far, what the run before had made."""
 
 
 def sheet() -> w.HTML:
@@ -48,18 +49,22 @@ def close_all(widget: Any) -> None:
 
 
 def replace_older(widget: w.Widget) -> None:
-    """Close what an earlier run of the same cell has made of this kind: nobody can see it any more."""
+    """Close what an earlier run of the same cell has made in this one's place: nobody can see it any more.
+
+    Who follows the older one goes on with this one: it has a trait `successor`, if it has followers.
+    """
     cell, message = _here()
     if not cell:
         return
-    before, older = _shown.get((cell, type(widget)), (message, []))
+    before, made, older = _shown.get((cell, type(widget)), (message, [], []))
     if before != message:
-        for one in older:
-            found = one()
-            if found is not None:
-                found.close()
-        older = []
-    _shown[cell, type(widget)] = (message, [*older, weakref.ref(widget)])
+        made, older = [], made
+    found = older.pop(0)() if older else None
+    _shown[cell, type(widget)] = (message, [*made, weakref.ref(widget)], older)
+    if found is not None:
+        if found.has_trait("successor"):
+            found.successor = widget
+        found.close()
 
 
 def _here() -> tuple[str, str]:

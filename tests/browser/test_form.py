@@ -79,6 +79,7 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
 
     tab(page, "YAML")
     yaml = page.get_by_label("YAML", exact=True)
+    expect(yaml).to_have_value(re.compile("steps: 60"))
     write(page, "YAML", yaml.input_value().replace("steps: 60", "steps: 70").replace("REPLICATE", "KEEP"))
     tab(page, "Command line")
     line = page.get_by_label("Command line", exact=True)
@@ -92,6 +93,10 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     expect(yaml).to_have_value(re.compile("steps: 80"))
     write(page, "YAML", "train: [")
     expect(page.locator(".mm-text .mm-error")).to_contain_text("is not YAML")
+    shot(page, "form-yaml")
+    tab(page, "Batch file")
+    expect(page.locator(".mm-text:visible .mm-quiet").last).to_contain_text("executor is local")
+    shot(page, "form-batch-file")
     tab(page, "Form")
     expect(steps).to_have_value("80")
     write(page, "steps", "90")
@@ -112,23 +117,30 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
 
 
 def test_two_forms_again_and_again_in_the_dark_on_a_narrow_page(page):
-    for _ in range(3):
-        for cell in ("form", "view", "two"):
-            run_cell(page, cell)
+    for cell in ("form", "view", "two") * 2:
+        run_cell(page, cell)
+    run_cell(page, "form")  # the view of the form before follows this one
     run_cell(page, "count")
     expect(page.locator(".jp-OutputArea-output", has_text="threads")).to_have_text(re.compile("threads [01] forms 2"))
-    expect(page.locator(".mm-figures")).to_be_visible(timeout=120_000)
     names = page.get_by_label("name", exact=True)
     expect(names).to_have_count(2)
     assert [names.nth(i).input_value() for i in range(2)] == ["tiny", "openflamingo-9b"], "each has its own"
     names.first.focus()
-    for _ in range(3):
+    for label in ("ranks", "executor", "steps"):
         page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement === document.querySelectorAll('.mm-form input')[4]") is not None
+        assert page.get_by_label(label, exact=True).first.evaluate("e => e === document.activeElement")
+    expect(page.locator(".mm-figures")).to_be_visible(timeout=120_000)
+    policy = page.get_by_label("frozen policy", exact=True).first
+    policy.select_option("REPLICATE")
+    expect(page.locator(".mm-unit[aria-label*=REPLICATE]").first).to_be_visible()
+    policy.select_option("AUTO")
+    expect(page.locator(".mm-error")).to_contain_text("needs a budget")
     set_theme(page, "JupyterLab Dark")
     shot(page, "form-dark")
     page.set_viewport_size({"width": 640, "height": 1600})
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
     shot(page, "form-narrow")
+    page.locator(".mm-unit").last.focus()
+    shot(page, "plan-narrow")
     assert page.locator(".mm-form").evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth + 1)")
     set_theme(page, "JupyterLab Light")
