@@ -23,6 +23,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp drill  RUN                    preempt a run as a cluster would, and see that it goes on
   mmfsdp resume RUN [--step N] [flags] go on with a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
+  mmfsdp report RUN [RUN ...]          write a run's report.html; of several, one page that compares them
   mmfsdp export RUN TO [LAYOUT]        a run's model, each part as its library loads it, or as open_flamingo does
   mmfsdp bench wrap [--help]           bytes, memory and seconds of a step, for ways to shard, ours and others'
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
@@ -198,6 +199,20 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     return 0
 
 
+def report(argv: list[str]) -> int:
+    """Write a run's report, or a page of runs compared."""
+    from .report import write_report
+
+    paths = [one_run([name]) for name in argv] or [one_run(argv)]
+    if len(paths) == 1:
+        print(write_report(paths[0]))
+        return 0
+    from .compare import write_comparison
+
+    print(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
+    return 0
+
+
 def export(argv: list[str]) -> int:
     """Write a run's weights for others."""
     from .export import export as write
@@ -240,6 +255,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "drill": drill,
     "resume": resume,
     "caption": caption,
+    "report": report,
     "export": export,
     "bench": bench,
 }

@@ -46,7 +46,7 @@ def write_report(folder: str | Path) -> Path:
 def report_html(folder: str | Path) -> str:
     """The report as one HTML page with everything inside it. Reads only the run folder."""
     folder = Path(folder)
-    params = _params(folder)
+    params = read_params(folder)
     plan, cost = _plan(folder)
     result = runs.read_json(folder / "result.json") or {}
     rows, _ = runs.read_metrics(folder)
@@ -64,14 +64,19 @@ def report_html(folder: str | Path) -> str:
     ]
     body = "".join(f"<section><h2>{title}</h2>{html}</section>" for title, html in sections if html)
     state = f'<p class="mm-quiet">{escape(str(runs.run_state(folder)))}</p>'
-    return _PAGE.format(title=escape(folder.resolve().name), style=STYLE, body=state + body)
+    return page(folder.resolve().name, state + body)
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML page that needs nothing else; `body` is HTML already."""
+    return _PAGE.format(title=escape(title), style=STYLE, body=body)
 
 
 def _folded(text: str) -> str:
     return f"<details><summary>all of them, as params.yaml</summary><pre>{escape(text)}</pre></details>"
 
 
-def _params(folder: Path) -> dict[str, Any]:
+def read_params(folder: Path) -> dict[str, Any]:
     """params.yaml as it stands; empty where it is missing or damaged."""
     try:
         values = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
@@ -209,7 +214,7 @@ def _data_uri(folder: Path, name: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """An HTML table that scrolls sideways where the page is narrow; every text escaped."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    top = "".join(f"<th>{_cell(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="mm-scroll"><table class="mm-table"><tr>{top}</tr>{body}</table></div>'
 

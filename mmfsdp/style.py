@@ -42,6 +42,7 @@ STYLE = f"""<style>
 .mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
 .mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
 .mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8}}
+.mm-key {{display: inline-block; width: 1.2em; height: .7em; margin-right: .4em; background: var(--c)}}
 .mm-fold:not(:checked) ~ pre {{display: none}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
 .mm-figures b {{display: block; font-size: 1.7em}}

@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "launch": {"params", "runs", "watch"},
     "style": set(),
     "plots": {"params", "plan", "estimate", "runs", "style"},
+    "compare": {"params", "runs", "watch", "plots", "report", "style"},
     "report": {"params", "plan", "estimate", "runs", "plots", "style"},
 }
 ABOVE_ALL = {"widgets", "cli", "cli_runs", "cli_sweep", "bench"}

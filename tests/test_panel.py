@@ -77,10 +77,11 @@ def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     for rank in (0, 1):
         assert f"{rank} │</span> step 5 at" in "".join(before) and f"{rank} │</span> no newline" in "".join(before)
     assert "COMPLETED" in "".join(before) and "loss: 1 at first, 0.2 now" in "".join(before)
+    lines = lines_of(panel.logs)
     again = RunPanel(run.path)
     again.wait(60)
-    assert sorted(lines_of(panel.logs)) == sorted(lines_of(again.logs)), "a panel made anew shows all there is"
-    assert texts(again)[1] == before[1] and "shown anew" in shown(panel)
+    assert sorted(lines) == sorted(lines_of(again.logs)), "a panel made anew shows all there is"
+    assert texts(again)[1] == before[1] and "shown anew" in shown(panel) and panel.logs.comm is None
 
 
 def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from .. import runs
-from ..style import STYLE
 from .heavy import alone
+from .style import close_all, replace_older, sheet
 
 if TYPE_CHECKING:
     from ..data.batch import Sample
@@ -54,8 +54,9 @@ class Captioner(w.VBox):
         self._looks = w.VBox([self._layer, self._token], layout=w.Layout(display="none"))
         tools = w.VBox([self._pick, self._upload, self._prompt, self._looks])
         top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
-        super().__init__([w.HTML(STYLE), self._note, top])
+        super().__init__([sheet(), self._note, top])
         self.add_class("mm-widget")
+        replace_older(self)
         self._pick.observe(lambda _: self._picked(), "value")
         self._prompt.observe(lambda _: self._later("ask"), "value")
         self._upload.observe(lambda _: self._uploaded(), "value")
@@ -71,6 +72,11 @@ class Captioner(w.VBox):
         if self._failure:
             raise self._failure
         return self
+
+    def close(self) -> None:
+        """Take it off the page and let go of the model."""
+        self.model = None
+        close_all(self)
 
     def _work(self) -> None:
         """Load if need be; then answer until nothing new is asked."""

@@ -14,12 +14,12 @@ from .. import runs
 from ..launch import Run
 from ..plots import History, charts
 from ..report import levels
-from ..style import STYLE
 from ..watch import Progress, Ranks, Rows, Tail, clock
 from .actions import Actions
 from .audience import Audience
 from .log import LogView
 from .ranks import grid, tracebacks
+from .style import close_all, sheet
 
 PAUSE = 0.3
 """Seconds between two looks at the folder, and so at least between two updates of the page."""
@@ -61,7 +61,7 @@ class RunPanel(w.VBox):
         self.actions, self.logs = Actions(self.run, again=self._begin), LogView(self._ranks.count)
         self.logs.first.on_click(lambda _: threading.Thread(target=self._find_error, daemon=True).start())
         super().__init__(
-            [w.HTML(STYLE), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs]
+            [sheet(), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs]
         )
         self.add_class("mm-widget")
         self._thread: threading.Thread | None = None
@@ -79,17 +79,23 @@ class RunPanel(w.VBox):
 
     def close(self) -> None:
         """Stop drawing. The run goes on."""
+        self._let_go()
+        close_all(self)
+
+    def _let_go(self) -> None:
         self._closing.set()
         self._audience.back.set()
         self._audience.close()
-        super().close()
 
     def _replace_older(self) -> None:
         """One panel a run is enough: the older one, whose cell was run again, lets go of what it holds."""
         older = self._newest.pop(self.run.path, None)
         if older is not None and older.comm is not None:
-            older._closing.set()
+            older._let_go()
+            before = older.children
             older.children = [w.HTML(f'<div class="mm-quiet">{escape(self.run.name)} is shown anew elsewhere</div>')]
+            for child in before:
+                close_all(child)
         self._newest[self.run.path] = self
 
     def _begin(self) -> None:
