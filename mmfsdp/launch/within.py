@@ -56,7 +56,7 @@ def _absent(folder: Path, record: RunRecord, since: float) -> dict[str, Any] | N
     reason = (
         f"rank {absent[0]} did not begin on {node}{f' ({said[0]})' if said else ''}; if that node cannot see {folder}"
     )
-    return {"rank": absent[0], "reason": f"{reason}, put launch.folder where all nodes can write", "traceback": ""}
+    return {"rank": absent[0], "reason": f"{reason}, put launch.folder where all nodes can write"}
 
 
 _LAUNCH = re.compile(r"^srun: error: .*launch failed.*$", re.MULTILINE)
@@ -73,7 +73,7 @@ def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, sinc
 
 
 def _end(folder: Path, verdict: dict, rank0: psutil.Process) -> None:
-    if verdict["traceback"] and shutil.which("scancel"):  # stacks of ranks on other nodes, too
+    if "traceback" in verdict and shutil.which("scancel"):  # stacks of ranks on other nodes, too
         subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], capture_output=True, timeout=30)
         time.sleep(DUMP)
         verdict["traceback"] = last_log_lines(folder, verdict["rank"])

@@ -115,6 +115,8 @@ def _of_slurm(folder: Path, record: RunRecord, number: str, *, stepped: bool) ->
         return _over(folder, record, number, job.state, job.reason)
     if job.state in WAITS and word.get("time", 0.0) < job.answered:
         return {"status": Status.QUEUED, "reason": f"job {number} waits{_waiting(job)}{said}"}
+    if (folder / "logs" / PREEMPTED).exists():
+        return {"status": Status.QUEUED, "reason": f"job {number}: its ranks made room, and it is queued again"}
     if ended and job.answered > (folder / "logs" / END).stat().st_mtime + 2 and not job.state:
         return _over(folder, record, number, "FAILED", "")
     if job.state or word or ended or job.trouble:

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from mmfsdp.runs import Beat, MetricsWriter
+from mmfsdp.runs import Beat, MetricsWriter, Preempted, asked
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -68,3 +68,12 @@ def raises(folder: Path) -> None:
         raise RuntimeError("the cause")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
+
+
+def polite(folder: Path) -> None:
+    """Steps until asked to make room, as training does."""
+    for step in range(1, 6000):
+        if asked():
+            raise Preempted(step)
+        print(f"life {os.environ.get('SLURM_RESTART_COUNT', '0')} step {step}")
+        time.sleep(0.1)

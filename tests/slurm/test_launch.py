@@ -98,3 +98,25 @@ def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, mon
     state = run.wait(60)
     assert state.status is Status.FAILED
     assert state.reason.startswith("launch.nodes, or gpus_per_node, ") and "node configuration" in state.reason
+
+
+def test_ranks_that_make_room_are_queued_again_unless_cancelled(submit, cluster):
+    again, outside = submit("polite", **{"launch.name": "again"}), submit("polite", **{"launch.name": "outside"})
+    for run in (again, outside):
+        for rank in range(4):
+            until(lambda run=run, rank=rank: "life 0 step 2" in run.logs(rank), words=lambda run=run: str(run.state()))
+    cluster.ask("scancel", "--signal=USR2", again.job)
+    cluster.ask("scancel", outside.job)
+    until(lambda: again.state().reason == f"job {again.job}: its ranks made room, and it is queued again")
+    state = until(
+        lambda: (s := again.state()).reason.count("waits") and s,
+        words=lambda: f"{again.state()}\n{cluster.ask('squeue', '-t', 'all').stdout}\n{again.logs(0)}",
+    )
+    assert state.status is Status.QUEUED and "BeginTime" in state.reason and "expected to start at" in state.reason
+    cluster.ask("scontrol", "update", f"jobid={again.job}", "StartTime=now")
+    until(lambda: "life 1 step 2" in again.logs(3), words=lambda: f"{again.state()}\n{again.logs(0)}")
+    assert again.state().status is Status.STARTING and "life 0 step 2" in again.logs(3)
+    assert again.cancel().status is Status.CANCELLED
+    state = outside.wait(60)
+    assert state.status is Status.CANCELLED and "from outside" in state.reason
+    assert "life 1" not in outside.logs(0)
