@@ -116,6 +116,10 @@ def read_yaml(text: str, *, name: str) -> Any:
     try:
         values = yaml.safe_load(text)
         json.dumps(values)  # refuses dates and what contains itself
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ParamError(name, f"is not YAML: {where}{error.problem}") from None
     except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
         raise ParamError(name, f"is not YAML of plain data: {error}") from None
     return values

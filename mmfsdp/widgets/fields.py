@@ -89,7 +89,7 @@ class Field:
     def explain(self, value: Any) -> str:
         """What the chosen value means where that is written down, else the first sentence about the field."""
         meaning = field_docs(self.enum).get(str(value).upper()) if self.enum else None
-        return meaning or re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]
+        return (meaning or re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]).replace("`", "")
 
     def read(self, typed: Any) -> Any:
         """Plain data from what an input holds. Raises ParamError."""

@@ -61,7 +61,7 @@ class RunForm(w.VBox):
         self._texts = self._make_texts()
         pages = [w.VBox([self._sections]), *self._texts.values()]
         self._tabs = w.Tab(pages, titles=["Form", *self._texts])
-        self._tabs.observe(lambda _: self._write(), "selected_index")
+        self._tabs.observe(lambda _: self._turn(), "selected_index")
         super().__init__([sheet(), self._bar, self._tabs, self._below], params=start)
         self.add_class("mm-widget")
         self.add_class("mm-form")
@@ -175,7 +175,9 @@ class RunForm(w.VBox):
 
     def _tell(self, error: ParamError | None = None, *, notes: list[str] | None = None) -> None:
         """Say beside the fields what is wrong, and below what has changed."""
-        here = self._sections.say(self.params, error)
+        here = self._sections.say(self.params, error) or any(
+            tab.error and tab is self._in_sight for tab in self._texts.values()
+        )
         lines = [f'<div class="mm-error" role="alert">{escape(str(error))}</div>'] if error and not here else []
         lines += [f'<div class="mm-warning" role="status">{escape(note)}</div>' for note in notes or ()]
         label, origin = self._origin
@@ -184,6 +186,17 @@ class RunForm(w.VBox):
             lines.append(f'<div class="mm-quiet">Changed from {escape(label)}: {"; ".join(changed)}</div>')
         self._below.value = "".join(lines)
         self._bar.follow(self._config)
+
+    @property
+    def _in_sight(self) -> TextTab | None:
+        """The text that is in sight."""
+        return [None, *self._texts.values()][self._tabs.selected_index or 0]
+
+    def _turn(self) -> None:
+        """Another tab is in sight: bring it up to date, and say there what is wrong elsewhere."""
+        self._write()
+        if self.error:
+            self._tell(self.error)
 
     def _make_texts(self) -> dict[str, TextTab]:
         kinds: dict[str, tuple[str, Reader, int]] = {
@@ -210,15 +223,15 @@ class RunForm(w.VBox):
 
     def _write(self, *, but: TextTab | None = None) -> None:
         """Bring the text in sight up to date, unless it is the one that was edited or is wrong."""
-        label = ["", *self._texts][self._tabs.selected_index or 0]
-        if not label or self._texts[label] is but or self._texts[label].error:
+        tab, locked = self._in_sight, None
+        if tab is None or tab is but or tab.error:
             return
-        locked = None
+        label = next(name for name, text in self._texts.items() if text is tab)
         if label == "Batch file":
             text, locked = write_batch(self.params)
         else:
             text = self.params.to_yaml() if label == "YAML" else command_line(self.params, self._config)
-        self._texts[label].write(text, locked=locked)
+        tab.write(text, locked=locked)
 
 
 def _short(value: Any) -> str:

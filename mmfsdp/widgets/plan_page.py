@@ -86,11 +86,11 @@ def _memory(planned: Planned, machine: str, **look: float) -> str:
     frozen = sum(u.held_bytes for u in plan.units if u.kind == "frozen")
     parts = {"frozen weights": frozen, "trainable weights": held.pop("parameters") - frozen}
     parts |= {HELD[kind]: nbytes for kind, nbytes in held.items()}
-    capacity, where = next(gib for name, gib in MEMORY.items() if machine.startswith(name)) * 2**30, machine
+    capacity, of = next(gib for name, gib in MEMORY.items() if machine.startswith(name)) * 2**30, machine
     if machine == "laptop":
-        capacity, where = capacity // plan.world_size, "its share of a laptop"
-    when = f", {cost.peak_when}" if cost.peak else ", activations apart"
-    return memory_bar(parts, capacity=capacity, label=f"{where}{when}", **look)
+        capacity, of = capacity // plan.world_size, "its share of a laptop"
+    label = "Memory of each rank" + (f" when it is fullest, {cost.peak_when}" if cost.peak else ", activations apart")
+    return memory_bar(parts, capacity=capacity, label=label, of=of, **look)
 
 
 def _units(planned: Planned) -> str:

@@ -21,9 +21,9 @@ class TextTab(w.VBox):
         self.area = w.Textarea(description=label, rows=rows, continuous_update=False)
         self.area.observe(lambda _: None if self._quiet else changed(self), "value")
         self._note = w.HTML()
-        apply = w.Button(description="Apply", tooltip="Take this text over into the form")
-        apply.on_click(lambda _: changed(self))  # leaving the box has done it already, but who knows that
-        super().__init__([w.HTML(f'<div class="mm-quiet">{about}</div>'), self.area, apply, self._note])
+        self._apply = w.Button(description="Apply", tooltip="Take this text over into the form")
+        self._apply.on_click(lambda _: changed(self))  # leaving the box has done it already, but who knows that
+        super().__init__([w.HTML(f'<div class="mm-quiet">{about}</div>'), self.area, self._apply, self._note])
         self.add_class("mm-text")
         self.error: ParamError | None = None
 
@@ -35,10 +35,12 @@ class TextTab(w.VBox):
         """Show a text; locked: why it cannot be edited now."""
         self._quiet, self.area.value, self.area.disabled = True, text, locked is not None
         self._quiet = False
+        self.area.layout.display = None if text else "none"
+        self._apply.layout.display = "none" if locked else None
         self.say(None, locked)
 
     def say(self, error: ParamError | None, note: str | None = None) -> None:
         """Show what is wrong with the text."""
         self.error = error
-        words = f'<pre class="mm-error" role="alert">{escape(str(error))}</pre>' if error else ""
+        words = f'<div class="mm-error" role="alert">{escape(str(error))}</div>' if error else ""
         self._note.value = words or (f'<div class="mm-quiet">{escape(note)}</div>' if note else "")
