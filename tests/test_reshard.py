@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.tensors import model_tensors, optimizer_tensors
-from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
 from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.wrap import wrap_fsdp
 from tests.ranks import on_ranks
@@ -31,7 +31,9 @@ TAKEN_UP = {
     "FSDP1 hybrid on 4": (4, {"backend": "FSDP1", **HYBRID}),
     "FSDP2 sharded on 4": (4, {}),
     "DDP on 2": (2, {"backend": "DDP"}),
+    "FSDP1 flat on 2": (2, {"backend": "FSDP1", "use_orig_params": False}),
 }
+LOCAL = {"backend": "FSDP1", "state_dict_type": "LOCAL_STATE_DICT"}
 
 
 def full(tensors: dict) -> dict[str, torch.Tensor]:
@@ -49,6 +51,9 @@ def loss_of(model) -> float:
 
 
 def save_all(folder: Path, ranks: int) -> None:
+    if ranks == 2:
+        local = wrap_fsdp(tiny_flamingo(), FSDPParams(**LOCAL))
+        checkpoint.save(folder / "local", model=local, step=2, kind=StateDictType.LOCAL_STATE_DICT)
     for name in (name for name, (n, _) in SAVED.items() if n == ranks):
         fsdp = FSDPParams(**SAVED[name][1])
         model = wrap_fsdp(tiny_flamingo(tied="tied" in name), fsdp)
@@ -63,7 +68,8 @@ def save_all(folder: Path, ranks: int) -> None:
 
 def take_all_up(folder: Path, ranks: int) -> list[str]:
     """What is not as it was saved."""
-    wrong = []
+    said = refusal(folder) if ranks == 4 else "is a LOCAL_STATE_DICT of 2 ranks"
+    wrong = [] if "is a LOCAL_STATE_DICT of 2 ranks" in said else [f"local shards of 2 ranks on {ranks}: {said}"]
     for i, (how, (wanted, fields)) in enumerate(TAKEN_UP.items()):
         for name in list(SAVED)[i % 2 :: 2] if wanted == ranks else []:  # half of the pairs: each on each side
             fresh = tiny_flamingo(tied="tied" in name, seed=0)
@@ -79,6 +85,16 @@ def take_all_up(folder: Path, ranks: int) -> list[str]:
             if not abs(loss_of(model) / before - 1) < 1e-5:
                 wrong.append(f"{name} -> {how}: loss {loss_of(model)}, not {before}")
     return wrong
+
+
+def refusal(folder: Path) -> str:
+    """What taking up FSDP1's local shards of two ranks says here."""
+    model = wrap_fsdp(tiny_flamingo(), FSDPParams(**LOCAL))
+    try:
+        checkpoint.resume(model, build_optimizer(model, TrainParams())[0], folder / "local" / "step_00000002")
+    except ParamError as error:
+        return str(error)
+    return "nothing"
 
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

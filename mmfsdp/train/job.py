@@ -84,13 +84,17 @@ def joined_ranks(params: RunParams) -> Iterator[torch.device]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    print(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: {device}, process {os.getpid()} on {socket.gethostname()}"
+    )
     try:
-        place = f"{device}, process {os.getpid()} on {socket.gethostname()}"
-        print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {place}")
         yield device
         dist.barrier()
-    finally:
+    except runs.Preempted:
         dist.destroy_process_group()
+        raise
+    # Not after a failure: the others would be heard complaining of this rank before it has told its own cause.
+    dist.destroy_process_group()
 
 
 def pick_device(wanted: Device) -> torch.device:
