@@ -113,7 +113,7 @@ ANSWER = 0.5
 """Seconds in which a refusal by Slurm still reaches the caller of launch."""
 
 FIELDS = {
-    "partition": "partition", "account": "account", "qos": "qos", "feature": "constraint",
+    "account": "account", "partition": "partition", "qos": "qos", "feature": "constraint",
     "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
     "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
     "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",

@@ -86,6 +86,8 @@ def _of_files(folder: Path, record: RunRecord) -> dict[str, Any] | None:
     code = _end(folder)
     if code is None:
         return None
+    if (folder / "logs" / PREEMPTED).exists():
+        return {"status": Status.FAILED, "reason": "its ranks made room, but could not queue it again; resume it"}
     if code == 0:
         return {"status": Status.COMPLETED}
     first = _first_failed(folder, record)

@@ -48,15 +48,37 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
 GresTypes=gpu
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SlurmctldTimeout=30
 SlurmdTimeout=10
 KillWait=5
 MessageTimeout=10
-MinJobAge=300
+MinJobAge={memory}
+{accounting}
 NodeName=127.0.0.[1-2] NodeHostname={host} NodeAddr=127.0.0.[1-2] Port={nodes} CPUs=8 RealMemory=20000 Gres=gpu:4
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=5 State=UP
+"""
+
+WITH_ACCOUNTING = """AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={dbd}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageEnforce=associations"""
+
+DBD = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={dbd}
+SlurmUser=root
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={db}
+StorageUser=slurm
+StoragePass=slurm
 """
 
 SQUEUE = """#!/bin/sh
@@ -68,9 +90,10 @@ exec {real} "$@"
 
 
 class Cluster:
-    """One Slurm; `environment` reaches it."""
+    """One Slurm; `environment` reaches it. With accounting it has a database, and forgets finished jobs at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, accounting: bool = False) -> None:
+        self.accounting = accounting
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
         self.daemons: dict[str, subprocess.Popen] = {}
         self.environment = {
@@ -84,21 +107,21 @@ class Cluster:
         self._write_files()
         self._run("munged", "munged", "--foreground", "--force", *self._munge())
         until(lambda: (self.folder / "munge.socket").exists(), words=self.words)
+        if self.accounting:
+            self._start_accounting()
         self._run("slurmctld", "slurmctld", "-D")
         until(lambda: self.ask("scontrol", "ping").returncode == 0, words=self.words)
         for node in NODES:
             self.start_node(node)
         until(lambda: self.nodes() == {node: "idle" for node in NODES}, words=self.words)
 
-    def start_node(self, node: str, *, hidden: Path | None = None) -> None:
-        """Start a node's daemon, or start it anew; of the folder `hidden`, its jobs see nothing."""
+    def start_node(self, node: str, *, blind: bool = False) -> None:
+        """Start a node's daemon, or start it anew; a blind one's jobs see only what its owner or all may see."""
         if node in self.daemons:
             self.daemons[node].terminate()
             self.daemons.pop(node).wait()
-        command = ["slurmd", "-D", "-N", node]
-        if hidden is not None:
-            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
-        self._run(node, *command)
+        less = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if blind else []
+        self._run(node, *less, "slurmd", "-D", "-N", node)
 
     def stop_node(self, node: str) -> None:
         """Kill a node's daemon and all its jobs' processes, as when the machine goes down."""
@@ -165,16 +188,36 @@ class Cluster:
         (self.folder / "tmp").chmod(0o1777)
         for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
             os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        port, *nodes = free_ports()
+        port, dbd, self.db, *nodes = free_ports()
         host = socket.gethostname().split(".")[0]
-        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes))}
+        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
+        values["accounting"] = WITH_ACCOUNTING.format(**values) if self.accounting else ""
+        values["memory"] = 2 if self.accounting else 300
         (self.folder / "slurm.conf").write_text(CONFIG.format(**values))
+        (self.folder / "slurmdbd.conf").write_text(DBD.format(db=self.db, **values))
+        (self.folder / "slurmdbd.conf").chmod(0o600)
         (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-2] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         (self.folder / "bin/squeue").write_text(SQUEUE.format(folder=self.folder, real=shutil.which("squeue")))
         (self.folder / "bin/squeue").chmod(0o755)
+
+    def _start_accounting(self) -> None:
+        data, tongue = f"--datadir={self.folder}/db", f"--socket={self.folder}/db.socket"
+        method = "--auth-root-authentication-method=normal"
+        made = self.ask("mariadb-install-db", "--no-defaults", "--user=root", data, "--skip-test-db", method)
+        assert made.returncode == 0, made.stdout + made.stderr
+        network = ("--bind-address=127.0.0.1", f"--port={self.db}", f"--pid-file={self.folder}/db.pid")
+        self._run("mariadbd", "mariadbd", "--no-defaults", "--user=root", data, tongue, *network)
+        client = ("mariadb", "--no-defaults", tongue, "--user=root", "--execute")
+        until(lambda: self.ask(*client, "select 1").returncode == 0, words=self.words)
+        grant = "grant all on slurm_acct_db.* to slurm@'127.0.0.1' identified by 'slurm'"
+        self.ask(*client, f"{grant}; {grant.replace('127.0.0.1', 'localhost')}")
+        self._run("slurmdbd", "slurmdbd", "-D")
+        until(lambda: self.ask("sacctmgr", "--noheader", "show", "cluster").returncode == 0, words=self.words)
+        for what in (("cluster", "test"), ("account", "lab"), ("user", "root", "account=lab")):
+            self.ask("sacctmgr", "--immediate", "add", *what)
 
     def _munge(self) -> list[str]:
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "seed-file": "munge.seed"}
@@ -189,10 +232,11 @@ class Cluster:
 
 def missing() -> str | None:
     """Why there can be no such cluster here; None if there can."""
-    programs = ("munged", "slurmctld", "slurmd", "sbatch")
+    programs = ("munged", "slurmctld", "slurmd", "sbatch", "slurmdbd", "mariadbd")
     absent = [name for name in programs if not shutil.which(name)]
     if absent:
-        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends slurm-wlm munge"
+        packages = "slurm-wlm munge slurmdbd mariadb-server"
+        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends {packages}"
     return None if os.geteuid() == 0 else "only root can start slurmd"
 
 
@@ -206,13 +250,13 @@ def until(condition: Callable, *, seconds: float = 30.0, words: Callable[[], str
 
 
 def free_ports() -> list[int]:
-    """Three free ports, one after the other: Slurm takes those of nodes as a range, too."""
-    for first in range(17_000 + os.getpid() % 1000, 32_000, 3):
-        trials = [socket.socket() for _ in range(3)]
+    """Five free ports, one after the other."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 5):
+        trials = [socket.socket() for _ in range(5)]
         try:
             for number, trial in enumerate(trials):
                 trial.bind(("127.0.0.1", first + number))
-            return list(range(first, first + 3))
+            return list(range(first, first + 5))
         except OSError:
             continue
         finally:

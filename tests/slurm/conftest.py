@@ -25,8 +25,22 @@ def slurm():
 
 
 @pytest.fixture
-def cluster(slurm, monkeypatch):
+def accounted(monkeypatch):
+    """A Slurm of its own, with accounting."""
+    if reason := missing():
+        pytest.skip(reason)
+    cluster = Cluster(accounting=True)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(request, monkeypatch):
     """The Slurm, with an environment that reaches it and no job of an earlier test."""
+    slurm = request.getfixturevalue("accounted" if "accounted" in request.fixturenames else "slurm")
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tempfile.tempdir", None)  # TMPDIR is read again: answers of squeue are this cluster's

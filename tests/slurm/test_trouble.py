@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mmfsdp import ParamError
+from mmfsdp.launch import slurm as submission
 from mmfsdp.runs import Status, queue
 from tests.slurm.cluster import NODES, until
 
@@ -27,7 +29,8 @@ def drained(cluster):
 
 WATCHER = """
 import sys, time
-from mmfsdp import Run
+from mmfsdp import ParamError
+from mmfsdp.launch import slurm as submission
 runs, until = [Run.open(path) for path in sys.argv[2:]], time.time() + float(sys.argv[1])
 while time.time() < until:
     states = [run.state() for run in runs]
@@ -80,9 +83,10 @@ def test_squeue_may_fail_for_a_while(submit, cluster):
 
 def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path):
     hidden = tmp_path / "hidden"
-    hidden.mkdir()
+    hidden.mkdir(mode=0o700)
+    os.chown(hidden, 65534, 65534)
     for node in NODES[1], NODES[0]:
-        cluster.start_node(node, hidden=hidden)
+        cluster.start_node(node, blind=True)
         until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
         run = submit("stream", **{"launch.folder": str(hidden), "launch.name": f"without-{node}"})
         state = run.wait(60)
@@ -101,7 +105,8 @@ class Bomb:
 OPENER = """
 import os, sys
 import mmfsdp.params, mmfsdp.runs.slurm
-from mmfsdp import Run
+from mmfsdp import ParamError
+from mmfsdp.launch import slurm as submission
 os.setuid(65534)
 run = Run.open(sys.argv[1])
 print(run.state(), run.logs(0), run.metrics(), run.result(), run.events(), run.params.launch.name)
@@ -123,3 +128,17 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
     sources = [path.read_text() for room in ("launch", "runs") for path in (ROOT / "mmfsdp" / room).glob("*.py")]
     unpickling = ("pickle.load", ".result()", ".results()", "result_pickle")
     assert not [word for word in unpickling for source in sources if word in source]
+
+
+def test_accounting_knows_what_squeue_has_forgotten(accounted, submit, monkeypatch):
+    monkeypatch.setattr(submission, "ANSWER", 30)
+    with pytest.raises(ParamError, match="^launch.account: .*Invalid account"):
+        submit("places", **{"launch.account": "nope"})
+    run = submit("stream", **{"launch.account": "lab"})
+    until(lambda: (run.path / "logs/rank0.json").exists(), words=lambda: str(run.state()))
+    accounted.ask("scancel", run.job)
+    until(lambda: run.job not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
+    state = run.wait(60)
+    assert state.status is Status.CANCELLED and state.reason.endswith(
+        "from outside, by scancel or the cluster's managers (by 0)"
+    )

@@ -1,0 +1,21 @@
+"""The page on clusters says what is so: its profile is one, its batch file is the one, and no field is left out."""
+
+import re
+from pathlib import Path
+
+from mmfsdp.cli import parse
+from mmfsdp.launch import sbatch_text
+from mmfsdp.params.launch import SLURM_FIELDS
+
+PAGE = (Path(__file__).resolve().parents[2] / "notebooks/reference/clusters.md").read_text()
+
+
+def test_the_page_on_clusters_is_true(tmp_path, monkeypatch):
+    profile, command, batch = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters/lab.yaml").write_text(profile)
+    monkeypatch.chdir(tmp_path)
+    text = sbatch_text(parse("launch", command.split()[2:]))
+    assert text.startswith(batch + "\n# setup\n"), text
+    assert "/shared/venv/bin/python" in text and "module load cuda/12.4" in text
+    assert [field for field in SLURM_FIELDS if f"`{field}`" not in PAGE] == []
