@@ -88,9 +88,8 @@ def verify(checkpoint: Path, marker: dict[str, Any]) -> None:
         raise damaged(checkpoint, names[bad.index(True)])
     strange = sorted({str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*.safetensors")} - set(names))
     if any(any_rank([bool(strange)])):  # torch would read its tensors, too
-        raise DamagedCheckpoint(
-            "checkpoint", f"{checkpoint} holds {strange or 'files'} that were not saved; remove them"
-        )
+        text = f"{checkpoint} holds {', '.join(strange) or 'files'}, which no save has put there; remove them"
+        raise DamagedCheckpoint("checkpoint", text)
 
 
 def damaged(checkpoint: Path, name: str) -> DamagedCheckpoint:
