@@ -80,7 +80,7 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     tiny_run(folder)
-    failed = on_ranks(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(20)])
+    failed = on_ranks(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(30)])
     assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
     return folder
 
