@@ -28,20 +28,26 @@ def sweep(argv: list[str]) -> int:
         return 0
     if not argv[0].startswith("-"):
         return _look(argv)
-    from .cli import parse, prepare
+    from .cli import prepare
     from .launch import sweep as start
 
-    detach = "--detach" in argv
-    argv = [word for word in argv if word != "--detach"]
-    asked = _read_file(_taken(argv, "--file"))
-    asked["grid"] = asked.get("grid", {}) | dict(_choices(text) for text in _taken(argv, "--grid", many=True))
-    if at_once := _taken(argv, "--at-once"):
-        asked["at_once"] = _number(at_once[0])
-    params = parse("sweep", argv)
+    params, asked, detach = read(argv)
     prepare(params)
     found = start(params, check=_plan_check(), **asked)
     print(f"{found.path}: {len(found.members)} runs, {asked.get('at_once', 1)} at a time", flush=True)
     return 0 if detach else _follow(found)
+
+
+def read(argv: list[str]) -> tuple[RunParams, dict[str, Any], bool]:
+    """The shared parameters, the other arguments of `launch.sweep`, and whether to return at once."""
+    from .cli import parse
+
+    argv, detach = [word for word in argv if word != "--detach"], "--detach" in argv
+    asked = _read_file(_taken(argv, "--file"))
+    asked["grid"] = asked.get("grid", {}) | dict(_choices(text) for text in _taken(argv, "--grid", many=True))
+    if at_once := _taken(argv, "--at-once"):
+        asked["at_once"] = _number(at_once[0])
+    return parse("sweep", argv), asked, detach
 
 
 def _look(argv: list[str]) -> int:

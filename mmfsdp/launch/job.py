@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from submitit import JobEnvironment
 
-from ..runs import RESERVE, Preempted, RunRecord, listen, write_json
+from ..runs import NOTICE, RESERVE, Preempted, RunRecord, asked, last_row, listen, note, write_json
 from ..runs.processes import process_start
-from ..runs.slurm import FAILED, PREEMPTED
+from ..runs.slurm import FAILED, LIFE, PREEMPTED
 from . import within
 
 VISIBLE = "MMFSDP_CUDA_VISIBLE_DEVICES"
@@ -41,7 +41,7 @@ def run_rank(folder: str) -> None:
     job = JobEnvironment()
     _prepare(job, record)
     word = {"rank": job.global_rank, "host": socket.gethostname(), "pid": os.getpid()}
-    word["start"] = process_start(os.getpid())
+    word |= {"start": process_start(os.getpid()), "life": os.environ.get(LIFE, "0")}
 
     def say(**more: Any) -> None:
         write_json(path / "logs" / f"rank{job.global_rank}.json", word | {"time": time.time()} | more)
@@ -52,11 +52,15 @@ def run_rank(folder: str) -> None:
     say(state="running")
     if record.executor == "slurm" and job.global_rank == 0:
         within.start(path)
+        if word["life"] != "0":
+            text = f"Slurm has started its job again, for the {word['life']}. time"
+            note(path, "requeued", step=last_row(path).get("step", 0), text=text)
     try:
         find(record.entry)(path)
     except Preempted as preempted:
         say(state="preempted", step=preempted.step)
-        (path / "logs" / PREEMPTED).touch()
+        if asked(NOTICE):  # after SIGTERM, the end or a new start is Slurm's affair
+            (path / "logs" / PREEMPTED).touch()
         raise SystemExit(0) from None
     except BaseException as error:
         (path / "logs" / RESERVE).unlink(missing_ok=True)  # on a full disk, room for the words to come

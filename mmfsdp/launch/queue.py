@@ -1,4 +1,5 @@
-"""`python -m mmfsdp.launch.queue SWEEP`: starts a sweep's members, a few at a time, until none is left."""
+"""`python -m mmfsdp.launch.queue SWEEP`: starts a sweep's members, a few at a time, until none is left; on Slurm it
+submits them as one job array."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ..runs import is_run, run_state, write_json
+from .array import submit_array
 from .start import launch
 from .sweeps import LOCK, Sweep
 
@@ -18,6 +20,8 @@ POLL = 0.3
 
 def work(sweep: Sweep) -> None:
     """Start members while there are some, fewer run than may, and nobody has cancelled the sweep."""
+    if sweep.shared.launch.executor.value == "slurm":
+        return submit_array(sweep, [name for name in sweep.members if _waits(sweep.path, name)])
     at_once, entry = sweep._read("at_once", 1), sweep._read("entry", "")
     while not (sweep.path / "cancel").exists():
         started = [sweep.path / name for name in sweep.members if is_run(sweep.path / name)]

@@ -25,7 +25,7 @@ class Silence:
 
     def __init__(self, folder: Path, record: RunRecord):
         self.folder, self.limit, self.ranks = folder, record.silence_s, record.ranks
-        self.longest = 0.0
+        self.longest, self.since = 0.0, time.time()
         self.beats: dict[int, tuple[float, str]] = {}
         self.stopped: dict[int, float] = {}
 
@@ -54,6 +54,8 @@ class Silence:
             at, doing = path.stat().st_mtime, path.read_text().strip()
         except FileNotFoundError:
             return
+        if at < self.since:
+            return  # of an earlier life of the run
         before, did = self.beats.get(rank, (at, doing))
         if did.startswith("step") and "save" not in did and before != at:
             self.longest = max(self.longest, at - before)

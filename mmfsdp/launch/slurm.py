@@ -145,9 +145,7 @@ def submit(folder: Path) -> None:
     """Submit a run from its folder. What sbatch says, good or bad, is then in status.json."""
     from ..params import RunParams
 
-    environment = clean_environment(dict(os.environ))
-    os.environ.clear()
-    os.environ.update(environment | {"SUBMITIT_LOG_LEVEL": "CRITICAL", "PYTHONUNBUFFERED": "1"})
+    enter_clean_environment()
     (folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
     if (folder / "cancel").exists():
         write_json(folder / "status.json", {"status": Status.CANCELLED, "reason": "cancelled"})
@@ -161,6 +159,13 @@ def submit(folder: Path) -> None:
     write_json(folder / "status.json", {"status": Status.QUEUED, "job": job.job_id, "submitted": time.time()})
     if (folder / "cancel").exists():
         stop_job(job.job_id)
+
+
+def enter_clean_environment() -> None:
+    """From now on this process, which is there to submit, has the environment that jobs are to have."""
+    environment = clean_environment(dict(os.environ))
+    os.environ.clear()
+    os.environ.update(environment | {"SUBMITIT_LOG_LEVEL": "CRITICAL", "PYTHONUNBUFFERED": "1"})
 
 
 def refusal(said: str) -> str:

@@ -32,7 +32,7 @@ def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
     `entry` ("module:function") is called with the run folder on every rank, the torch.distributed variables set.
     Raises ParamError if the run's name is taken, or Slurm refuses it at once; a later refusal is in its state.
     """
-    _check(params)
+    check(params)
     folder = make_folder(params.launch)
     return _begin(folder, params, entry)
 
@@ -43,11 +43,17 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
     The ranks take up the newest complete checkpoint, or that of `step`; newer ones are put aside. `params` replace
     the run's own. Raises ParamError if the run goes on by itself, is complete, or is being resumed by another.
     """
+    params = params or Run.open(folder).params
+    check(params)
+    return _begin(folder, params, reopen(folder, step=step, params=params))
+
+
+def reopen(folder: Path, *, step: int | None, params: RunParams) -> str:
+    """Make the folder of a run that is over ready for its going on; the entry function to go on with."""
     from ..params import ParamError
 
     run, checkpoints = Run.open(folder), folder / "checkpoints"
-    state, record, params = run.state(), run.record, params or run.params
-    _check(params)
+    state, record = run.state(), run.record
     if not state.done:
         raise ParamError("run", f"{folder} is {state}; cancel it before it is resumed")
     newest = complete_checkpoints(checkpoints)[-1:]
@@ -65,25 +71,29 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
     for pattern in ("status.json", "cancel", "drill", "logs/rank*", "logs/*.pkl"):  # job ids come round again
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
-    return _begin(folder, params, record.entry if record else ENTRY)
+    return record.entry if record else ENTRY
 
 
-def _check(params: RunParams) -> None:
+def check(params: RunParams) -> None:
     """Raises ParamError for what can be known to fail."""
     if params.launch.executor.value == "local":
         return params.fsdp.check_machine()
-    from .slurm import check
+    from .slurm import check as ask
 
-    check(params)
+    ask(params)
 
 
 def _begin(folder: Path, params: RunParams, entry: str) -> Run:
     """Start the supervisor of a folder that holds no live run; on Slurm, the process that submits it."""
-    local = params.launch.executor.value == "local"
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
-    supervisor = _detach(folder, identity)
-    started = process_start(supervisor.pid)
+    write_record(folder, params, entry, identity=identity, pid=_detach(folder, identity).pid)
+    return Run(folder)
+
+
+def write_record(folder: Path, params: RunParams, entry: str, *, identity: str, pid: int) -> None:
+    """run.json: the run is in the care of process `pid` from now on."""
+    local, started = params.launch.executor.value == "local", process_start(pid)
     RunRecord(
         executor=params.launch.executor.value,
         entry=entry,
@@ -95,14 +105,13 @@ def _begin(folder: Path, params: RunParams, entry: str) -> Run:
         silence_s=params.launch.silence_s,
         device=params.train.device.value,
         host=socket.gethostname(),
-        pid=supervisor.pid,
+        pid=pid,
         start=time.time() if started is None else started,
         identity=identity,
         created=time.time(),
         version=mmfsdp.__version__,
         commit=_commit(),
     ).write(folder)
-    return Run(folder)
 
 
 def make_folder(params: LaunchParams) -> Path:

@@ -20,6 +20,8 @@ from filelock import FileLock, Timeout
 from ..runs import PathLike, RunState, Status, is_run, read_json, run_state, write_json
 from ..runs.listing import SWEEP, text_table
 from .run import Run
+from .start import check as look
+from .start import make_folder
 
 if TYPE_CHECKING:
     from ..params import RunParams
@@ -51,6 +53,7 @@ def sweep(
 
     members = [dict(o) | g for o in overrides or [{}] for g in _combinations(grid or {})]
     checked = _checked(params, members, at_once)
+    look(checked[0])
     if check:
         for member in checked:
             check(member)
@@ -82,12 +85,17 @@ class Sweep:
         """In what each member differs from base.yaml, by its name."""
         return {f"{i:03d}": values for i, values in enumerate(self._read("members", []))}
 
-    def params(self, name: str) -> RunParams:
-        """The whole parameters of a member."""
+    @property
+    def shared(self) -> RunParams:
+        """What the members share: base.yaml."""
         from ..params import RunParams
 
+        return RunParams.from_yaml(self.path / "base.yaml")
+
+    def params(self, name: str) -> RunParams:
+        """The whole parameters of a member."""
         own = {"launch.folder": str(self.path), "launch.name": name}
-        return RunParams.from_yaml(self.path / "base.yaml").change(**self.members[name], **own)
+        return self.shared.change(**self.members[name], **own)
 
     def run(self, name: str) -> Run:
         """A member that was started."""
@@ -213,10 +221,12 @@ def _checked(params: RunParams, members: Sequence[Values], at_once: int) -> list
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
     if not 1 <= len(members) <= MOST:
         raise ParamError("sweep", f"makes {len(members)} runs; it may make 1 to {MOST}")
-    found = []
+    found, array = [], params.launch.executor.value == "slurm"
     for values in members:
         if own := {"launch.name", "launch.folder", "launch.executor", "launch.replace"} & values.keys():
             raise ParamError(min(own), "is the same for all of a sweep; set it in the shared parameters")
+        if array and (own := {key for key in values if key.startswith("launch.") or key == "train.device"}):
+            raise ParamError(min(own), "is the same for all of a job array; set it in the shared parameters")
         try:
             found.append(params.change(**values))
         except ParamError as error:
@@ -229,8 +239,6 @@ def _checked(params: RunParams, members: Sequence[Values], at_once: int) -> list
 
 def _make_folder(params: RunParams) -> Path:
     """A new folder for the sweep, for its owner alone."""
-    from .start import make_folder
-
     folder = make_folder(params.launch)
     (folder / "logs").rmdir()  # each member has its own
     return folder

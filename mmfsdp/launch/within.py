@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 from submitit import JobEnvironment
 
-from ..runs import RESERVE, RunRecord, Status, read_json, write_json
+from ..runs import NOTICE, RESERVE, RunRecord, Status, read_json, write_json
+from ..runs.slurm import LIFE
 from ..runs.state import last_log_lines, rank_word
 from .silence import DUMP, SLOW, Silence
 
@@ -39,6 +40,7 @@ def watch(folder: Path) -> None:
     while rank0.is_running() and os.getppid() == rank0.pid:
         if (folder / "cancel").exists():
             return rank0.kill()
+        _drill(folder, record)
         if verdict := _absent(folder, record, since) or silence.verdict(_seen_from_here(folder, record, rank0, since)):
             return _end(folder, verdict, rank0)
         time.sleep(min(1.0, record.silence_s / 10))
@@ -62,6 +64,25 @@ def _absent(folder: Path, record: RunRecord, since: float) -> dict[str, Any] | N
 _LAUNCH = re.compile(r"^srun: error: .*launch failed.*$", re.MULTILINE)
 
 
+def _drill(folder: Path, record: RunRecord) -> None:
+    """Pass a drill on as Slurm would, to all ranks at once, as soon as each of them listens."""
+    if not (folder / "drill").exists():
+        return
+    words = [rank_word(folder, rank) for rank in range(record.ranks)]
+    if all((word.get("state"), word.get("life")) == ("running", os.environ.get(LIFE, "0")) for word in words):
+        (folder / "drill").unlink(missing_ok=True)
+        if not _signal_all("USR2"):
+            os.kill(words[0]["pid"], NOTICE)  # one is enough: it tells the others
+
+
+def _signal_all(name: str) -> bool:
+    """Send a signal to all processes of the job. False where Slurm's commands are missing."""
+    if shutil.which("scancel"):
+        command = ["scancel", f"--signal={name}", os.environ["SLURM_JOB_ID"]]
+        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+    return False
+
+
 def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, since: float) -> dict[int, psutil.Process]:
     """Ranks on this node, as they themselves have said."""
     found = {0: rank0}
@@ -73,8 +94,7 @@ def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, sinc
 
 
 def _end(folder: Path, verdict: dict, rank0: psutil.Process) -> None:
-    if "traceback" in verdict and shutil.which("scancel"):  # stacks of ranks on other nodes, too
-        subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], capture_output=True, timeout=30)
+    if "traceback" in verdict and _signal_all("USR1"):  # stacks of ranks on other nodes, too
         time.sleep(DUMP)
         verdict["traceback"] = last_log_lines(folder, verdict["rank"])
     (folder / "logs" / RESERVE).unlink(missing_ok=True)

@@ -18,6 +18,9 @@ FAILED = "ranks.failed"
 """File in logs/: some rank has failed, as its own word says."""
 PREEMPTED = "ranks.preempted"
 """File in logs/: the ranks have saved and made room; the job is to be queued again."""
+LIFE = "SLURM_RESTART_COUNT"
+"""Environment variable of a job: how often it was started before; missing the first time."""
+NODE_FAILED = "srun: error: Node failure on "
 BORN = 60.0
 """Seconds that a submission may take."""
 UNSEEN = 30.0
@@ -88,10 +91,12 @@ def _of_files(folder: Path, record: RunRecord) -> dict[str, Any] | None:
         return None
     if (folder / "logs" / PREEMPTED).exists():
         return {"status": Status.FAILED, "reason": "its ranks made room, but could not queue it again; resume it"}
-    if code == 0:
+    if code == 0 and all(rank_word(folder, rank).get("state") != "preempted" for rank in range(record.ranks)):
         return {"status": Status.COMPLETED}
     first = _first_failed(folder, record)
-    return {"status": Status.FAILED, **failure_of(first)} if first else None
+    if not first or NODE_FAILED in last_log_lines(folder, 0, size=40_000):
+        return None  # a job that has lost a node, Slurm starts again
+    return {"status": Status.FAILED, **failure_of(first)}
 
 
 def _end(folder: Path) -> int | None:

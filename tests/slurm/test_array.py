@@ -1,0 +1,46 @@
+"""A sweep on a real Slurm: one job array, no more at once than was asked, failed members again alone."""
+
+import re
+
+import pytest
+
+from mmfsdp import ParamError, sweep
+from mmfsdp.runs import Status
+from tests.slurm.cluster import until
+from tests.slurm.conftest import ROOT, light
+
+ENTRY = "tests.launch_entries:member"
+
+
+def test_a_sweep_is_a_job_array(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+    with pytest.raises(ParamError, match="launch.nodes: is the same for all of a job array"):
+        sweep(base, grid={"launch.nodes": [1, 2]})
+    found = sweep(base, grid={"train.lr": [1, 2, 3]}, at_once=2, entry=ENTRY)
+    most = 0
+
+    def over() -> bool:
+        nonlocal most
+        lines = cluster.ask("squeue", "--noheader", "--array", "--format=%i %T").stdout.splitlines()
+        most = max(most, sum(line.endswith("RUNNING") for line in lines))
+        return found.done()
+
+    until(over, seconds=120, words=lambda: str(found))
+    assert most == 2
+    jobs = [found.run(name).job for name in found.members]
+    assert len({job.partition("_")[0] for job in jobs}) == 1 and [job[-2:] for job in jobs] == ["_0", "_1", "_2"]
+    assert [row["state"] for row in found.rows()] == ["COMPLETED", "FAILED", "COMPLETED"]
+    assert "a bad member" in found.rows()[1]["why"] and found.run("002").logs(1) == ""
+    assert re.search("#SBATCH --array=0,1,2%2\n", (found.path / "array.sh").read_text())
+    assert found.again() == ["001"] and found.wait(120)["001"].ok
+    assert found.run("001").job != jobs[1] and found.run("000").job == jobs[0]
+
+
+def test_a_waiting_and_running_array_is_cancelled_whole(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+    found = sweep(base, grid={"train.lr": [7, 8, 9]}, at_once=1, entry=ENTRY)
+    until(lambda: found.states()["000"].step, seconds=60, words=lambda: str(found))
+    assert found.states()["002"].status is Status.QUEUED
+    assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()

@@ -1,0 +1,117 @@
+"""Preemption, time limit, node failure and requeue on a real Slurm: nothing is lost beyond the last save, and the run
+ends as the unbroken one does, to the last bit."""
+
+import os
+import time
+
+import pytest
+
+from mmfsdp import Run, launch
+from tests.slurm.cluster import until
+from tests.slurm.conftest import ROOT
+from tests.test_preempt import kinds
+from tests.test_resume import curve, final, rows
+from tests.tiny_run import tiny_run
+
+SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 5}
+ENTRY = "tests.slurm.entries:trains"
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+
+
+def resumed(run: Run) -> list[int]:
+    return [step for kind, step in kinds(run) if kind == "resumed"]
+
+
+def steps_done(run: Run, more: int = 2) -> int:
+    """The step it is at, once it has done so many more since it was last taken up."""
+    start = resumed(run)[-1] if resumed(run) else 0
+    return until(lambda: (s := run.state()).step >= start + more and s.step, seconds=240, words=lambda: told(run))
+
+
+def told(run: Run) -> str:
+    logs = "\n".join(f"{p.name}: {p.read_text()[-300:]}" for p in sorted((run.path / "logs").glob("rank*")))
+    said = (run.path / "status.json").read_text()
+    return f"{run.state()}\n{said}\n{logs}\n{run.events()}\n{run.logs(0)[-3000:]}"
+
+
+def release(run: Run, cluster) -> None:
+    """Slurm holds a requeued job for two minutes; here for two seconds, since a start in the second of the requeue is
+    refused: its credential counts as revoked."""
+    if cluster.ask("squeue", "--noheader", "--format=%r", f"--jobs={run.job}").stdout.strip() == "BeginTime":
+        time.sleep(2)
+        cluster.ask("scontrol", "update", f"jobid={run.job}", "StartTime=now")
+
+
+def goes_on(run: Run, cluster, times: int) -> None:
+    """Until it is resumed so many times."""
+
+    def begun() -> bool:
+        time.sleep(0.5)
+        release(run, cluster)
+        assert not run.state().done, told(run) + cluster.words()
+        return len(resumed(run)) >= times
+
+    until(begun, seconds=240, words=lambda: told(run))
+
+
+def ends_like(run: Run, whole: Run, cluster) -> None:
+    """Wait for its end, whatever is requeued on the way, and compare."""
+
+    def over() -> bool:
+        time.sleep(0.5)
+        release(run, cluster)
+        return run.state().done
+
+    until(over, seconds=240, words=lambda: told(run))
+    assert run.state().ok, told(run)
+    assert curve(run.path) == curve(whole.path) and final(run.path) == final(whole.path)
+    for rank in range(2):
+        assert [row["step"] for row in rows(run.path, rank)] == list(range(1, whole.state().steps + 1))
+    assert [p for p in (run.path / "checkpoints").iterdir() if not p.name.startswith("step_")] == []
+
+
+def saving(run: Run) -> bool:
+    return any((run.path / "checkpoints").glob(".*.writing"))
+
+
+def test_every_way_to_be_requeued_loses_nothing(cluster, tmp_path, paths):
+    params = tiny_run(tmp_path, **{"train.steps": 48, "train.save_every": 4, "train.keep_last": 2})
+    limit = {"launch.nodes": 1, "launch.exclude": "127.0.0.2", "launch.timeout_min": 2}
+    limited = launch(params.change(**SLURM | limit | {"launch.name": "limited"}), entry=ENTRY)
+    run = launch(params.change(**SLURM), entry=ENTRY)
+    whole = launch(params.change(**{"launch.name": "whole"}))
+
+    at = steps_done(run)
+    run.drill()
+    goes_on(run, cluster, 1)
+    assert resumed(run)[0] >= at, "saved at the step boundary"
+
+    until(lambda: saving(run), seconds=240, words=lambda: told(run))
+    cluster.ask("scancel", "--signal=USR2", run.job)
+    goes_on(run, cluster, 2)
+
+    steps_done(run)
+    cluster.ask("scontrol", "requeue", run.job)
+    goes_on(run, cluster, 3)
+
+    at = steps_done(run, more=4)
+    cluster.stop_node("127.0.0.2")
+    until(lambda: "down" in cluster.nodes()["127.0.0.2"], seconds=60, words=lambda: str(cluster.nodes()))
+    cluster.start_node("127.0.0.2")
+    goes_on(run, cluster, 4)
+    assert at - 4 <= resumed(run)[3], "nothing is lost beyond the last save"
+
+    at = steps_done(run)
+    cluster.ask("scancel", "--signal=USR2", run.job)
+    goes_on(run, cluster, 5)
+    assert resumed(run)[4] >= at
+    assert whole.wait(240).ok
+    ends_like(run, whole, cluster)
+    assert [kind for kind, _ in kinds(run)].count("requeued") == 5
+
+    ends_like(limited, whole, cluster)
+    assert [kind for kind, _ in kinds(limited)] == ["preempted", "requeued", "resumed"], "before its time was up"
