@@ -15,17 +15,20 @@ from transformers import PreTrainedModel
 from .data.multimodal import MultimodalProcessor, add_placeholders
 from .data.processor import Processor
 from .models import (
+    AudioEncoder,
     Flamingo,
     MediaModel,
     ModalEncoder,
     MultimodalModel,
     TokenIds,
     VisionEncoder,
+    Weights,
     build_audio,
     build_language,
     build_vision,
     kept_tokens,
     load_tokenizer,
+    origins,
 )
 from .params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
 
@@ -43,11 +46,43 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel,
     vision_params, language_params = (found_backbone(params, part, meta) for part in ("vision", "language"))
     vision = build_vision(vision_params, meta=meta)
     language = build_language(language_params, meta=meta)
-    tokenizer = _tokenizer(language_params, meta)
+    return _joined(params, vision, language, _tokenizer(language_params, meta), _encoders(params, meta), meta)
+
+
+def open_model(params: ModelParams, *, read: bool = True) -> tuple[MediaModel, Processor | None, Weights | None]:
+    """As `build_model`, but on the meta device, and with what hands out its weights one by one.
+
+    That is None without `read`, and where a backbone has no safetensors files, or names in them that only its library
+    can read: then `build_model` must hold the weights whole. Raises ParamError as it does, and for a damaged file or a
+    wrong shape.
+    """
+    parts = [*(found_backbone(params, part) for part in ("vision", "language")), *params.encoders]
+    vision, language = build_vision(parts[0], meta=True), build_language(parts[1], meta=True)
+    encoders = _encoders(params, meta=True)
+    modules = [vision.visual, language, *(encoder.audio for encoder in encoders)]
+    fields = ["vision", "language", *(f"encoders.{i}" for i in range(len(encoders)))]
+    known = [origins(m, p.weights, field) if read else None for m, p, field in zip(modules, parts, fields, strict=True)]
+    model, processor = _joined(params, vision, language, _tokenizer(parts[1], False), encoders, True)
+    try:
+        weights = Weights(model, [o for part in known for o in part or ()]) if all(known) else None
+    except LookupError:
+        weights = None
+    return model, processor, weights
+
+
+def _joined(
+    params: ModelParams,
+    vision: VisionEncoder,
+    language: PreTrainedModel,
+    tokenizer: Any,
+    encoders: list[AudioEncoder],
+    meta: bool,
+) -> tuple[MediaModel, Processor | None]:
+    """The model of its parts, and its processor."""
     if tokenizer is not None:
         language.generation_config.eos_token_id = tokenizer.eos_token_id
     if params.kind is ModelKind.MULTIMODAL:
-        return _multimodal(params, vision, language, tokenizer, meta)
+        return _multimodal(params, vision, language, tokenizer, encoders, meta)
     processor, tokens = _processor(language, vision, tokenizer)
     model = Flamingo(
         vision,
@@ -117,8 +152,17 @@ def _processor(language: PreTrainedModel, vision: VisionEncoder, tokenizer: Any)
     return processor, TokenIds(**ids, known=known, new=len(tokenizer) - known)
 
 
+def _encoders(params: ModelParams, meta: bool) -> list[AudioEncoder]:
+    return [build_audio(one, meta=meta) for one in params.encoders]
+
+
 def _multimodal(
-    params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, meta: bool
+    params: ModelParams,
+    vision: VisionEncoder,
+    language: PreTrainedModel,
+    tokenizer: Any,
+    encoders: list[AudioEncoder],
+    meta: bool,
 ) -> tuple[MultimodalModel, Processor | None]:
     resampler = {
         "num_latents": params.num_latents,
@@ -127,8 +171,8 @@ def _multimodal(
         "head_dim": params.attention_head_dim,
     }
     parts = {"vision": ModalEncoder(vision, params.projector, resampler)}
-    for one in params.encoders:
-        parts[one.modality.value] = ModalEncoder(build_audio(one, meta=meta), one.projector, resampler)
+    for one, encoder in zip(params.encoders, encoders, strict=True):
+        parts[one.modality.value] = ModalEncoder(encoder, one.projector, resampler)
     if params.lora_rank:
         add_lora(language, params.lora_rank, meta=meta)
     placeholders = None if tokenizer is None else add_placeholders(tokenizer, parts)

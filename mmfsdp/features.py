@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,24 +34,35 @@ class FeatureCache:
     """Pictures that the encoder has seen."""
 
     @classmethod
-    def open(cls, params: RunParams, model: nn.Module, device: torch.device) -> FeatureCache | None:
+    def open(
+        cls,
+        params: RunParams,
+        model: nn.Module,
+        device: torch.device,
+        read: Callable[[str], Tensor] | None = None,
+    ) -> FeatureCache | None:
         """The cache that `data.feature_cache` asks for, if it does. Every rank must call it, with the unwrapped model.
 
-        Raises ParamError if the encoder trains.
+        read: gives rank 0's tensors by name where its model is on the meta device. Raises ParamError if the encoder
+        trains.
         """
         if params.data.feature_cache is None:
             return None
         places = dict(model.named_modules())
-        encoder = next((places[name] for name in ("vision_encoder", "encoders.vision") if name in places), None)
-        if encoder is None:
+        place = next((name for name in ("vision_encoder", "encoders.vision") if name in places), None)
+        if place is None:
             raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
+        encoder = places[place]
         if trains := [name for name, p in encoder.named_parameters() if p.requires_grad]:
             raise ParamError(
                 "data.feature_cache",
                 f"the vision encoder trains ({trains[0]} and {len(trains) - 1} more), so that its features change; "
                 "freeze vision_encoder.* in model.freeze, or unset it",
             )
-        key = [fingerprint(encoder, params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)]
+        key = [""]
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            settings = (params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)
+            key = [fingerprint(encoder, *settings, read=read and (lambda name: read(f"{place}.{name}")))]
         if dist.is_initialized():
             dist.broadcast_object_list(key)
         return cls(Path(params.data.feature_cache).expanduser() / key[0], device)
@@ -91,12 +102,13 @@ class FeatureCache:
         return self.folder / name[:2] / name[2:]
 
 
-def fingerprint(encoder: nn.Module, *settings: object) -> str:
-    """A hash of a module's structure and weights, and of what else its output depends on."""
+def fingerprint(encoder: nn.Module, *settings: object, read: Callable[[str], Tensor] | None = None) -> str:
+    """A hash of a module's structure and weights (which `read` gives, if set), and of what else its output needs."""
     found = hashlib.blake2b(repr((encoder, torch.__version__, *map(str, settings))).encode(), digest_size=16)
     for name, tensor in encoder.state_dict().items():
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        tensor = read(name) if read else tensor
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

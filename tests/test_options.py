@@ -1,5 +1,7 @@
 """What an option promises is seen in the wrapped model on real ranks: recomputing, compiling, formats."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from mmfsdp.measure import cpu_memory
 from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.params.options import options_page
 from mmfsdp.wrap import wrap_fsdp
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
@@ -119,3 +122,8 @@ def test_compiling_without_a_compiler_is_refused_before_launch(monkeypatch):
         FSDPParams(compile_units=True).check_machine()
     with pytest.raises(ParamError, match="compile_units: .* remove use_orig_params"):
         FSDPParams(backend="FSDP1", use_orig_params=False, compile_units=True)
+
+
+def test_the_page_of_options_is_what_the_code_says():
+    page = Path(__file__).parent.parent / "notebooks" / "reference" / "options.md"
+    assert page.read_text() == options_page(), "run python -m mmfsdp.params.options > notebooks/reference/options.md"

@@ -7,6 +7,7 @@ from .language import build_language, load_tokenizer
 from .multimodal import ModalEncoder, MultimodalModel
 from .tokens import TokenIds, kept_tokens
 from .vision import VisionEncoder, build_vision
+from .weights import Weights, origins
 
 __all__ = [
     "AudioEncoder",
@@ -17,9 +18,11 @@ __all__ = [
     "MultimodalModel",
     "TokenIds",
     "VisionEncoder",
+    "Weights",
     "build_audio",
     "build_language",
     "build_vision",
     "kept_tokens",
     "load_tokenizer",
+    "origins",
 ]

@@ -53,6 +53,12 @@ class GatedCrossAttention(nn.Module):
         self.ff = feed_forward(dim)
         self.ff_gate = nn.Parameter(torch.zeros(1))
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Close the gates."""
+        self.attn_gate.zero_()
+        self.ff_gate.zero_()
+
     def forward(self, text: torch.Tensor, media: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor:
         """text (B, L, D), media (B, M, V), mask (B, 1, L, M) -> (B, L, D). Without media only the feed-forward acts."""
         x = text.to(self.attn_gate.dtype)  # the frozen decoder may be kept in another format

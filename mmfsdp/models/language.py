@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..params import BackboneParams, ParamError
@@ -27,7 +28,11 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
         return build_language(replace(params, name=params.weights, weights=None), meta=True)
-    model = _pretrained(AutoModelForCausalLM, params.weights, "language.weights", dtype=torch.float32)
+    model, info = _pretrained(
+        AutoModelForCausalLM, params.weights, "language.weights", dtype=torch.float32, output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ParamError("language.weights", f"{params.weights!r} lacks {len(missing)} weights, such as {missing[0]}")
     promised = build_language(params, meta=True) if params.config else model
     shapes = {name: tuple(p.shape) for name, p in promised.named_parameters()}
     wrong = [name for name, p in model.named_parameters() if shapes.pop(name, None) != p.shape] + list(shapes)
@@ -64,7 +69,7 @@ def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
 def _pretrained(cls: Any, source: str, field: str, **kwargs: Any) -> Any:
     try:
         return cls.from_pretrained(source, **kwargs)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise ParamError(
             field, f"{source!r} gives no {cls.__name__.removeprefix('Auto')} ({reason}); give a folder or a hub name"

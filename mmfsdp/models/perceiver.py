@@ -45,14 +45,22 @@ class PerceiverResampler(nn.Module):
         max_frames: int | None = None,
     ):
         super().__init__()
-        self.latents = nn.Parameter(torch.randn(num_latents, dim))
-        self.frame_embs = nn.Parameter(torch.randn(max_frames, dim)) if max_frames else None
-        self.media_time_embs = nn.Parameter(torch.randn(max_images, 1, dim)) if max_images else None
+        self.latents = nn.Parameter(torch.empty(num_latents, dim))
+        self.frame_embs = nn.Parameter(torch.empty(max_frames, dim)) if max_frames else None
+        self.media_time_embs = nn.Parameter(torch.empty(max_images, 1, dim)) if max_images else None
+        self.reset_parameters()
         self.layers = nn.ModuleList(
             nn.ModuleList([PerceiverAttention(dim, heads=heads, head_dim=head_dim), feed_forward(dim)])
             for _ in range(depth)
         )
         self.norm = nn.LayerNorm(dim)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin the parameters that are no layer's."""
+        for p in (self.latents, self.frame_embs, self.media_time_embs):
+            if p is not None:
+                p.normal_()
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """features (B, T, F, P, D) -> (B, T, N, D). Raises ValueError for more pictures or frames than embeddings."""

@@ -41,10 +41,8 @@ class ExtendedEmbedding(nn.Module):
         self.known = known
         self.table = table
         self.new_tokens = nn.Embedding(new, table.embedding_dim, device=table.weight.device, dtype=table.weight.dtype)
-        with torch.no_grad():  # near the mean of what the decoder is used to, apart enough to be told from each other
-            rows = table.weight[:known].float()
-            noise = torch.randn_like(self.new_tokens.weight, dtype=torch.float32)
-            self.new_tokens.weight.copy_(rows.mean(0) + 0.1 * rows.std() * noise)
+        with torch.no_grad():
+            self.new_tokens.weight.copy_(first_rows(table.weight[:known], new))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(B, L) -> (B, L, D)."""
@@ -52,6 +50,12 @@ class ExtendedEmbedding(nn.Module):
         old = self.table(input_ids.masked_fill(is_new, 0))
         new = self.new_tokens((input_ids - self.known).clamp(min=0))
         return torch.where(is_new[..., None], new.to(old.dtype), old)
+
+
+def first_rows(known: torch.Tensor, new: int) -> torch.Tensor:
+    """(new, D) from (K, D): near the mean of what the decoder is used to, apart enough to be told from each other."""
+    rows = known.float()
+    return rows.mean(0) + 0.1 * rows.std() * torch.randn(new, rows.shape[1], device=rows.device)
 
 
 class ExtendedHead(nn.Module):

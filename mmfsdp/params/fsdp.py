@@ -9,24 +9,27 @@ from dataclasses import dataclass
 from .check import ParamError, at_least, coerce, need
 from .enums import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, Precision, ShardingStrategy, StateDictType
 
+_PARTLY = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPParams:
     """How a model is grouped into units, sharded, gathered and saved."""
 
     enable_fsdp: bool = True
-    """Shard at all. False means DDP whatever `backend` says. Backends: all. Default true."""
+    """Shard at all. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
 
     backend: Backend = Backend.FSDP2
     """Which of torch's wrappers runs the plan: DDP, FSDP1 or FSDP2. Default FSDP2."""
 
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
     """What is sharded: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (which is DDP), HYBRID_SHARD, HYBRID_SHARD_ZERO2. Frozen
-    units follow `frozen_policy` instead. Backends: FSDP1, FSDP2. Default FULL_SHARD."""
+    units follow `frozen_policy` instead. Backends: FSDP1, FSDP2; DDP shards nothing. Default FULL_SHARD."""
 
     auto_wrap_policy: AutoWrapPolicy = AutoWrapPolicy.FROZEN_AWARE
     """How modules are grouped into units: NO_WRAP, SIZE_BASED_WRAP, TRANSFORMER_BASED_WRAP, FROZEN_AWARE.
-    Backends: FSDP1, FSDP2; in DDP it only says what `activation_checkpointing` counts. Default FROZEN_AWARE."""
+    Backends: FSDP1, FSDP2; in DDP it only says what `activation_checkpointing` and `compile_units` take for one.
+    Default FROZEN_AWARE."""
 
     min_num_params: int | None = None
     """Parameters a module must hold to become a unit; a count, needed by and only for SIZE_BASED_WRAP.
@@ -159,6 +162,15 @@ class FSDPParams:
             raise ParamError(
                 "frozen_policy",
                 f"AUTO needs backend FSDP2, not {backend}; choose SHARD, KEEP or REPLICATE, or set backend to FSDP2",
+            )
+        if backend is Backend.DDP and self.frozen_policy is FrozenPolicy.KEEP:
+            raise ParamError(
+                "frozen_policy", "KEEP cannot be honored by DDP, which replicates; choose REPLICATE or backend FSDP2"
+            )
+        if self.enable_fsdp and self.backend is Backend.DDP and self.sharding_strategy in _PARTLY:
+            raise ParamError(
+                "sharding_strategy",
+                f"{self.sharding_strategy} cannot be honored by DDP; remove it or set backend to FSDP1 or FSDP2",
             )
         defaults = {"cpu_offload": False, "forward_prefetch": False, "reduce_dtype": Precision.FP32}
         for name, default in (defaults | {"backward_prefetch": BackwardPrefetch.BACKWARD_PRE}).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, ShardingStrategy
 from .units import ITEMSIZE, ROOT, Finding, Moment, Param, Unit, WrapPlan
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def make_plan(
     from .activity import record
     from .auto import choose
     from .build import buffer_bytes, build_units  # here, so that reading a plan needs no torch
+    from .checkpointing import checkpointed
     from .group import group
     from .lint import lint
     from .ties import join_tied, split_for_fsdp1
@@ -62,6 +63,7 @@ def make_plan(
         plan = _ddp(model, plan, example) or plan
     else:
         plan = made(params.frozen_policy)
+    checkpointed(model, plan)  # a pattern may match nothing
     plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
     if example is not None and not any(f.level == "error" for f in plan.lint):
         plan = replace(plan, moments=record(model, plan, example, vocabulary=seen.vocabulary))
@@ -77,7 +79,13 @@ def _ddp(model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None) -> Wr
 
     budget = plan.fsdp.memory_budget_gib or 0
     try:
-        fsdp = replace(plan.fsdp, backend=Backend.DDP, frozen_policy=FrozenPolicy.REPLICATE, memory_budget_gib=None)
+        fsdp = replace(
+            plan.fsdp,
+            backend=Backend.DDP,
+            sharding_strategy=ShardingStrategy.NO_SHARD,
+            frozen_policy=FrozenPolicy.REPLICATE,
+            memory_budget_gib=None,
+        )
         ddp = make_plan(model, fsdp, world_size=plan.world_size, example=example)
     except ParamError:
         return None
@@ -97,11 +105,15 @@ def _refuse_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
                 f"frozen {frozen}); remove it or set auto_wrap_policy to FROZEN_AWARE",
             )
         whole = not unit.sharded and any(not p.trainable for p in unit.params)
-        if whole and params.frozen_dtype and not params.mixed_precision:
+        computed = params.mixed_precision
+        if params.effective_backend is Backend.DDP and computed is not Precision.FP32:
+            computed = computed and params.frozen_dtype  # autocast takes weights of any 16 bits
+        if whole and params.frozen_dtype and params.frozen_dtype is not computed:
             raise ParamError(
                 "frozen_dtype",
                 f"{params.frozen_dtype} weights that every rank holds whole ({unit.name}) are computed with as they "
-                "are, and would meet fp32; set mixed_precision too, or frozen_policy to SHARD or KEEP",
+                f"are, and would meet {params.mixed_precision or 'fp32'}; set mixed_precision to "
+                f"{params.frozen_dtype}, too, or frozen_policy to SHARD or KEEP",
             )
 
 

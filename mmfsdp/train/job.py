@@ -14,9 +14,11 @@ import torch.distributed as dist
 import transformers
 
 from .. import checkpoint, runs
-from ..build import build_model
+from ..build import build_model, open_model
+from ..data.processor import Processor
 from ..features import FeatureCache
 from ..freeze import freeze
+from ..models import MediaModel, Weights
 from ..params import GENERATED, Device, ParamError, RunParams
 from ..preview import plan_for
 from ..wrap import apply_plan
@@ -41,21 +43,20 @@ def run(folder: Path) -> None:
     beat("joining")
     with joined_ranks(params) as device:
         beat("building")
-        torch.manual_seed(params.train.seed)
-        built, processor = build_model(params.model)
-        if processor is None:
-            raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
-        freeze(built, params.model.freeze)
+        built, processor, weights = build(params)
         plan, cost = plan_for(built, params)
         plan.check()
         if dist.get_rank() == 0:
             runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
-        loaded = checkpoint.frozen_checksums(built)
+        features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
-        features = FeatureCache.open(params, built, device)
-        model = apply_plan(built, plan, device=device)
+        loaded = [checkpoint.frozen_checksums(built)]
+        model = apply_plan(built, plan, device=device, weights=weights)
+        if weights is not None:
+            loaded = [{p.name: weights.checksums[p.name] for p in plan.params if not p.trainable}]
+        dist.broadcast_object_list(loaded)
         before = checkpoint.frozen_checksums(model)
-        measured, skipped = train(folder, params, model, processor, device, loaded, beat, features)
+        measured, skipped = train(folder, params, model, processor, device, loaded[0], beat, features)
         print(f"rank {dist.get_rank()}: done")
         changed = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
         if dist.get_rank() == 0:
@@ -67,6 +68,27 @@ def run(folder: Path) -> None:
                 "skipped": skipped,
             }
             runs.write_json(folder / "result.json", result)
+
+
+def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
+    """The frozen model, on the meta device: rank 0 has its weights handed out, others receive them. Where that cannot
+    be, rank 0 holds the model whole until it is sharded.
+
+    Raises ParamError if it has no tokenizer.
+    """
+    torch.manual_seed(params.train.seed)
+    model, processor, weights = open_model(params.model, read=dist.get_rank() == 0)
+    freeze(model, params.model.freeze)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    on_rank0 = dist.get_rank() == 0 and (weights is None or weights.made & frozen)
+    if on_rank0 or not params.fsdp.sync_module_states:
+        torch.manual_seed(params.train.seed)  # frozen random weights are no checkpoint's: they come back from the seed
+        weights = None
+        model, processor = build_model(params.model)
+        freeze(model, params.model.freeze)
+    if processor is None:
+        raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
+    return model, processor, weights
 
 
 def quiet() -> None:

@@ -18,7 +18,7 @@ from .compiling import compile_units
 from .ddp import wrap_ddp
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import wrap_fsdp2
-from .start import cast_at_rest, copy_from_rank0, hand_out, some_rank_is_meta, take_weights
+from .start import Source, cast_at_rest, copy_from_rank0, weights_of
 
 __all__ = ["apply_plan", "plan_of", "wrap_fsdp"]
 
@@ -43,12 +43,18 @@ def wrap_fsdp(
 
 
 def apply_plan(
-    model: nn.Module, plan: WrapPlan, *, device: torch.device | str | None = None, mesh: DeviceMesh | None = None
+    model: nn.Module,
+    plan: WrapPlan,
+    *,
+    device: torch.device | str | None = None,
+    mesh: DeviceMesh | None = None,
+    weights: Source | None = None,
 ) -> nn.Module:
     """Wrap a model as planned and start every rank from rank 0's weights.
 
     model: on the CPU or on `device`; ranks other than 0 may have it on the meta device instead, and no rank then
     holds more than its shard and one parameter at a time. FSDP2 wraps in place; DDP and FSDP1 return a wrapper.
+    weights: what hands out rank 0's, where it has the model on the meta device, too (of `open_model`, or a dict).
     device: this rank's; default its current GPU with nccl, else the CPU. mesh: default made from the plan.
     Raises ValueError if the plan's lint found errors or if it was made for another number of ranks.
     """
@@ -57,18 +63,13 @@ def apply_plan(
     mesh = mesh or make_mesh(plan, device)
     if mesh.size() != plan.world_size:
         raise ValueError(f"mesh: has {mesh.size()} ranks but the plan was made for world_size {plan.world_size}")
-    weights = take_weights(model) if some_rank_is_meta(model, device) else None
+    weights = weights_of(model, device, weights)
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device)
     cast_at_rest(model, plan)
     compile_units(model, plan)
     checkpoint_activations(model, plan)
-    if weights is not None and plan.backend is not Backend.FSDP2:
-        hand_out(model, plan, weights, device=torch.device("cpu"), via=device)
-        weights = None
-    wrapped = _WRAP[plan.backend](model, plan, device=device, mesh=mesh)
-    if weights is not None:
-        hand_out(wrapped, plan, weights, device=torch.device("cpu") if plan.fsdp.cpu_offload else device, via=device)
+    wrapped = _WRAP[plan.backend](model, plan, device=device, mesh=mesh, weights=weights)
     wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
     return wrapped
 

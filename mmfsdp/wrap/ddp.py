@@ -7,13 +7,19 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from ..params import Precision
 from ..plan import WrapPlan
+from .start import Source, fill
 
 
-def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
+def wrap_ddp(
+    model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh, weights: Source | None
+) -> nn.Module:
     """The model inside DDP; under autocast where mixed precision is asked for."""
+    if weights is not None:
+        fill(model, weights, lambda _: True, device=device)
     model.to(device)
-    if plan.fsdp.mixed_precision:
+    if plan.fsdp.mixed_precision not in (None, Precision.FP32):
         dtype = plan.fsdp.mixed_precision.to_torch()
         model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)  # type: ignore[method-assign]
     return DistributedDataParallel(

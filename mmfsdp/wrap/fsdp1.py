@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,21 @@ from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
 from .fsdp2 import _depth
 from .replicated import replicated_params, serve_replicated
+from .start import Source, fill
 
 
-def wrap_fsdp1(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
-    """Replace the units inside by wrapped ones; returns the wrapped model. Raises ParamError to offload from a CPU."""
+def wrap_fsdp1(
+    model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh, weights: Source | None
+) -> nn.Module:
+    """Replace the units inside by wrapped ones; returns the wrapped model. Raises ParamError to offload from a CPU.
+
+    With `weights`, each unit is whole just before it is sharded, and no other then is.
+    """
     if plan.fsdp.cpu_offload and device.type == "cpu":
         raise ParamError("cpu_offload", "FSDP1 offloads from CUDA only; set it to false or backend to FSDP2")
+    if weights is not None:
+        replicated = {p.name for unit in plan.units if not unit.sharded for p in unit.params}
+        fill(model, weights, replicated.__contains__, device=device)
     whole = list(replicated_params(model, plan))
     serve_replicated(model, plan, device)
     shared: dict[str, Any] = {
@@ -33,12 +43,18 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: 
     sharded = [unit for unit in plan.units if unit.sharded]
     for unit in sorted(sharded, key=_depth, reverse=True):
         (name,) = unit.modules
+        if weights is not None:
+            fill(model, weights, partial(_is_in, name), device=device)
         wrapped = FullyShardedDataParallel(model.get_submodule(name), **shared, **_own(unit, plan))
         if not name:
             return wrapped
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, wrapped)
     raise AssertionError("every plan has a root unit")
+
+
+def _is_in(module: str, name: str) -> bool:
+    return name.startswith(f"{module}.") or not module
 
 
 def _own(unit: Unit, plan: WrapPlan) -> dict[str, Any]:

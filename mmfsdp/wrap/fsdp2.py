@@ -23,12 +23,15 @@ from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
 from .gloo import reduce_by_parts
 from .replicated import replicated_params, serve_replicated
+from .start import Source, hand_out
 
 FORWARD_METHODS = ("generate",)
 """Methods other than forward that people call on a whole model."""
 
 
-def wrap_fsdp2(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
+def wrap_fsdp2(
+    model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh, weights: Source | None
+) -> nn.Module:
     """Shard in place as planned. Returns the model."""
     whole = replicated_params(model, plan)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
@@ -49,6 +52,8 @@ def wrap_fsdp2(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: 
     for name in FORWARD_METHODS:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
+    if weights is not None:
+        hand_out(model, weights, device=torch.device("cpu") if plan.fsdp.cpu_offload else device, via=device)
     return model
 
 

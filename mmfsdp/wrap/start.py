@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,14 +15,25 @@ from ..plan import WrapPlan
 from ..plan.build import torch_dtype
 
 
-def some_rank_is_meta(model: nn.Module, device: torch.device) -> bool:
-    """True on every rank if any rank's model is on the meta device. Raises ValueError if rank 0's is."""
-    here = any(t.is_meta for t in chain(model.parameters(), model.buffers()))
-    if here and dist.get_rank() == 0:
+class Source(Protocol):
+    """What hands out rank 0's weights, each once. A dict is one."""
+
+    def pop(self, name: str, default: None, /) -> torch.Tensor | None: ...
+
+
+def weights_of(model: nn.Module, device: torch.device, weights: Source | None) -> Source | None:
+    """Where rank 0's weights come from if any rank's model is on the meta device, as all then are; else None.
+
+    Raises ValueError if rank 0's is and has no source.
+    """
+    here = any(t.is_meta for _, t in _tensors(model))
+    if here and weights is None and dist.get_rank() == 0:
         raise ValueError("model: rank 0 has it on the meta device, and so nobody has weights; load them on rank 0")
     flag = torch.tensor([float(here)], device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
+    if not flag.item():
+        return None
+    return weights if here and weights is not None else take_weights(model)
 
 
 def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -42,10 +55,8 @@ def copy_from_rank0(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def hand_out(
-    model: nn.Module, plan: WrapPlan, weights: dict[str, torch.Tensor], *, device: torch.device, via: torch.device
-) -> None:
-    """Give a model that is on the meta device storage on `device` and rank 0's weights, one tensor at a time.
+def hand_out(model: nn.Module, weights: Source, *, device: torch.device, via: torch.device) -> None:
+    """Give a sharded model that is on the meta device storage on `device` and rank 0's weights, one tensor at a time.
 
     via: where the collectives run. A sharded parameter receives its part only.
     """
@@ -53,12 +64,31 @@ def hand_out(
     model.to_empty(device=device)
     _tie(model, ties)
     for name, tensor in _tensors(model):
-        whole = _sent(weights.get(name), tensor.shape, tensor.dtype, via)
+        whole = _received(weights, name, tensor, via)
         if isinstance(tensor, DTensor):
             whole = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None).to_local()
             tensor = tensor.to_local()
+        else:  # buffers, and what every rank holds whole: offloading is for shards
+            tensor.data = tensor.data.to(via)
         tensor.copy_(whole)
-        weights.pop(name, None)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Source, wanted: Callable[[str], bool], *, device: torch.device) -> None:
+    """Replace meta tensors by rank 0's on `device`, each by all its names: those of which a name is wanted."""
+    called: dict[torch.Tensor, list[str]] = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if tensor.is_meta:
+                called.setdefault(tensor, []).append(name)
+    for tensor, names in called.items():
+        if any(map(wanted, names)):
+            whole = _received(weights, names[0], tensor, device)
+            if isinstance(tensor, nn.Parameter):
+                whole = nn.Parameter(whole, requires_grad=tensor.requires_grad)
+            for name in names:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, whole)
 
 
 @torch.no_grad()
@@ -72,6 +102,10 @@ def cast_at_rest(model: nn.Module, plan: WrapPlan) -> None:
         for buffer in model.buffers():
             if buffer.is_floating_point():
                 buffer.data = buffer.data.to(plan.fsdp.buffer_dtype.to_torch())
+
+
+def _received(weights: Source, name: str, like: torch.Tensor, via: torch.device) -> torch.Tensor:
+    return _sent(weights.pop(name, None) if dist.get_rank() == 0 else None, like.shape, like.dtype, via)
 
 
 def _sent(tensor: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, via: torch.device) -> torch.Tensor:
