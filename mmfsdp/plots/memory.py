@@ -42,7 +42,7 @@ def memory_bar(
             row, keys = row + 1, 0.0
         line = top + BAR + GAUGE + 12 + 18 * row
         drawn += [rect(keys, line, 12, 12, KINDS[name]), text(keys + 17, line + 10, words, size=12)]
-        keys += width_of(words, 12) + 34
+        keys += width_of(words, 12) + 46
     share = total / max(capacity, 1)
     percent = "less than 1%" if share < 0.01 else f"{share:.0%}"
     words = f"{size(total)} of {size(capacity)} ({of}), {percent}"

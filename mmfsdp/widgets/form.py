@@ -36,6 +36,8 @@ MAIN = (
     "fsdp.mixed_precision",
 )
 """Dotted names of the fields in sight unless told otherwise; the others are folded."""
+MOST = 12
+"""Differences that are listed."""
 
 
 class RunForm(w.VBox):
@@ -182,6 +184,8 @@ class RunForm(w.VBox):
         lines += [f'<div class="mm-warning" role="status">{escape(note)}</div>' for note in notes or ()]
         label, origin = self._origin
         changed = [f"{n} {_short(a)} → <b>{_short(b)}</b>" for n, (a, b) in differences(origin, self.params).items()]
+        if len(changed) > MOST:
+            changed[MOST:] = [f"and {len(changed) - MOST} more"]
         if changed:
             lines.append(f'<div class="mm-quiet">Changed from {escape(label)}: {"; ".join(changed)}</div>')
         self._below.value = "".join(lines)

@@ -26,7 +26,7 @@ LOOK = """<style>
 .mm-column .mm-figures b {font-size: 1.2em}
 .mm-changes ul {margin: 0; padding-left: 1.2em; line-height: 1.4} .mm-changes li {overflow-wrap: anywhere}
 .mm-widget summary {cursor: pointer} .mm-widget p {margin: .4em 0} .mm-widget svg {display: block; margin: .5em 0}
-.mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]):focus-visible {
+.mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}
 </style>"""
 _shown: dict[tuple[str, type], tuple[str, list[weakref.ref], list[weakref.ref]]] = {}

@@ -7,6 +7,9 @@ from lab import ROOT, chromium, open_notebook, run_cell, shot
 from playwright.sync_api import expect
 
 
+expect.set_options(timeout=20_000)
+
+
 def choose(page, label, value):
     page.get_by_label(label, exact=True).select_option(value)
 
@@ -35,7 +38,7 @@ def test_choose_plan_launch_watch_caption(lab):
         expect(page.locator(".mm-error")).to_have_count(0)
 
         run_cell(page, "view")
-        expect(sends(page)).to_be_visible(timeout=60_000)
+        expect(sends(page)).to_be_visible(timeout=120_000)
         before = sends(page).inner_text()
         choose(page, "frozen policy", "REPLICATE")
         expect(sends(page)).not_to_have_text(before, timeout=20_000)
