@@ -6,7 +6,6 @@ import time
 from lab import ROOT, chromium, open_notebook, run_cell, shot
 from playwright.sync_api import expect
 
-
 expect.set_options(timeout=20_000)
 
 
@@ -42,7 +41,7 @@ def test_choose_plan_launch_watch_caption(lab):
         before = sends(page).inner_text()
         choose(page, "frozen policy", "REPLICATE")
         expect(sends(page)).not_to_have_text(before, timeout=20_000)
-        page.locator(".mm-unit").first.scroll_into_view_if_needed()
+        page.locator(".mm-figures").evaluate("e => e.scrollIntoView()")
         shot(page, "plan")
 
         run_cell(page, "launcher")
