@@ -31,6 +31,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp bench form [--help]           seconds until the form is there, and until the plan follows a choice
   mmfsdp bench checkpoint [--help]     what saving costs the training, while it waits and while it goes on
   mmfsdp bench parity [--help]         training on ranks beside one process, for every wrapper, strategy and policy
+  mmfsdp bench stream [--help]         from a line that a rank writes to the page in a real browser; what a panel costs
 
 C is a YAML file or a preset: {presets}.
 Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `mmfsdp plan --help` lists them all."""
@@ -223,7 +224,7 @@ def export(argv: list[str]) -> int:
     return 0
 
 
-BENCHES = {name: f"bench_{name}" for name in ("checkpoint", "data", "form", "launch", "parity", "wrap")}
+BENCHES = {name: f"bench_{name}" for name in ("checkpoint", "data", "form", "launch", "parity", "stream", "wrap")}
 
 
 def bench(argv: list[str]) -> int:
