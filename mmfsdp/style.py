@@ -27,6 +27,7 @@ STYLE = f"""<style>
 .mm-table td:first-child {{min-width: 15em}}
 .mm-widget .widget-html-content {{min-width: 0}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
+.jp-RenderedText pre.mm-log {{white-space: pre; word-break: normal}}
 .mm-is-error {{box-shadow: inset 3px 0 {TRAINABLE}; padding-left: 6px}}
 .mm-is-warning {{box-shadow: inset 3px 0 {OPTIMIZER}; padding-left: 6px; font-weight: inherit}}
 .mm-ranks {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0}}

@@ -28,16 +28,15 @@ def talk(folder: Path) -> None:
 
 
 def busy(folder: Path) -> None:
-    """Steps as of a training for half a minute, with all that a panel shows."""
+    """Steps as of a training for five minutes, with all that a panel shows."""
     metrics, beat = MetricsWriter(folder, RANK), Beat(folder, RANK)
-    for step in range(1, 301):
+    for step in range(1, 3001):
         beat(f"step {step} compute")
         row = {"loss": 3 / step + step % 7 / 50, "grad_norm": 1 + step % 5, "samples_per_s": 90.0 + step % 11}
         memory = (200 << 20) + step % 13 * (1 << 18)
         metrics.write({"step": step, "time": time.time(), "step_s": 0.1, "memory_bytes": memory, **row})
-        print(
-            f"step {step}/300  \x1b[32mloss {row['loss']:.4f}\x1b[0m" + "  WARNING: <b>slow</b> disk" * (step % 25 == 9)
-        )
+        odd = "  WARNING: <b>slow</b> disk" if step % 25 == 9 else ""
+        print(f"step {step}/3000  \x1b[32mloss {row['loss']:.4f}\x1b[0m{odd}")
         time.sleep(0.1)
 
 

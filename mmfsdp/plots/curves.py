@@ -120,12 +120,14 @@ def chart(
 ) -> str:
     """One metric over the steps, as SVG; where a point stands for several steps, with a band of their extremes.
 
-    total: steps of the whole run, to fix the axis. predicted: drawn as a level line. marks: (step, words) of events.
+    total: steps of the whole run; the axis shows them, but at most twice as many as there are so far. predicted: drawn
+    as a level line. marks: (step, words) of events.
     """
     lines = [line for line in lines if line.series.buckets]
     level = predicted / metric.scale if predicted else None
     buckets = [b for line in lines for b in line.series.buckets]
-    last = total or max([1, *(b.step for b in buckets)])
+    last = max([1, *(b.step for b in buckets)])
+    last = min(total, max(10, 2 * last)) if total else last
     low, high = _range(metric, buckets, level)
     wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 

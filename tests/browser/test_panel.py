@@ -1,0 +1,101 @@
+"""The panel in a real JupyterLab: it lives through a reload, an interrupt and a restart, and its buttons work."""
+
+import re
+from pathlib import Path
+
+import nbformat
+from lab import chromium, open_notebook, run_cell, set_theme, shot
+from playwright.sync_api import expect
+
+TESTS = Path(__file__).resolve().parent.parent
+CELLS = {
+    "import": f"""import os
+from mmfsdp import RunParams, launch
+from mmfsdp.widgets import Compare, RunPanel
+os.environ["PYTHONPATH"] = os.pathsep.join([{str(TESTS)!r}, os.environ.get("PYTHONPATH", "")])
+params = RunParams().change(**{{"launch.folder": "panelruns", "train.steps": 3000, "launch.name": "long"}})""",
+    "launch": 'launch(params, entry="launch_entries:busy")',
+    "panel": 'RunPanel("panelruns/long")',
+    "wait": 'RunPanel("panelruns/long").wait()',
+    "short": """short = params.change(**{"launch.name": "short", "train.steps": 5, "train.lr": 5e-4})
+launch(short, entry="launch_entries:talk").wait().ok""",
+    "compare": 'Compare("panelruns")',
+}
+
+
+def command(page, name):
+    page.evaluate("name => { window.jupyterapp.commands.execute(name) }", name)
+
+
+def press(page, name):
+    page.locator("button.jupyter-button", has_text=name).last.click()
+
+
+def newest_step(log):
+    return max(int(step) for step in re.findall(r"step (\d+)/3000", log.text_content()))
+
+
+def goes_on(page, log):
+    """Wait until later steps than now are shown."""
+    step = newest_step(log)
+    expect(log).to_contain_text(re.compile(rf"step ({step + 3}|{step + 4}|{step + 5})/3000"), timeout=30_000)
+
+
+def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_and_compared(lab):
+    base, token, folder = lab
+    cells = [nbformat.v4.new_code_cell(text, id=key) for key, text in CELLS.items()]
+    book = nbformat.v4.new_notebook(cells=cells)
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, folder / "panel.ipynb")
+    with chromium(viewport={"width": 1300, "height": 1300}) as page:
+        errors = []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        open_notebook(page, base, token, "panel.ipynb")
+        for cell in ("import", "launch", "panel"):
+            run_cell(page, cell)
+        log = page.locator(".mm-log").last
+        expect(log).to_contain_text("1 │ step 5/3000", timeout=60_000)
+        expect(page.locator(".mm-rank-running")).to_have_count(2)
+        expect(page.locator("svg", has_text="loss:")).to_be_visible()
+        page.get_by_title("Whose lines to show").scroll_into_view_if_needed()
+        shot(page, "panel-light")
+
+        command(page, "docmanager:save")
+        page.wait_for_timeout(1500)
+        page.reload()
+        expect(log).to_contain_text("1 │ step", timeout=60_000)
+        goes_on(page, log)
+
+        command(page, "notebook:interrupt-kernel")
+        goes_on(page, log)
+        page.get_by_title("Whose lines to show").select_option("rank 1")
+        expect(log).not_to_contain_text("0 │ step")
+        page.get_by_title("Which lines to show").select_option("warnings, errors")
+        expect(log).not_to_contain_text("step 1/3000")
+        press(page, "First error")
+        expect(page.get_by_text("no line tells of an error")).to_be_visible()
+        set_theme(page, "JupyterLab Dark")
+        press(page, "Open report")
+        expect(page.frame_locator("iframe").get_by_role("heading", name="long")).to_be_visible()
+        shot(page, "panel-dark")
+
+        page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+        for cell in ("import", "panel"):
+            run_cell(page, cell)
+        expect(log).to_contain_text("1 │ step", timeout=60_000)
+        goes_on(page, log)
+        press(page, "Cancel")
+        expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible(timeout=30_000)
+        page.set_viewport_size({"width": 620, "height": 1100})
+        page.get_by_title("Whose lines to show").scroll_into_view_if_needed()
+        shot(page, "panel-narrow")
+
+        page.set_viewport_size({"width": 1300, "height": 1300})
+        for cell in ("short", "compare"):
+            run_cell(page, cell)
+        table = page.locator(".mm-table").last
+        expect(table).to_contain_text("short")
+        expect(table).to_contain_text("train.lr")
+        table.scroll_into_view_if_needed()
+        shot(page, "compare-dark")
+        assert [text for text in errors if "WebSocket" not in text] == []
