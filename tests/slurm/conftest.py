@@ -6,6 +6,7 @@ import pytest
 
 from mmfsdp import Run, launch
 from mmfsdp.params import RunParams
+from mmfsdp.runs import queue
 from tests.slurm.cluster import Cluster, missing
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -44,10 +45,24 @@ def cluster(request, monkeypatch):
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tempfile.tempdir", None)  # TMPDIR is read again: answers of squeue are this cluster's
+    monkeypatch.setattr(queue, "EVERY", 1.0)  # in this process
     yield slurm
-    slurm.ask("scancel", "--user=root")
-    slurm.ask("scancel", "--user=root", "--signal=KILL", "--full")
+    for line in slurm.ask("squeue", "--noheader", "--format=%i %j").stdout.splitlines():
+        number, name = line.split()
+        if name != "timed":
+            slurm.ask("scancel", number)
+            slurm.ask("scancel", "--signal=KILL", "--full", number)
     monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@pytest.fixture(scope="session")
+def timed(slurm):
+    """A run whose minute passes while other tests go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (slurm.environment | {"PYTHONPATH": str(ROOT)}).items():
+            patch.setenv(name, value)
+        changes = {"launch.name": "timed", "launch.nodes": 1, "launch.ranks": 1, "launch.timeout_min": 1}
+        return launch(light(slurm.folder / "timed", **changes), entry="tests.slurm.entries:stream")
 
 
 @pytest.fixture

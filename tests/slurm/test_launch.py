@@ -14,7 +14,7 @@ from tests.slurm.cluster import until
 from tests.slurm.conftest import light
 
 
-def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path):
+def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path, timed):
     changes = {"launch.gpus_per_node": 2, "launch.cpus_per_task": 3, "train.device": "auto", "launch.name": "a"}
     shown = sbatch_text(light(tmp_path, **changes))
     runs = [submit("places", **changes), submit("places", **{"launch.name": "b"})]
@@ -46,7 +46,7 @@ def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, 
     done = cluster.ask(*there)
     assert done.returncode == 0 and re.match(r"RUNNING at [\d.]+\n", done.stdout), done.stdout + done.stderr
     assert run.state().status is Status.CANCELLED and run.wait() == run.cancel()
-    until(lambda: not [p for p in cluster.processes() if "submitit" in " ".join(p.info["cmdline"])], seconds=3)
+    until(lambda: not [p for p in cluster.processes() if str(run.path) in " ".join(p.info["cmdline"])], seconds=5)
 
 
 def test_a_waiting_run_says_why_and_is_cancelled_at_once(submit, cluster):

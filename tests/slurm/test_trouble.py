@@ -11,7 +11,7 @@ import pytest
 
 from mmfsdp import ParamError
 from mmfsdp.launch import slurm as submission
-from mmfsdp.runs import Status, queue
+from mmfsdp.runs import Status
 from tests.slurm.cluster import NODES, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,10 +27,11 @@ def drained(cluster):
         cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
 
 
+TEN = 10.0
+
 WATCHER = """
 import sys, time
-from mmfsdp import ParamError
-from mmfsdp.launch import slurm as submission
+from mmfsdp import Run
 runs, until = [Run.open(path) for path in sys.argv[2:]], time.time() + float(sys.argv[1])
 while time.time() < until:
     states = [run.state() for run in runs]
@@ -39,7 +40,7 @@ print(sorted({str(state.status) for state in states}), states[-1].reason)
 """
 
 
-def test_fifty_waiting_runs_cost_one_squeue_in_ten_seconds(submit, drained, tmp_path, monkeypatch):
+def test_fifty_waiting_runs_cost_one_squeue_in_ten_seconds(submit, drained, tmp_path):
     first = submit("stream")
     until(lambda: "job" in first.state().reason)
     number = int(first.job)
@@ -53,7 +54,7 @@ def test_fifty_waiting_runs_cost_one_squeue_in_ten_seconds(submit, drained, tmp_
         (folder / "status.json").write_text(f'{{"status": "QUEUED", "job": "{said.strip()}", "submitted": 0}}')
     paths = [str(path) for path in sorted(tmp_path.iterdir())]
     assert len(paths) == 50 and int(said) >= number + 49
-    time.sleep(max(0, drained.squeue_calls()[-1] + queue.EVERY - time.time()))
+    time.sleep(max(0, drained.squeue_calls()[-1] + TEN - time.time()))
     before = len(drained.squeue_calls())
     watchers = [
         subprocess.Popen([sys.executable, "-c", WATCHER, "14", *paths], stdout=subprocess.PIPE, text=True)
@@ -63,7 +64,7 @@ def test_fifty_waiting_runs_cost_one_squeue_in_ten_seconds(submit, drained, tmp_
         words, _ = watcher.communicate(timeout=60)
         assert words.startswith("['QUEUED'] job") and "DRAINED" in words, words
     calls = drained.squeue_calls()[before:]
-    assert 1 <= len(calls) <= 3 and all(b - a >= queue.EVERY - 0.5 for a, b in zip(calls, calls[1:], strict=False))
+    assert 1 <= len(calls) <= 3 and all(b - a >= TEN - 0.5 for a, b in zip(calls, calls[1:], strict=False))
 
 
 def test_squeue_may_fail_for_a_while(submit, cluster):
@@ -97,6 +98,12 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
     until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
 
 
+def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
+    state = timed.wait(120)
+    assert state.status is Status.FAILED and state.step > 0
+    assert state.reason == "its time was up; raise launch.timeout_min"
+
+
 class Bomb:
     def __reduce__(self):
         return os.mkdir, ("exploded",)
@@ -105,8 +112,7 @@ class Bomb:
 OPENER = """
 import os, sys
 import mmfsdp.params, mmfsdp.runs.slurm
-from mmfsdp import ParamError
-from mmfsdp.launch import slurm as submission
+from mmfsdp import Run
 os.setuid(65534)
 run = Run.open(sys.argv[1])
 print(run.state(), run.logs(0), run.metrics(), run.result(), run.events(), run.params.launch.name)
