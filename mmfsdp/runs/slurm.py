@@ -164,7 +164,7 @@ def _over(folder: Path, record: RunRecord, number: str, state: str, reason: str)
     if not state:
         return {"status": Status.LOST, "reason": f"Slurm knows job {number} no more, and it left no result"}
     if ENDS[state]:
-        return {"status": Status.FAILED, "reason": ENDS[state] + (f" ({reason})" if reason else "")}
+        return {"status": Status.FAILED, "reason": ENDS[state]}
     return _died(folder, words, reason)
 
 
