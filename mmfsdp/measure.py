@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +111,14 @@ class CpuMemory:
     """What torch's CPU allocator held, from when it was watched; bytes."""
 
     at_mark: int = 0
-    """When `mark` was called."""
+    """When `mark` was first called."""
     peak: int = 0
-    """At most, from then on."""
-    marked: int = 0
+    """At most, from then on; of several marks the least: a thread of gloo's may let go of its last buffer late."""
+    marks: list[int] = field(default_factory=list)
 
     def mark(self) -> None:
-        """What follows counts for the peak."""
-        self.marked = time.time_ns()
+        """What follows, up to the next mark, counts for the peak."""
+        self.marks.append(time.time_ns())
 
 
 @contextmanager
@@ -132,21 +132,25 @@ def cpu_memory() -> Iterator[CpuMemory]:
             yield found
     finally:
         flag.value = was
-    for moment, held in _held(profiler.profiler.kineto_results.experimental_event_tree()):  # type: ignore[union-attr]
-        if moment < found.marked:
-            found.at_mark = found.peak = held
-        found.peak = max(found.peak, held)
+    events = _held(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    (_, held, size), first = events[0], found.marks[0] if found.marks else 0
+    before = held - size  # left over from an earlier watch
+    found.at_mark = max((e[:2] for e in events if e[0] < first), default=(0, before))[1] - before
+    ends = zip(found.marks or [0], [*found.marks[1:], events[-1][0] + 1], strict=True)
+    found.peak = min(max((h for t, h, _ in events if a <= t < b), default=0) for a, b in ends) - before
 
 
 def _c10() -> str:
     return next(str(path) for path in Path(torch.__file__).with_name("lib").glob("libc10.*"))
 
 
-def _held(events: list[Any]) -> list[tuple[int, int]]:
-    """(time, bytes held) after each allocation and each end of one."""
+def _held(events: list[Any]) -> list[tuple[int, int, int]]:
+    """(time, bytes held then, bytes that came) at each allocation and each end of one."""
     found, kind = [], torch._C._profiler._EventType.Allocation
     while events:
-        found += [(e.start_time_ns, e.typed[1].total_allocated) for e in events if e.tag == kind]
+        found += [
+            (e.start_time_ns, e.typed[1].total_allocated, e.typed[1].alloc_size) for e in events if e.tag == kind
+        ]
         events = [child for e in events for child in e.children]
     return sorted(found)
 

@@ -18,7 +18,8 @@ from .peak import Peak, peak_of
 
 CONTROL_CALLS = 2
 CONTROL_BYTES = 40
-"""`train_step` agrees with the other ranks twice a step: on two float64 numbers, and on three."""
+"""`train_step` agrees with the other ranks twice a step: float64 numbers of label tokens and samples, then of the loss,
+the gradient's norm and a wish to stop. Each data source beyond the first adds one to either."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _wire(plan: WrapPlan, micro_steps: int, sources: int) -> list[Wire]:
         _ring("all-gather", "forward", forward, _gathered(sharded, "gathers_forward", micro_steps), plan.shard),
         _ring("all-gather", "backward", backward, _gathered(sharded, "gathers_backward", micro_steps), plan.shard),
         *_reductions(plan, [u for u in sharded if u.reduced_bytes]),
-        _ring("all-reduce", "control", control, CONTROL_BYTES, plan.world_size),
+        _ring("all-reduce", "control", control, CONTROL_BYTES + 16 * (sources - 1), plan.world_size),
     ]
 
 

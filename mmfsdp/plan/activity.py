@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -125,7 +126,7 @@ class _Film(TorchDispatchMode):
     def end(self) -> None:
         """Backward is over: units whose inputs needed no gradient are reduced now."""
         for unit in self._entered:
-            self._reduced(unit)
+            self._reduce(unit)
         self.note("end", 0)
 
     def _watch(self, unit: Unit, twin: nn.Module) -> None:
@@ -164,7 +165,11 @@ class _Film(TorchDispatchMode):
         places = [i for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
         if not places:
             return args, kwargs
-        passed = _After.apply(lambda: self._reduced(unit), *[leaves[i] for i in places])
+        if self.plan.backend is Backend.FSDP1:  # frees what is frozen when each input has its gradient: late, if one
+            # goes into later units, too, as Flamingo's media do. What trains it reduces with the last of its gradients.
+            register_multi_grad_hook([leaves[i] for i in places], lambda _: self._frozen_done(unit))
+            return args, kwargs
+        passed = _After.apply(lambda: self._reduce(unit), *[leaves[i] for i in places])
         for i, t in zip(places, passed, strict=True):
             leaves[i] = t
         return torch.utils._pytree.tree_unflatten(leaves, spec)
@@ -190,9 +195,8 @@ class _Film(TorchDispatchMode):
             self._after.discard(unit.order)
             self.note("back", unit.order)
 
-    def _reduced(self, unit: Unit) -> None:
-        """FSDP1 reduces a trainable unit when its last gradient is there, see `_accumulated`; others are freed here."""
-        if self.plan.backend is Backend.FSDP2 or not self._params[unit.order]:
+    def _frozen_done(self, unit: Unit) -> None:
+        if not self._params[unit.order]:
             self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
