@@ -148,9 +148,7 @@ def _held(events: list[Any]) -> list[tuple[int, int, int]]:
     """(time, bytes held then, bytes that came) at each allocation and each end of one."""
     found, kind = [], torch._C._profiler._EventType.Allocation
     while events:
-        found += [
-            (e.start_time_ns, e.typed[1].total_allocated, e.typed[1].alloc_size) for e in events if e.tag == kind
-        ]
+        found += [(e.start_time_ns, e.typed[1].total_allocated, e.typed[1].alloc_size) for e in events if e.tag == kind]
         events = [child for e in events for child in e.children]
     return sorted(found)
 

@@ -7,6 +7,7 @@ tensor of N bytes over W ranks sends N (W-1)/W, an all-reduce twice that.
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -108,6 +109,10 @@ class Estimate:
     def __str__(self) -> str:
         memory = ", ".join(f"{name} {size(value)}" for name, value in asdict(self.memory).items())
         lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", f"  {memory}"]
+        if self.peak:
+            parts = {k: v for k, v in asdict(self.peak).items() if k != "when" and v}
+            lines.append(f"peak of a rank: {size(self.peak.bytes)}, in {self.peak.when}")
+            lines += textwrap.wrap(", ".join(f"{k} {size(v)}" for k, v in parts.items()), 116, initial_indent="  ")
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")

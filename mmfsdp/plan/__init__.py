@@ -11,7 +11,19 @@ from .units import ITEMSIZE, ROOT, Finding, Moment, Param, Unit, WrapPlan
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ITEMSIZE", "ROOT", "Finding", "Moment", "Param", "Unit", "WrapPlan", "describe", "make_plan", "mesh_shape"]
+__all__ = [
+    "ITEMSIZE",
+    "ROOT",
+    "Finding",
+    "Moment",
+    "Param",
+    "Unit",
+    "WrapPlan",
+    "describe",
+    "make_plan",
+    "mesh_shape",
+    "with_moments",
+]
 
 
 def describe(model: nn.Module) -> WrapPlan:
@@ -33,7 +45,6 @@ def make_plan(
     backward goes are seen rather than assumed from the order in which modules were registered.
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
-    from .activity import record
     from .auto import choose
     from .build import buffer_bytes, build_units  # here, so that reading a plan needs no torch
     from .checkpointing import checkpointed
@@ -66,8 +77,18 @@ def make_plan(
     checkpointed(model, plan)  # a pattern may match nothing
     plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
     if example is not None and not any(f.level == "error" for f in plan.lint):
-        plan = replace(plan, moments=record(model, plan, example, vocabulary=seen.vocabulary))
+        plan = with_moments(model, plan, example)
     return plan
+
+
+def with_moments(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
+    """The plan with the moments of one micro-step, by which the peak is predicted; its units stay as they are.
+
+    example: keyword arguments of a forward; values do not matter. Raises ValueError where the model does not take it.
+    """
+    from .activity import record
+
+    return replace(plan, moments=record(model, plan, example))
 
 
 _POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)

@@ -23,29 +23,32 @@ from .trace import fake, fake_copy, fake_mode
 from .units import Moment, Unit, WrapPlan
 
 
-def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any], *, vocabulary: int = 0) -> tuple[Moment, ...]:
+def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> tuple[Moment, ...]:
     """The moments of one micro-step at which units gather, free or reduce, and what lives between them.
 
-    example: keyword arguments of a forward. vocabulary: width of the logits, to tell them from other activations.
+    example: keyword arguments of a forward. Raises ValueError where the model does not take it.
     """
     mode = fake_mode()
     buffers = plan.fsdp.buffer_dtype
     twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     checkpoint_activations(twin, plan)
-    film = _Film(plan, twin, vocabulary)
+    film = _Film(plan, twin, _vocabulary(twin))
     given = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)]
     film.known = {t.untyped_storage()._cdata for t in [*twin.parameters(), *twin.buffers(), *given]}
     film.live = film.peak = film.bare = sum(t.untyped_storage().nbytes() for t in given)
     autocast = plan.backend is Backend.DDP and plan.fsdp.mixed_precision
-    with mode, film:
-        with torch.autocast("cpu", dtype=autocast.to_torch()) if autocast else nullcontext():
-            out = twin(**inputs)
-        loss = _loss(out)
-        del out, inputs, given
-        if loss is not None:
-            loss.backward()
-        film.end()
+    try:
+        with mode, film:
+            with torch.autocast("cpu", dtype=autocast.to_torch()) if autocast else nullcontext():
+                out = twin(**inputs)
+            loss = _loss(out)
+            del out, inputs, given
+            if loss is not None:
+                loss.backward()
+            film.end()
+    except Exception as error:
+        raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     return tuple(film.moments)
 
 
@@ -58,6 +61,14 @@ def _formats(plan: WrapPlan) -> dict[str, torch.dtype]:
             gathered = unit.compute_dtype if unit.compute_dtype and plan.backend is not Backend.DDP else p.dtype
             found[p.name] = getattr(torch, gathered if floats else p.dtype)
     return found
+
+
+def _vocabulary(twin: nn.Module) -> int:
+    """Width of the logits, to tell them from other activations; 0 where there are none."""
+    for module in twin.modules():
+        if (config := getattr(module, "config", None)) is not None and hasattr(config, "get_text_config"):
+            return int(getattr(config.get_text_config(), "vocab_size", 0))
+    return 0
 
 
 def _loss(out: Any) -> torch.Tensor | None:
@@ -78,7 +89,7 @@ class _Film(TorchDispatchMode):
         self.moments: list[Moment] = []
         self.known: set[int] = set()
         self.live = self.peak = self.bare = self.grads = self.logits = self.logits_then = 0
-        self._units = [u for u in plan.units if u.sharded]
+        self._units = [u for u in plan.units if u.sharded or plan.backend is Backend.DDP]
         self._missing: dict[int, set[str]] = {}
         self._entered: list[Unit] = []
         self._after: set[int] = set()
@@ -137,14 +148,14 @@ class _Film(TorchDispatchMode):
         for name in unit.modules:
             module = twin.get_submodule(name)
             module.register_forward_pre_hook(self._enter(unit, name, dtype), with_kwargs=True, prepend=True)
-            if unit.sharded:
+            if unit in self._units:
                 module.register_forward_hook(self._leave(unit, name))
         for p in self._params[unit.order]:
             p.register_post_accumulate_grad_hook(self._accumulated(unit))
 
     def _enter(self, unit: Unit, name: str, dtype: torch.dtype | None) -> Callable:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            begins = unit.sharded and unit.order not in self._missing
+            begins = unit in self._units and unit.order not in self._missing
             if begins:
                 self._missing[unit.order] = set(unit.modules)
                 self.note("enter", unit.order)
@@ -206,6 +217,7 @@ class _Film(TorchDispatchMode):
         self._backing.discard(unit.order)
         self.note("after", unit.order)
         self._free(self._params[unit.order])
+        self._restart()
 
     def _accumulated(self, unit: Unit) -> Callable:
         def hook(p: torch.Tensor) -> None:
@@ -225,7 +237,6 @@ class _Film(TorchDispatchMode):
             if p.grad is not None:
                 self.grads -= p.grad.untyped_storage().nbytes()
                 p.grad = None
-        self._restart()
 
 
 class _After(torch.autograd.Function):

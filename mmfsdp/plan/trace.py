@@ -34,9 +34,6 @@ class Trace:
     used: dict[str, set[frozenset[str]]] = field(default_factory=dict)
     """For each parameter (first name), the modules whose forward was running, at each of its uses."""
 
-    vocabulary: int = 0
-    """Width of the logits, where the model's output has any."""
-
     def runs(self, name: str, module: nn.Module) -> bool:
         """True if hooks on the module's forward will fire."""
         if self.calls is not None and name:
@@ -115,11 +112,9 @@ def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
         module.register_forward_hook(lambda *_, n=name: leave(n))
     try:
         with mode, watch, torch.enable_grad():
-            out = twin(**inputs)
+            twin(**inputs)
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
-    logits = getattr(out, "logits", None)
-    seen.vocabulary = logits.shape[-1] if isinstance(logits, torch.Tensor) else 0
     names = tied_names(twin)
     for first, uses in seen.used.items():
         owners = {name.rpartition(".")[0] for name in names.get(first, [first])}
