@@ -2,6 +2,7 @@
 
 import json
 
+from mmfsdp.bench import checkpoint
 from mmfsdp.bench.data import SOURCES, _read, write_sources
 from mmfsdp.cli import main
 from mmfsdp.data import open_source
@@ -28,3 +29,10 @@ def test_bench_data_prints_a_table_and_writes_json(tmp_path, monkeypatch, capsys
     for kind, row in found["sources"].items():
         assert kind in text and all(row[name] > 0 for name in ("read", "by_hand", "mmfsdp"))
     assert main(["bench", "speed"]) == 2
+
+
+def test_saving_is_measured_in_three_ways():
+    rows = checkpoint.bench_checkpoint(ranks=1, every=2, rounds=1, width=64)
+    assert [row["way"] for row in rows] == ["no save", "sync", "async"]
+    assert rows[1]["bytes"] == rows[2]["bytes"] > 0 and rows[1]["waits_s"] > 0 == rows[0]["waits_s"]
+    assert len(checkpoint.table(rows).splitlines()) == 4

@@ -54,10 +54,10 @@ def save(
     `background` all is only copied now, and written while the caller goes on. `done` is called with the checkpoint's
     folder, which is returned, once it is complete.
     """
-    names = set(model_tensors(model))
-    state = model_tensors(model, also=carried, whole=whole)
-    marker: dict[str, Any] = {"step": step, "kind": kind.value, "ranks": world_size(), "names": sorted(names)}
-    marker |= {"carried": sorted(set(state) - names), "optimizer": optimizer is not None} | (record or {})
+    trained = model_tensors(model)
+    state = model_tensors(model, also=carried, whole=whole) if carried or whole else trained
+    marker: dict[str, Any] = {"step": step, "kind": kind.value, "ranks": world_size(), "names": sorted(trained)}
+    marker |= {"carried": sorted(set(state) - set(trained)), "optimizer": optimizer is not None} | (record or {})
     if kind is LOCAL:
         kept = local_snapshot(model, optimizer)
     else:
