@@ -42,13 +42,13 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
     dist.destroy_process_group()
     failed = {}
 
-    def go(name: str, params: RunParams, *, after: Path | None = None, ranks: int = 2) -> Path:
+    def go(name: str, params: RunParams, *, after: Path | None = None, step: int = 2, ranks: int = 2) -> Path:
         run = Path(folder, name)
         as_rank(rank, ranks, next(ports))
         if rank == 0:
             shutil.copytree(after, run) if after else run.mkdir()
             if after:
-                runs.drop_after(run / "checkpoints", 2)
+                runs.drop_after(run / "checkpoints", step)
             params.to_yaml(run / "params.yaml")
             Path(folder, f"{name}.ready").touch()
         while not Path(folder, f"{name}.ready").exists():
@@ -70,7 +70,7 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
         go(f"on-{name}", base.change(**changes), after=whole, ranks=1 if name == "one-rank" else 2)
     less = base.change(**{"model.freeze": [*base.model.freeze, PERCEIVER]})
     frozen = go("frozen", less.change(**{"train.save_every": 1}), after=whole)
-    go("thawed", base, after=frozen)
+    go("thawed", base, after=frozen, step=3)
     go("whole", base.change(**{"train.save_frozen": True, "train.steps": 2}))
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     return failed
@@ -141,8 +141,8 @@ def test_what_is_frozen_may_change_between_the_parts_of_a_run(folder):
     start = weights_at(folder / "FSDP2", 2)
     assert all(torch.equal(frozen[name], start[name]) for name in perceiver), "trained before, then frozen: kept"
     assert not torch.equal(frozen["perceiver.latents"], thawed["perceiver.latents"]), "and trained again"
-    for run, text in {"frozen": "optimizer states dropped", "thawed": "begun anew"}.items():
-        assert f"resumed from step 2; {text}: {len(perceiver)} parameters" in resumptions(folder / run)[-1]
+    for run, text in {"frozen": "step 2; optimizer states dropped", "thawed": "step 3; begun anew"}.items():
+        assert f"resumed from {text}: {len(perceiver)} parameters" in resumptions(folder / run)[-1]
 
 
 def resumptions(run: Path) -> list[str]:
