@@ -99,6 +99,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     panel.logs.first.click()
     until(lambda: "around its first error" in shown(panel.logs))
     assert any("the cause" in line for line in lines_of(panel.logs))
+    assert panel.logs._box.layout.flex_flow == "column", "its first line in view"
     buttons["Resume"].click()
     until(lambda: "resumed from the beginning" in said())
     buttons["Cancel"].click()  # it may have failed again by then: either is said

@@ -53,9 +53,9 @@ class LogView(w.VBox):
         self._follow.observe(lambda _: self._choose(), "value")
         # a box that is laid out from its bottom keeps the newest line in view
         look = {"height": "20em", "overflow": "auto", "flex_flow": "column-reverse", "flex": "0 0 auto"}
-        box = w.Box([self._text], layout=w.Layout(**look, border="1px solid #78787866", padding="4px 8px"))
+        self._box = w.Box([self._text], layout=w.Layout(**look, border="1px solid #78787866", padding="4px 8px"))
         tools = [self._rank, self._level, self._search, self._follow, self.first]
-        super().__init__([w.HBox(tools, layout=w.Layout(flex_flow="row wrap")), self._note, box])
+        super().__init__([w.HBox(tools, layout=w.Layout(flex_flow="row wrap")), self._note, self._box])
 
     def add(self, lines: Sequence[LogLine]) -> None:
         """Take lines in; they are drawn by `draw`."""
@@ -73,6 +73,7 @@ class LogView(w.VBox):
         """Show these lines in place of the newest, until somebody presses Follow."""
         self._follow.value = False
         self._held = lines
+        self._box.layout.flex_flow = "column"  # from its first line on
         self._text.value, self._note.value = _html(lines), f'<div class="mm-quiet">{escape(words)}</div>'
 
     def draw(self) -> None:
@@ -101,6 +102,7 @@ class LogView(w.VBox):
         with self._lock:
             self._drawn = -1
             self._held = None if self._follow.value else self._held
+            self._box.layout.flex_flow = "column-reverse" if self._held is None else "column"
         if self._held is None:
             self.draw()
 
