@@ -4,16 +4,17 @@ job, watches its ranks. People call `mmfsdp run` or `launch(params)`."""
 import sys
 from pathlib import Path
 
-from .supervisor import read_record, supervise
-
 folder = Path(sys.argv[1])
 if sys.argv[2:] == ["watch"]:
     from .within import watch
 
     watch(folder)
-elif read_record(folder).executor == "slurm":
-    from .slurm import submit
-
-    submit(folder)
 else:
-    supervise(folder)
+    from .supervisor import read_record, supervise
+
+    if read_record(folder).executor == "slurm":
+        from .slurm import submit
+
+        submit(folder)
+    else:
+        supervise(folder)

@@ -21,11 +21,11 @@ DUMP = 0.5
 
 
 class Silence:
-    """Watches the ranks of one run for signs of life."""
+    """Watches the ranks of one run for signs of life; those from before `since` (unset: now) are of an earlier life."""
 
-    def __init__(self, folder: Path, record: RunRecord):
+    def __init__(self, folder: Path, record: RunRecord, *, since: float | None = None):
         self.folder, self.limit, self.ranks = folder, record.silence_s, record.ranks
-        self.longest, self.since = 0.0, time.time()
+        self.longest, self.since = 0.0, time.time() if since is None else since
         self.beats: dict[int, tuple[float, str]] = {}
         self.stopped: dict[int, float] = {}
 
@@ -55,7 +55,7 @@ class Silence:
         except FileNotFoundError:
             return
         if at < self.since:
-            return  # of an earlier life of the run
+            return
         before, did = self.beats.get(rank, (at, doing))
         if did.startswith("step") and "save" not in did and before != at:
             self.longest = max(self.longest, at - before)

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from submitit import JobEnvironment
 
 from ..runs import NOTICE, RESERVE, RunRecord, Status, read_json, write_json
 from ..runs.slurm import LIFE
 from ..runs.state import last_log_lines, rank_word
 from .silence import DUMP, SLOW, Silence
+
+EARLIER = 60.0
+"""Seconds that other ranks may have started before rank 0; nodes' clocks differ."""
 
 
 def start(folder: Path) -> None:
@@ -36,7 +38,8 @@ def watch(folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     record, rank0 = RunRecord.read(folder), psutil.Process(os.getppid())
     assert record, folder
-    silence, since = Silence(folder, record), time.time()
+    since = rank0.create_time()  # rather than now: a rank may hang before this process is there
+    silence = Silence(folder, record, since=since - EARLIER)
     while rank0.is_running() and os.getppid() == rank0.pid:
         if (folder / "cancel").exists():
             return rank0.kill()
@@ -48,6 +51,8 @@ def watch(folder: Path) -> None:
 
 def _absent(folder: Path, record: RunRecord, since: float) -> dict[str, Any] | None:
     """The verdict on ranks that never began: the others would wait for them, and srun does not end those."""
+    from submitit import JobEnvironment  # half of the time to start, and seldom needed
+
     absent = [rank for rank in range(record.ranks) if not rank_word(folder, rank)]
     if not absent:
         return None
@@ -88,7 +93,7 @@ def _seen_from_here(folder: Path, record: RunRecord, rank0: psutil.Process, sinc
     found = {0: rank0}
     for rank in range(1, record.ranks // record.nodes):
         word = rank_word(folder, rank)
-        if word.get("time", 0) > since - 60 and word.get("state") == "running" and psutil.pid_exists(word["pid"]):
+        if word.get("time", 0) > since - EARLIER and word.get("state") == "running" and psutil.pid_exists(word["pid"]):
             found[rank] = psutil.Process(word["pid"])
     return found
 
