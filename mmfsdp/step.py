@@ -272,7 +272,8 @@ def _update(optimizer: Optimizer, *, finite: torch.Tensor, factor: torch.Tensor 
         ):
             torch._foreach_mul_(grads, factor.to(dtype=grads[0].dtype, device=grads[0].device))
     if optimizer.defaults.get("fused"):
-        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # the kernel itself then does nothing
+        place = optimizer.param_groups[0]["params"][0].device  # the CPU's, where shards are offloaded
+        optimizer.found_inf = (~finite).float().to(place)  # type: ignore[attr-defined]  # the kernel then does nothing
         optimizer.step()
     elif bool(finite):  # waits for the device
         optimizer.step()

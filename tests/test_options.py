@@ -1,5 +1,6 @@
 """What an option promises is seen in the wrapped model on real ranks: recomputing, compiling, formats."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from mmfsdp.measure import cpu_memory
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.params.options import options_page
-from mmfsdp.wrap import wrap_fsdp
+from mmfsdp.plan import make_plan
+from mmfsdp.wrap import apply_plan, wrap_fsdp
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
 WIDTH, ROWS = 16, 2000
@@ -82,8 +85,52 @@ def compiled(backend: str) -> dict:
     return {"loss": loss, "grad": grad, "breaks": len(stats["graph_break"]), "graphs": stats["stats"]["unique_graphs"]}
 
 
+class Encoder(nn.Module):
+    """Gives its features by a method that is not forward, and keeps statistics of what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.features(x).mean(0)
+
+
+class Called(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.layers = Encoder(), nn.Sequential(Layer(), Layer())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.encoder.features(x))
+
+
+def called(backend: str) -> dict:
+    """A module called past its forward: held further up by a plan that saw it, or registered by hand (FSDP2 only)."""
+    torch.manual_seed(0)
+    plain, x = Called(), torch.randn(64, WIDTH)
+    policy = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Encoder,Layer"}
+    plan = make_plan(plain, FSDPParams(backend=backend, **policy), world_size=2, example={"x": x})
+    models = {"planned": apply_plan(copy.deepcopy(plain), plan)}
+    if backend == "FSDP2":
+        models["registered"] = wrap_fsdp(copy.deepcopy(plain), FSDPParams(**policy))
+        register_fsdp_forward_method(models["registered"].encoder, "features")
+    wanted = plain(x).square().mean()
+    seen: dict = {"wanted": wanted.item(), "mean": plain.encoder.norm.running_mean.tolist()}
+    seen["lint"] = [finding.code for finding in plan.lint]
+    for name, wrapped in models.items():
+        loss = wrapped(x).square().mean()
+        loss.backward()
+        mean = next(b for n, b in wrapped.named_buffers() if n.endswith("running_mean"))
+        seen[name] = [loss.item(), mean.tolist()]
+    return seen
+
+
 def all_options() -> dict:
-    checks = (recomputed, formats, compiled)
+    checks = (recomputed, formats, compiled, called)
     return {backend: {check.__name__: check(backend) for check in checks} for backend in BACKENDS}
 
 
@@ -114,6 +161,15 @@ def test_compiled_units_compute_what_the_others_do(found, backend):
     seen, plain = found[backend]["compiled"], found[backend]["recomputed"]["none"]
     assert seen["loss"] == pytest.approx(plain["loss"], rel=1e-5) and seen["breaks"] == 0 < seen["graphs"]
     assert seen["grad"] == pytest.approx(plain["grad"], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_module_may_be_called_by_another_method_and_batch_norms_are_warned_of(found, backend):
+    seen = found[backend]["called"]
+    assert "batch-norm" in seen["lint"] and "used-outside" not in seen["lint"]
+    for way in {"planned", "registered"} & set(seen):
+        loss, mean = seen[way]
+        assert loss == pytest.approx(seen["wanted"], rel=1e-5) and mean == pytest.approx(seen["mean"], rel=1e-5)
 
 
 def test_compiling_without_a_compiler_is_refused_before_launch(monkeypatch):

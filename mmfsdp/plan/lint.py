@@ -40,7 +40,7 @@ def lint(
     found = [*(_wrapped_twice(model) if wrapped or optimizer else _wrapped_before(model))]
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     found += [*_other_model(inner, plan), *_contents(plan), *_places(inner, plan, seen or Trace()), *_sizes(plan)]
-    found += [*_optimizer(inner, optimizer), *_batches(batches)]
+    found += [*_statistics(inner), *_optimizer(inner, optimizer), *_batches(batches)]
     return tuple(sorted(found, key=lambda f: f.level))
 
 
@@ -195,6 +195,18 @@ def _optimizer(model: nn.Module, optimizer: Optimizer | None) -> Iterator[Findin
     left = [n for n, p in named.items() if p.requires_grad and id(p) not in given]
     if left:
         yield _warn("not-in-optimizer", f"{_some(left)}: trainable, but the optimizer was not given it; it never moves")
+
+
+def _statistics(model: nn.Module) -> Iterator[Finding]:
+    kind = nn.modules.batchnorm._BatchNorm
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, kind) and not isinstance(m, nn.SyncBatchNorm)}
+    own = [plain_name(n) for n, m in norms.items() if any(p.requires_grad for p in m.parameters())]
+    if own:
+        yield _warn(
+            "batch-norm",
+            f"{_some(own)}: each rank normalizes by its own samples and keeps statistics of its own, of which only "
+            "rank 0's are saved; freeze it, or on GPUs use nn.SyncBatchNorm.convert_sync_batchnorm before make_plan",
+        )
 
 
 def _batches(batches: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..params import AutoWrapPolicy, Backend, FrozenPolicy, FSDPParams, Precision, ShardingStrategy
 from ..params.train import decays
-from .build import kind_of, unit_name, with_bytes
+from .build import buffer_bytes, kind_of, unit_name, with_bytes
 from .lint import lint, plain_name
 from .trace import Trace, registration
 from .units import Param, Unit, WrapPlan
@@ -50,7 +50,7 @@ def read_back(model: nn.Module) -> WrapPlan:
     ends = sorted(range(len(found)), key=lambda i: max(seen.leave.get(m, 0) for m in found[i].modules))
     units = [with_bytes(_unit(f, i, ends.index(i), backend, seen), fsdp, mesh[1]) for i, f in enumerate(found)]
     plan = WrapPlan(fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=tuple(units))
-    return replace(plan, lint=lint(model, plan, wrapped=True))
+    return replace(plan, lint=lint(model, plan, wrapped=True), buffer_bytes=buffer_bytes(model, fsdp))
 
 
 def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
