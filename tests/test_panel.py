@@ -185,7 +185,7 @@ def test_metrics_of_any_length_are_read_and_a_file_begun_anew_is_noticed(folder)
     while more:
         rows, more = reader.poll()
         steps += [r["step"] for r in rows]
-    assert steps[0] == 1 and steps[-1] == 100_000 and 20_000 < len(steps) < 60_000
+    assert steps[0] == 1 and steps[-1] == 100_000 and 5_000 < len(steps) < 60_000
     with open(path, "a") as file:
         file.write(row.format(100_001) + "half a row")
     assert [r["step"] for r in reader.poll()[0]] == [100_001] and not reader.anew

@@ -11,7 +11,7 @@ from ..runs.files import parse_rows
 
 BITE = 8 << 20
 """Bytes that are read at once."""
-WHOLE = 6 << 20
+WHOLE = 2 << 20
 """Of a file that is larger than this when it is opened, one row in so many is read that this many bytes are parsed."""
 
 

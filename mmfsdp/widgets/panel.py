@@ -112,14 +112,15 @@ class RunPanel(w.VBox):
             raise
 
     def _watch(self) -> None:
-        changed = drawn = time.monotonic()
+        changed = time.monotonic()
+        drawn = changed - PAUSE  # what there is at the beginning is shown at once
         while not self._closing.is_set():
             state = self.run.state()  # before the files: what is read after the end is all there is
             news, more = self._read(state)
             now = time.monotonic()
             changed = now if news else changed
             pace = self._audience.pace(PAUSE)
-            if state.done or now - drawn >= pace - 0.02 or news == "state":
+            if now - drawn >= (max(1.0, pace) if more else pace - 0.02) or news == "state" or state.done and not more:
                 drawn = now
                 self._draw(whole=state.done and not more)
             if state.done and not more:
