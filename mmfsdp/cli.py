@@ -13,7 +13,8 @@ from .params import ParamError, RunParams, load, preset_names
 
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
 
-  mmfsdp plan   [--config C] [flags]   print who shares a shard with whom, and what a step will hold and send
+  mmfsdp plan   [--config C] [flags]   print who shares a shard with whom, and what a step will hold and send; with
+                                       --machine NAME seconds and every mesh, with --world-size N on so many ranks
   mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report
   mmfsdp launch [--config C] [flags]   start the ranks and return at once; --dry-run shows what sbatch would get
   mmfsdp runs   [FOLDER ...]           all runs: state, step, loss, age, where
@@ -90,10 +91,50 @@ def parse(command: str, argv: list[str], *, default: RunParams | None = None) ->
 
 
 def plan(argv: list[str]) -> int:
-    """Print the plan and what it will cost."""
+    """Print the plan and what it will cost; on a machine, how long a step takes and which mesh is best."""
+    machine, ranks = _taken(argv, "--machine"), _taken(argv, "--world-size")
+    if ranks is not None and not (ranks.isdigit() and int(ranks)):
+        raise ParamError("world-size", f"{ranks!r} is not a number of ranks from 1")
     params = parse("plan", argv)
+    if ranks:
+        params = params.change(**{"launch.ranks": int(ranks)})
     print_plan(params)
+    if machine:
+        print_times(params, machine)
     return 0
+
+
+def _taken(argv: list[str], flag: str) -> str | None:
+    """The value of a flag that is not one of the parameters, taken out."""
+    for i, arg in enumerate(argv):
+        name, *value = arg.split("=", 1)
+        if name == flag:
+            if not value and i + 1 == len(argv):
+                raise ParamError(flag.lstrip("-"), "needs a value")
+            text = value[0] if value else argv.pop(i + 1)
+            del argv[i]
+            return text
+    return None
+
+
+def print_times(params: RunParams, machine: str) -> None:
+    """How long a step takes on one of estimate's machines, the cluster profile's figures first, and every mesh."""
+    from .estimate import machine_of, mesh_table, meshes, step_time
+    from .estimate.times import seconds
+    from .params import Backend
+    from .params.cluster import read_cluster
+    from .preview import preview
+
+    plan, _ = preview(params)
+    tokens = params.train.batch_size * params.data.max_length
+    profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
+    given = machine_of(machine, profile)
+    times = step_time(plan, params.train, machine=given, tokens=tokens)
+    parts = {name: seconds(getattr(times, name)) for name in ("compute", "memory", "network")}
+    print(f"a step of {tokens:,} tokens a rank on {machine}: {seconds(times.overlapped)}, bound by {times.bound}")
+    print(f"  {', '.join(f'{k} {v}' for k, v in parts.items())}; {seconds(times.serial)} if nothing overlaps")
+    if plan.backend is not Backend.DDP and plan.world_size > 1:
+        print(mesh_table(meshes(plan, params.train, machine=given, tokens=tokens), given))
 
 
 def print_plan(params: RunParams) -> None:

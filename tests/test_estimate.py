@@ -3,7 +3,19 @@
 import pytest
 from torch import nn
 
-from mmfsdp.estimate import CONTROL_BYTES, CONTROL_CALLS, Estimate, Machine, estimate, step_time
+from mmfsdp.estimate import (
+    CONTROL_BYTES,
+    CONTROL_CALLS,
+    MACHINES,
+    Estimate,
+    Machine,
+    estimate,
+    machine_of,
+    mesh_table,
+    meshes,
+    on_mesh,
+    step_time,
+)
 from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
@@ -105,6 +117,45 @@ def test_what_holds_a_step():
     assert twice.compute == 2 * step_time(plan, machine=link, tokens=1).compute
     with pytest.raises(ValueError, match="a100-nvlink"):
         step_time(plan, machine="a100", tokens=1)
+
+
+def test_traffic_within_and_between_nodes():
+    plan, _ = made(world=64)
+    machine = Machine(flops=1e15, memory=1e12, bandwidth=1e9, latency=0, inside=1e10, gpus_per_node=8)
+    found = {(m.replicate, m.shard): m for m in meshes(plan, machine=machine, tokens=1)}
+    assert sorted(found) == [(64 // n, n) for n in (64, 32, 16, 8, 4, 2)]
+    for mesh in found.values():
+        assert mesh.times.inside + mesh.times.between == mesh.cost.wire_bytes
+    same, _ = made(world=64, sharding_strategy="HYBRID_SHARD", dp_replicate=8, dp_shard=8)
+    assert on_mesh(plan, 8, 8).units == same.units and estimate(same).wire == found[8, 8].cost.wire
+    across = sum(w.wire_bytes for w in estimate(same).wire if w.kind == "all-reduce")
+    assert 0 < found[8, 8].times.between <= across  # gathers stay within nodes
+    whole = sum(w.bytes for w in estimate(plan).wire if w.phase != "control")
+    assert found[1, 64].times.between == pytest.approx(
+        whole * 7 / 8 / 8, rel=0.01
+    )  # each node takes in 7/8, by 8 cards
+    assert found[4, 16].times.between > found[8, 8].times.between  # now gathers leave their node, too
+
+
+def test_the_best_mesh_fits():
+    plan, _ = made(world=64)
+    roomy = Machine(flops=1e15, memory=1e12, bandwidth=1e9, latency=0, inside=1e12)
+    best = meshes(plan, machine=roomy, tokens=1)[0]
+    assert best.fits and best.shard <= 8
+    least = min(m.cost.memory_bytes for m in meshes(plan, machine=roomy, tokens=1))
+    tight = Machine(1e15, 1e12, 1e9, 0, inside=1e10, capacity=least)
+    assert [m.shard for m in meshes(plan, machine=tight, tokens=1) if m.fits] == [64]
+    text = mesh_table(meshes(plan, machine=tight, tokens=1), tight)
+    assert max(map(len, text.splitlines())) <= 120 and text.endswith("best: dp_replicate 1, dp_shard 64")
+    nothing = Machine(1e15, 1e12, 1e9, 0, capacity=1)
+    assert "none fits" in mesh_table(meshes(plan, machine=nothing, tokens=1), nothing)
+    with pytest.raises(ValueError, match="DDP has no mesh"):
+        meshes(made(backend="DDP")[0], machine=roomy, tokens=1)
+    assert (
+        machine_of("laptop", {"capacity": 1}).capacity == 1 and machine_of("laptop").flops == MACHINES["laptop"].flops
+    )
+    with pytest.raises(ValueError, match="bandwidth"):
+        machine_of("laptop", {"speed": 1})
 
 
 @pytest.mark.parametrize("size, layers, ranks", [(4096, 32, 64), (8192, 80, 4096)], ids=["9B", "70B"])

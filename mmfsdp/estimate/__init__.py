@@ -2,7 +2,7 @@
 
 from .cost import CONTROL_BYTES, CONTROL_CALLS, Estimate, Memory, Wire, estimate
 from .peak import Peak
-from .times import MACHINES, Machine, Times, step_time
+from .times import MACHINES, Machine, Mesh, Times, machine_of, mesh_table, meshes, on_mesh, step_time
 
 __all__ = [
     "CONTROL_BYTES",
@@ -11,9 +11,14 @@ __all__ = [
     "Estimate",
     "Machine",
     "Memory",
+    "Mesh",
     "Peak",
     "Times",
     "Wire",
     "estimate",
+    "machine_of",
+    "mesh_table",
+    "meshes",
+    "on_mesh",
     "step_time",
 ]

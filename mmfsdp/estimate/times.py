@@ -1,12 +1,14 @@
-"""How long a step takes on a machine, and what holds it: arithmetic, memory or network."""
+"""How long a step takes on a machine, and what holds it: arithmetic, memory or network; and which mesh is best."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import log2
 
-from ..params import TrainParams
+from ..params import Backend, ParamError, ShardingStrategy, TrainParams
 from ..plan import WrapPlan
-from .cost import estimate
+from .cost import Estimate, Wire, estimate
 
 
 @dataclass(frozen=True)
@@ -18,22 +20,30 @@ class Machine:
     memory: float
     """Bytes per second and rank, to and from its memory."""
     bandwidth: float
-    """Bytes per second that a rank sends."""
+    """Bytes per second that a rank sends; to other nodes, where `inside` is given."""
     latency: float = 2e-5
-    """Seconds before a collective begins to move anything."""
+    """Seconds before a collective begins to move anything; as much again each time that its nodes double."""
     efficiency: float = 0.4
     """Share of `flops` that dense layers reach."""
+    inside: float = 0.0
+    """Bytes per second that a rank sends within its node; 0: as to other nodes."""
+    gpus_per_node: int = 8
+    """Ranks of a node."""
+    capacity: float = 80e9
+    """Bytes of memory that a rank has."""
 
 
 MACHINES = {
     "h100-nvlink": Machine(989e12, 3.35e12, 450e9),
-    "h100-infiniband": Machine(989e12, 3.35e12, 50e9, 3e-5),
+    "h100-infiniband": Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9),
     "a100-nvlink": Machine(312e12, 2.0e12, 300e9),
+    "a100-infiniband": Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9),
     "a100-ethernet": Machine(312e12, 2.0e12, 3.1e9, 1e-4),
-    "rtx4090-pcie": Machine(165e12, 1.0e12, 25e9, 3e-5),
-    "laptop": Machine(2e11, 4e10, 4e9, 1e-4),
+    "rtx4090-pcie": Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9),
+    "laptop": Machine(2e11, 4e10, 4e9, 1e-4, capacity=8e9),
 }
-"""GPUs (bf16) and networks by name: NVLink within a node, a 400 Gb/s InfiniBand card per GPU, 25 Gb/s Ethernet."""
+"""GPUs (bf16) and networks by name: NVLink within a node, a card of 400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s
+Ethernet per GPU."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,10 @@ class Times:
     network: float
     overlapped: float
     """If gathers and reductions run beside compute, but for the first unit's gather and the last one's reduction."""
+    inside: int = 0
+    """Bytes that a rank sends to others of its node."""
+    between: int = 0
+    """Bytes that it sends to other nodes."""
 
     @property
     def serial(self) -> float:
@@ -58,22 +72,135 @@ class Times:
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 
 
+def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine:
+    """One of MACHINES, some of its figures replaced. Raises ParamError for other names."""
+    if name not in MACHINES:
+        raise ParamError("machine", f"{name!r} is not one of {', '.join(MACHINES)}; or give a Machine")
+    known = [f.name for f in fields(Machine)]
+    for key in figures or {}:
+        if key not in known:
+            raise ParamError("machine", f"{key!r} is not one of its figures, {', '.join(known)}")
+    return replace(MACHINES[name], **dict(figures or {}))  # type: ignore[arg-type]
+
+
 def step_time(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int) -> Times:
     """How long an optimizer step takes: 2 operations per parameter and token in forward, as many in a backward that
     passes through, and as many again for gradients of weights (Kaplan et al. 2020).
 
-    tokens: of a micro-step on one rank. machine: one of MACHINES, or its figures. Raises ValueError for other names.
+    tokens: of a micro-step on one rank. machine: one of MACHINES, or its figures. Raises ParamError for other names.
     """
-    if isinstance(machine, str):
-        if machine not in MACHINES:
-            raise ValueError(f"machine: {machine!r} is not one of {', '.join(MACHINES)}; or give a Machine")
-        machine = MACHINES[machine]
+    machine = machine_of(machine) if isinstance(machine, str) else machine
     train = train or TrainParams()
-    cost = estimate(plan, train)
+    cost = estimate(replace(plan, moments=()), train)
     passes = sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
     compute = 2 * passes * tokens * train.accumulation / (machine.flops * machine.efficiency)
     memory = sum(u.gathered_bytes * (1 + u.grad_flow) for u in plan.units) * train.accumulation / machine.memory
-    network = cost.wire_bytes / machine.bandwidth + sum(w.count for w in cost.wire) * machine.latency
-    moved = [u for u in plan.units if u.sharded and u.params]
-    alone = max((u.gathered_bytes + u.reduced_bytes for u in moved[:1]), default=0) / machine.bandwidth
-    return Times(compute, memory, network, max(compute, memory, network) + min(alone, network))
+    moved = [_moved(plan, wire, machine) for wire in cost.wire]
+    network = sum(seconds for _, _, seconds in moved)
+    first = [u for u in plan.units if u.sharded and u.params][:1]
+    alone = max((u.gathered_bytes + u.reduced_bytes for u in first), default=0) / (machine.inside or machine.bandwidth)
+    return Times(
+        compute,
+        memory,
+        network,
+        max(compute, memory, network) + min(alone, network),
+        inside=sum(inside for inside, _, _ in moved),
+        between=sum(between for _, between, _ in moved),
+    )
+
+
+def _moved(plan: WrapPlan, wire: Wire, machine: Machine) -> tuple[int, int, float]:
+    """(bytes within the node, bytes to others, seconds) of one kind of collective.
+
+    Shards lie within a node as far as they fit; as NCCL does, each GPU's own card takes an equal share of what leaves.
+    """
+    across = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1 and plan.shard > 1
+    ranks = plan.replicate if across else plan.shard
+    if plan.backend is Backend.DDP or wire.phase == "control":
+        ranks = plan.world_size
+    together = min(ranks, max(1, machine.gpus_per_node // (plan.shard if across else 1)))
+    nodes = max(1, ranks // together)
+    # Each node takes in what the others hold, once, through as many cards as it has ranks in the group.
+    between = int(wire.wire_bytes * (nodes - 1) / nodes / together * ranks / max(1, ranks - 1)) if nodes > 1 else 0
+    inside = wire.wire_bytes - between
+    seconds = max(inside / (machine.inside or machine.bandwidth), between / machine.bandwidth)
+    if not machine.inside:
+        seconds = wire.wire_bytes / machine.bandwidth
+    return inside, between, seconds + wire.count * machine.latency * (1 + log2(nodes))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A plan on `dp_replicate x dp_shard` ranks, and what it costs."""
+
+    replicate: int
+    shard: int
+    cost: Estimate
+    times: Times
+    fits: bool
+    """Its peak (without an example, all but activations) is within what a rank has."""
+
+
+def meshes(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int) -> list[Mesh]:
+    """The plan on every mesh of its ranks: first what fits, then what is quickest (to two digits), then the smallest."""
+    machine = machine_of(machine) if isinstance(machine, str) else machine
+    if plan.backend is Backend.DDP:
+        raise ParamError("sharding_strategy", "DDP has no mesh to choose; set backend to FSDP2 and FULL_SHARD")
+    found = []
+    for shard in range(2, plan.world_size + 1):
+        if plan.world_size % shard:
+            continue
+        other = on_mesh(plan, plan.world_size // shard, shard)
+        cost = estimate(other, train)
+        times = step_time(other, train, machine=machine, tokens=tokens)
+        fits = (cost.peak_bytes or cost.memory_bytes) <= machine.capacity
+        found.append(Mesh(other.replicate, shard, cost, times, fits))
+    return sorted(found, key=lambda m: (not m.fits, float(f"{m.times.overlapped:.2g}"), m.cost.memory_bytes))
+
+
+def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
+    """The same units on other axes of the mesh."""
+    from ..plan.build import with_bytes  # needs torch
+
+    keeps = plan.fsdp.sharding_strategy in (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD_ZERO2)
+    strategy = ShardingStrategy.SHARD_GRAD_OP if keeps else ShardingStrategy.FULL_SHARD
+    axes: dict[str, int | None] = {"dp_replicate": None, "dp_shard": None}
+    if replicate > 1:
+        strategy = ShardingStrategy.HYBRID_SHARD_ZERO2 if keeps else ShardingStrategy.HYBRID_SHARD
+        axes = {"dp_replicate": replicate, "dp_shard": shard}
+    fsdp = replace(plan.fsdp, sharding_strategy=strategy, **axes)  # type: ignore[arg-type]
+    units = tuple(with_bytes(u, fsdp, shard) for u in plan.units)
+    return replace(plan, fsdp=fsdp, world_size=replicate * shard, replicate=replicate, shard=shard, units=units)
+
+
+def mesh_table(found: list[Mesh], machine: Machine) -> str:
+    """The meshes as text, the best first."""
+    from ..plan.table import size
+
+    titles = (
+        ("replicate x shard", 18),
+        ("a rank holds", 13),
+        ("within nodes", 13),
+        ("between nodes", 14),
+        ("a step", 10),
+    )
+    lines = [
+        f"what a rank holds, and sends in a step within its node ({machine.gpus_per_node} ranks) and to other nodes:",
+        " ".join(f"{title:>{width}}" for title, width in titles) + "  bound by",
+    ]
+    for m in found:
+        t = m.times
+        held = size(m.cost.peak_bytes or m.cost.memory_bytes)
+        lines.append(
+            f"{f'{m.replicate} x {m.shard}':>18} {held:>13} {size(t.inside):>13} {size(t.between):>14} "
+            f"{seconds(t.overlapped):>10}  {t.bound}{'' if m.fits else f', over {size(machine.capacity)}'}"
+        )
+    best = found[0]
+    names = f"dp_replicate {best.replicate}, dp_shard {best.shard}"
+    lines.append(f"best: {names}" if best.fits else f"none fits; nearest: {names}")
+    return "\n".join(lines)
+
+
+def seconds(n: float) -> str:
+    """A duration in few characters."""
+    return f"{n:.3g} s" if n >= 1 else f"{n * 1e3:.3g} ms"
