@@ -1,5 +1,8 @@
 """Predicted traffic is the known floor of each policy."""
 
+import re
+from pathlib import Path
+
 import pytest
 from torch import nn
 
@@ -156,6 +159,13 @@ def test_the_best_mesh_fits():
     )
     with pytest.raises(ValueError, match="bandwidth"):
         machine_of("laptop", {"speed": 1})
+
+
+def test_the_chapter_on_scaling_shows_what_its_code_prints(capsys):
+    page = (Path(__file__).parent.parent / "notebooks" / "reference" / "scaling.md").read_text()
+    (code,), (shown,) = (re.findall(rf"```{kind}\n(.*?)```", page, flags=re.S) for kind in ("python", "text"))
+    exec(code, {})
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("size, layers, ranks", [(4096, 32, 64), (8192, 80, 4096)], ids=["9B", "70B"])

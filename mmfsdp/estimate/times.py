@@ -142,7 +142,8 @@ class Mesh:
 
 
 def meshes(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int) -> list[Mesh]:
-    """The plan on every mesh of its ranks: first what fits, then what is quickest (to two digits), then the smallest."""
+    """The plan on every mesh of its ranks, the best first: what fits, is quickest (to two digits), sends least to other
+    nodes, holds least. Raises ParamError for DDP."""
     machine = machine_of(machine) if isinstance(machine, str) else machine
     if plan.backend is Backend.DDP:
         raise ParamError("sharding_strategy", "DDP has no mesh to choose; set backend to FSDP2 and FULL_SHARD")
@@ -155,7 +156,9 @@ def meshes(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine
         times = step_time(other, train, machine=machine, tokens=tokens)
         fits = (cost.peak_bytes or cost.memory_bytes) <= machine.capacity
         found.append(Mesh(other.replicate, shard, cost, times, fits))
-    return sorted(found, key=lambda m: (not m.fits, float(f"{m.times.overlapped:.2g}"), m.cost.memory_bytes))
+    return sorted(
+        found, key=lambda m: (not m.fits, float(f"{m.times.overlapped:.2g}"), m.times.between, m.cost.memory_bytes)
+    )
 
 
 def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
