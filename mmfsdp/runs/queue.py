@@ -44,7 +44,7 @@ class Job:
     """When it began or is expected to, local time; empty if unknown."""
     nodes: str = ""
     answered: float = 0.0
-    """When Slurm said so, unix seconds; 0 if it never answered."""
+    """When Slurm said so, unix seconds; 0 if it was not asked for this job yet."""
     trouble: str = ""
     """Why Slurm does not answer now."""
 
@@ -66,7 +66,8 @@ def job(number: str, *, user: int) -> Job:
             renewal.join(PATIENCE)
             answers = read_json(path) or {}
     known = answers.get("jobs", {}).get(number) or answers.get("past", {}).get(number) or {}
-    return Job(**known, answered=answers.get("answered", 0.0), trouble=answers.get("trouble", ""))
+    asked = known or number in answers.get("unknown", ())
+    return Job(**known, answered=answers.get("answered", 0.0) if asked else 0.0, trouble=answers.get("trouble", ""))
 
 
 def ask_now(number: str) -> str:
@@ -137,7 +138,8 @@ def _past(answers: dict[str, Any], path: Path, jobs: dict[str, Any]) -> dict[str
             unaccounted = time.time()
         else:
             past = past | read_sacct(done.stdout)
-    return {"past": past, "unaccounted": unaccounted}
+    unknown = (asks.keys() | set(answers.get("unknown", ()))) - jobs.keys() - past.keys()
+    return {"past": past, "unknown": sorted(unknown)[-1000:], "unaccounted": unaccounted}
 
 
 def read_sacct(text: str) -> dict[str, dict[str, str]]:

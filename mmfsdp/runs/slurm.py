@@ -126,16 +126,16 @@ def _of_slurm(folder: Path, record: RunRecord, number: str, *, stepped: bool) ->
         return {"status": Status.QUEUED, "reason": f"job {number}: its ranks made room, and it is queued again"}
     if ended and job.answered > (folder / "logs" / END).stat().st_mtime + 2 and not job.state:
         return _over(folder, record, number, "FAILED", "")
+    since = max((folder / "status.json").stat().st_mtime, word.get("time", 0.0))
+    if not job.state and not job.trouble and job.answered > since + UNSEEN:
+        return _over(folder, record, number, "", "")
     if job.state or word or ended or job.trouble:
         status = Status.RUNNING if stepped else Status.STARTING if job.state or word else Status.QUEUED
         first = _first_failed(folder, record)
         failure = failure_of(first) if first else {}
         reason = failure.get("reason") or f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
         return {"status": status, **failure, "reason": reason + said}
-    submitted = (folder / "status.json").stat().st_mtime
-    if job.answered < submitted + UNSEEN:
-        return {"status": Status.QUEUED, "reason": f"job {number} was submitted{said}"}
-    return _over(folder, record, number, "", "")
+    return {"status": Status.QUEUED, "reason": f"job {number} was submitted{said}"}
 
 
 def _waiting(job: queue.Job) -> str:

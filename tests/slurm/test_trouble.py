@@ -98,6 +98,18 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
     until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
 
 
+def test_a_run_whose_job_slurm_has_forgotten_is_lost(submit):
+    run = submit("places")
+    assert run.wait(60).ok
+    (run.path / "logs/ranks.end").unlink()
+    for rank in range(4):
+        (run.path / f"logs/rank{rank}.json").write_text('{"state": "running", "time": 0}')
+    (run.path / "status.json").write_text('{"status": "QUEUED", "job": "999999"}')
+    os.utime(run.path / "status.json", (1, 1))
+    state = run.wait(60)
+    assert state.status is Status.LOST and state.reason.startswith("Slurm knows job 999999 no more"), state
+
+
 def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
     state = timed.wait(120)
     assert state.status is Status.FAILED and state.step > 0
