@@ -281,8 +281,10 @@ def bench(argv: list[str]) -> int:
     module = import_module(f".bench.{name}", __package__)
     found = tyro.cli(getattr(module, BENCHES[name]), args=flags, prog=f"mmfsdp bench {name}")
     print(module.table(found))
-    Path(f"bench_{name}.json").write_text(json.dumps(found, indent=1))
-    print(f"written to bench_{name}.json")
+    files = {"json": json.dumps(found, indent=1)} | ({"svg": module.picture(found)} if name == "wrap" else {})
+    for ending, text in files.items():
+        Path(f"bench_{name}.{ending}").write_text(text)
+        print(f"written to bench_{name}.{ending}")
     return int(name == "parity" and not all(row["ok"] for row in found))
 
 

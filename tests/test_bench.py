@@ -1,9 +1,11 @@
-"""mmfsdp bench: every kind of source is measured on the same pictures, and what is measured is written down."""
+"""mmfsdp bench: sources are measured on the same pictures, ways to shard on the same steps, and all is written down."""
 
 import json
+import xml.etree.ElementTree as ET
 
 from mmfsdp.bench import checkpoint
 from mmfsdp.bench.data import SOURCES, _read, write_sources
+from mmfsdp.bench.ways import THEIRS, WAYS
 from mmfsdp.cli import main
 from mmfsdp.data import open_source
 from mmfsdp.params import DataParams
@@ -36,3 +38,26 @@ def test_saving_is_measured_in_three_ways():
     assert [row["way"] for row in rows] == ["no save", "sync", "async"]
     assert rows[1]["bytes"] == rows[2]["bytes"] > 0 and rows[1]["waits_s"] > 0 == rows[0]["waits_s"]
     assert len(checkpoint.table(rows).splitlines()) == 4
+
+
+def test_bench_wrap_shows_every_way_and_ours_send_less(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "wrap", "--width", "96", "--rounds", "1", "--accumulation", "2"]) == 0
+    found = json.loads((tmp_path / "bench_wrap.json").read_text())
+    rows = {row["way"]: row for row in found["rows"]}
+    assert tuple(rows) == WAYS
+    text, picture = capsys.readouterr().out, (tmp_path / "bench_wrap.svg").read_text()
+    assert ET.fromstring(picture).tag.endswith("svg")
+    assert all(way in text and way.replace("'", "&#x27;") in picture for way in WAYS)
+    theirs, naive, ddp = rows[THEIRS[0]], rows[THEIRS[2]], rows["DDP"]
+    ours = [rows[f"frozen-aware {policy}"] for policy in ("SHARD", "KEEP", "REPLICATE")]
+    # Two micro-steps of the baseline, one of what stays gathered: the bars hold at any width.
+    for row, bar in zip(ours[1:], (0.35 / 2, 0.175 / 2), strict=True):
+        assert row["wire_bytes"] < bar * theirs["wire_bytes"] and row["wire_bytes"] < naive["wire_bytes"]
+    assert ours[0]["wire_bytes"] < naive["wire_bytes"] and ours[2]["wire_bytes"] < ddp["wire_bytes"]
+    for row in ours:
+        assert row["gradient_crc"] == naive["gradient_crc"]  # bitwise
+        assert row["frozen_changed"] == 0 and row["rest_bytes"] < row["peak_bytes"] < theirs["peak_bytes"]
+        assert abs(row["clipped_norm"] / 0.1 - 1) < 1e-4
+    assert theirs["clipped_norm"] > 0.15  # each module clipped by itself
+    assert 0 < found["counting"]["seconds_a_call"] < 1

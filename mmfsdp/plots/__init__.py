@@ -1,6 +1,6 @@
 """Figures as SVG text: one palette and one style, legible on dark and on light pages, for screens and projectors."""
 
-from .bars import bars
+from .bars import bars, compared
 from .curves import History, Metric, Series, chart, charts, figure
 from .memory import memory_bar
 from .plan import plan_picture
@@ -12,6 +12,7 @@ __all__ = [
     "bars",
     "chart",
     "charts",
+    "compared",
     "figure",
     "memory_bar",
     "plan_picture",

@@ -50,6 +50,7 @@ class GlooReduceScatter:
             output_tensor += part
         if op == dist.ReduceOp.AVG:
             output_tensor /= ranks
+        input_tensor.untyped_storage().resize_(0)  # `allocate` made it; FSDP2 would hold it to the next reduction
 
 
 def reduce_by_parts(module: FSDPModule, mesh: DeviceMesh) -> None:

@@ -1,0 +1,179 @@
+"""The ways to shard that `mmfsdp bench wrap` compares, and the two models that it shards.
+
+The baselines are written here as their projects have them. OpenFlamingo (its train.py and flamingo.py): FSDP1, every
+module wrapped twice, gathered in fp32 and reduced in bf16 under autocast; decoder layers un-frozen and kept from the
+optimizer, so that nothing clears their gradients; the whole input embedding trained, but for a mask, and no row of the
+head; each module clipped by itself. The same in our formats. FSDP2 per layer, as in Cornstarch's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.optim import AdamW
+
+from ..data import Batch
+from ..freeze import freeze
+from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
+from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
+from ..step import train_step
+from ..wrap import wrap_fsdp
+
+WORDS, PICTURE, LENGTH = 10_000, 32, 16
+CLIP = 0.1
+LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+CLASSES = {"flamingo": "FlamingoLayer,ResidualAttentionBlock", "projector": "LlamaDecoderLayer,ResidualAttentionBlock"}
+KEPT = {"sharding_strategy": "SHARD_GRAD_OP", "frozen_dtype": "bf16"}
+OURS: dict[str, dict[str, Any]] = {
+    "DDP": {"backend": "DDP"},
+    "FSDP1 by layer (Oumi, Zeta)": {"backend": "FSDP1", **LAYERS},
+    "FSDP2, root only": {"auto_wrap_policy": "NO_WRAP"},
+    "frozen-aware SHARD": {"frozen_dtype": "bf16"},
+    "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEPT},
+    "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", **KEPT},
+}
+THEIRS = ("OpenFlamingo's scheme", "the same in our formats", "FSDP2 per layer (Cornstarch)")
+WAYS = (*THEIRS, *OURS)
+
+
+@dataclass
+class Way:
+    """A wrapped model that trains."""
+
+    name: str
+    model: nn.Module
+    optimizer: AdamW
+    mask: Callable[[], None] | None = None
+    """The baseline's own masking and clipping after each backward; without, `train_step` does all."""
+    left_frozen: tuple[str, ...] = ()
+    """Parameters that train in other ways and not in this."""
+
+    def step(self, batches: list[Batch]) -> None:
+        """One optimizer step."""
+        if self.mask is None:
+            train_step(self.model, batches, self.optimizer, max_grad_norm=CLIP)
+            return
+        self.backward(batches)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def backward(self, batches: list[Batch]) -> None:
+        """Forward and backward of the mean over this rank's batches."""
+        for batch in batches:
+            (self.model(**batch.inputs()).loss / len(batches)).backward()
+            if self.mask is not None:
+                self.mask()
+
+
+def wrapped(name: str, model: nn.Module, kind: str) -> Way:
+    """A model wrapped in the way of this name, in bf16 with fp32 reduction."""
+    if name in THEIRS[:2]:
+        return _openflamingo(name, model)
+    if name == THEIRS[2]:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        classes = CLASSES[kind].split(",")
+        for module in [m for m in model.modules() if type(m).__name__ in classes]:
+            fully_shard(module, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+    else:
+        by_layer = OURS[name].items() >= LAYERS.items()
+        fields = OURS[name] | ({"transformer_layer_cls": CLASSES[kind]} if by_layer else {})
+        example = batch_of(kind, seed=0).inputs()
+        model = wrap_fsdp(model, FSDPParams(mixed_precision="bf16", **fields), example=example)  # type: ignore[arg-type]
+    return Way(name, model, AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True))
+
+
+def _openflamingo(name: str, model: nn.Module) -> Way:
+    """FSDP1 around each part twice; frozen decoder layers are un-frozen for that and kept from the optimizer."""
+    theirs = name == THEIRS[0]
+    dtypes = MixedPrecision(
+        param_dtype=torch.float32 if theirs else torch.bfloat16,
+        reduce_dtype=torch.bfloat16 if theirs else torch.float32,
+    )
+    if theirs:
+        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+
+    def twice(path: str) -> None:
+        parent, _, key = path.rpartition(".")
+        module, cpu = model.get_submodule(path), torch.device("cpu")
+        for _ in range(2):
+            module = FullyShardedDataParallel(
+                module, mixed_precision=dtypes, device_id=cpu, use_orig_params=True, forward_prefetch=True
+            )
+        setattr(model.get_submodule(parent), key, module)
+
+    embedding = "language_model.model.embed_tokens"
+    table = f"{embedding}.table.weight"
+    head = ("language_model.lm_head.new_tokens.weight",) if isinstance(model, Flamingo) else ()
+    if head:
+        model.get_parameter(head[0]).requires_grad_(False)
+        model.get_parameter(table).requires_grad_(True)
+    trains = {n for n, p in model.named_parameters() if p.requires_grad}
+    layers = [n for n, m in model.named_modules() if type(m).__name__ in ("LlamaDecoderLayer", "GatedCrossAttention")]
+    for path in layers:
+        model.get_submodule(path).requires_grad_(True)
+    ends = ["perceiver", "projectors.vision", embedding, "language_model.lm_head", "vision_encoder", "encoders.vision"]
+    known = dict(model.named_modules())
+    clipped = [p for p in [*layers, *ends[:3]] if p in known and any(n.startswith(f"{p}.") for n in trains)]
+    for path in [p for p in [*layers, *ends] if p in known]:
+        twice(path)
+    known_as = {n.replace("_fsdp_wrapped_module.", ""): p for n, p in model.named_parameters()}
+
+    def mask() -> None:
+        if table in trains and known_as[table].grad is not None:
+            known_as[table].grad.zero_()  # its rows are of known words; those of new ones are a table of their own here
+        for path in clipped:
+            module = model.get_submodule(path)
+            assert isinstance(module, FullyShardedDataParallel)
+            module.clip_grad_norm_(CLIP)
+
+    optimizer = AdamW([p for n, p in known_as.items() if n in trains], lr=1e-4, weight_decay=0.0)
+    return Way(name, model, optimizer, mask, head)
+
+
+def build(kind: str, width: int) -> nn.Module:
+    """A frozen vision encoder and language model, and what trains between them: the same weights each time."""
+    torch.manual_seed(0)
+    picture = {"image_size": PICTURE, "patch_size": 16, "width": width * 3 // 4, "layers": 6, "head_width": width // 8}
+    vision = build_vision(
+        BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": width, "vision_cfg": picture})
+    )
+    text = {"hidden_size": width, "intermediate_size": width * 8 // 3, "vocab_size": WORDS, "num_attention_heads": 8}
+    layers = 8 if kind == "projector" else 6
+    language = build_language(BackboneParams(config={"model_type": "llama", "num_hidden_layers": layers, **text}))
+    if kind == "projector":
+        model: nn.Module = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS})
+        freeze(model, ("encoders.*", "language_model.*"))
+        return model
+    model = Flamingo(
+        vision,
+        language,
+        tokens=TokenIds.after(WORDS),
+        cross_attention_every=2,
+        num_latents=8,
+        perceiver_depth=2,
+        attention_heads=7,
+        attention_head_dim=width // 8,
+    )
+    for name, p in model.named_parameters():
+        if name.endswith("_gate"):
+            p.data.fill_(0.5)  # at 0 nothing behind them would learn
+    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
+    return model
+
+
+def batch_of(kind: str, *, seed: int) -> Batch:
+    """Two samples of a picture each, with as many label tokens on every rank."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, WORDS, (2, LENGTH), generator=g)
+    picture = (PICTURE // 16) ** 2 if kind == "projector" else 1
+    ids[:, :picture] = WORDS if kind == "projector" else TokenIds.after(WORDS).image
+    labels = ids.clone()
+    labels[:, :picture] = -100
+    media = {"vision": torch.randn(2, 1, 1, 3, PICTURE, PICTURE, generator=g)}
+    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
