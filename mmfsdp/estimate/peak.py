@@ -177,6 +177,8 @@ class _Fsdp2(_Play):
         self.reduced += shard_bytes(self.plan, unit)
         got = unit.reduced_bytes - unit.reduced_bytes // self.plan.shard  # by parts, see wrap.gloo
         self.see(left, passing=got * self.gloo)
+        if self.gloo:
+            self.reducing = 0  # freed there at once; elsewhere held to the next reduction
 
     def end(self, unit: Unit | None, live: int) -> None:
         self.reducing = self.kept = 0
