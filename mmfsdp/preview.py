@@ -31,7 +31,12 @@ def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:
     plan = make_plan(model, params.fsdp, world_size=params.launch.ranks)
     if not any(f.level == "error" for f in plan.lint):
         plan = with_moments(model, plan, example_of(model, params))
-    return plan, estimate(plan, params.train, sources=len(params.data.sources()))
+    return plan, cost_of(plan, params)
+
+
+def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
+    """What a run's plan costs each rank."""
+    return estimate(plan, params.train, sources=len(params.data.sources()))
 
 
 def example_of(model: nn.Module, params: RunParams) -> dict[str, Any]:

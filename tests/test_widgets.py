@@ -271,7 +271,7 @@ def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
     for steps in range(10, 60):
         choose(small, "train.batch_size", steps)
     view.wait()
-    assert view._shown.params == small.params and view._worker._thread is None
+    assert view._shown.params == small.params and view._worker._thread is None and view._counter._thread is None
     view.close()
     choose(small, "train.batch_size", 7)
     assert view._worker._thread is None, "what is closed plans no more"
@@ -287,7 +287,7 @@ def test_a_plan_that_cannot_be_made_says_why_beside_the_field_too(small):
     small.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
     with pytest.raises(ValueError, match="visoin"):
         view.wait()
-    assert "visoin" in "".join(texts(view)) and view._html.layout.display == "none"
+    assert "visoin" in "".join(texts(view)) and view.page.layout.display == "none"
     small.show(small.params.change(**{"fsdp.frozen_policy": "AUTO", "fsdp.memory_budget_gib": 1e-6}))
     small.show(small.params.change(**{"model.freeze": SMALL.freeze}))
     with pytest.raises(ParamError, match="too little"):
@@ -295,7 +295,7 @@ def test_a_plan_that_cannot_be_made_says_why_beside_the_field_too(small):
     assert "too little" in said(small, "fsdp.memory_budget_gib")
     choose(small, "fsdp.memory_budget_gib", "3")
     view.wait()
-    assert "too little" not in "".join([*texts(small), *texts(view)]) and view._html.layout.display is None
+    assert "too little" not in "".join([*texts(small), *texts(view)]) and view.page.layout.display is None
 
 
 def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):

@@ -7,7 +7,7 @@ what is counted is when each storage would have been made and let go.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -50,6 +50,23 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> tuple[M
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     return tuple(film.moments)
+
+
+def recorded_alike(plan: WrapPlan) -> Hashable:
+    """All of a plan that its moments depend on: plans alike in this have the same, for one model and example."""
+    fsdp = plan.fsdp
+    units = tuple(
+        (
+            u.modules,
+            u.order,
+            u.sharded,
+            u.compute_dtype,
+            u.grad_flow,
+            *((p.name, p.dtype, p.trainable) for p in u.params),
+        )
+        for u in plan.units
+    )
+    return plan.backend, fsdp.mixed_precision, fsdp.buffer_dtype, fsdp.activation_checkpointing, units
 
 
 def _formats(plan: WrapPlan) -> dict[str, torch.dtype]:

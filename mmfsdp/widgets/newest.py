@@ -28,11 +28,6 @@ class Newest(Generic[T]):
                 self._thread = threading.Thread(target=self._run, daemon=True, name="plan")
                 self._thread.start()
 
-    @property
-    def outdated(self) -> bool:
-        """Something newer waits, or nobody does any more."""
-        return bool(self._wanted) or self.closed
-
     def wait(self) -> None:
         """Until all is done."""
         thread = self._thread

@@ -36,6 +36,11 @@ class Planned:
     plan: WrapPlan
     cost: Estimate
 
+    @property
+    def whole(self) -> bool:
+        """There is no more to be known: a plan with errors does not run, and has no peak."""
+        return self.cost.peak is not None or any(f.level == "error" for f in self.plan.lint)
+
 
 def page(planned: Planned, *, machine: str) -> str:
     """One plan, whole. machine: a name of MACHINES."""
