@@ -13,7 +13,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 def places(folder: Path) -> None:
     """Say where this rank is."""
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES"
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES PLACE"
     print(*(f"{name}={os.environ.get(name)}" for name in names.split()), f"node={os.environ['SLURMD_NODENAME']}")
     print(f"port={os.environ['MASTER_PORT']}")
 

@@ -17,17 +17,18 @@ from tests.slurm.conftest import light
 def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path, timed):
     changes = {"launch.gpus_per_node": 2, "launch.cpus_per_task": 3, "train.device": "auto", "launch.name": "a"}
     shown = sbatch_text(light(tmp_path, **changes))
-    runs = [submit("places", **changes), submit("places", **{"launch.name": "b"})]
+    wrapped = {"launch.python": f"setpriv --no-new-privs {sys.executable}", "launch.setup": ["export PLACE=b"]}
+    runs = [submit("places", **changes), submit("places", **{"launch.name": "b"} | wrapped)]
     ports = set()
     for run in runs:
         state = run.wait(60)
         assert state.ok, f"{state}\n{run.logs(0)}"
         for rank in range(4):
             words, port = run.logs(rank).splitlines()
-            gpus, threads = ("0,1", 3) if run.name == "a" else ("", 1)
+            gpus, threads, place = ("0,1", 3, None) if run.name == "a" else ("", 1, "b")
             assert words == (
                 f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-                f"OMP_NUM_THREADS={threads} CUDA_VISIBLE_DEVICES={gpus} node=127.0.0.{1 + rank // 2}"
+                f"OMP_NUM_THREADS={threads} CUDA_VISIBLE_DEVICES={gpus} PLACE={place} node=127.0.0.{1 + rank // 2}"
             )
             ports.add((run.name, port))
     assert len({name for name, _ in ports}) == len(ports) == len({port for _, port in ports}) == 2
