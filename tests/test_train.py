@@ -78,3 +78,13 @@ def test_other_backbone_weights_than_the_runs_are_found_by_name(go, tmp_path):
     with pytest.raises(ParamError, match="1 frozen parameters, such as language_model.* are not those"):
         go(**{"train.steps": 4})
     assert checkpoint.latest(folder / "checkpoints").name == "step_00000002"
+
+
+def test_a_run_in_fp16_goes_on_with_its_loss_scale(go):
+    fp16 = {"fsdp.mixed_precision": "fp16", "train.save_every": 2, "train.schedule": "constant"}
+    go(**{"train.steps": 2, **fp16})
+    folder = go(**{"train.steps": 4, **fp16})
+    rows, _ = runs.read_metrics(folder)
+    state = checkpoint.marker_of(checkpoint.newest(folder / "checkpoints"))["scaler"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and not any(row["skipped"] for row in rows)
+    assert {row["loss_scale"] for row in rows} == {state["scale"]} and state["growth_tracker"] == 4
