@@ -147,6 +147,8 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
         said, seen = (of.get(key, {"count": 0, "wire_bytes": 0}) for of in kinds)
         bytes_ = said["wire_bytes"], seen["wire_bytes"]
         lines.append([f"{key[0]} in {key[1]}", said["count"], seen["count"], *bytes_, _apart(*bytes_)])
+    if cost.get("peak_bytes"):  # what a rank on the CPU takes in all is more than its tensors
+        lines.append([f"tensors of a rank, at most, in {cost['peak_when']}", "", "", cost["peak_bytes"], "", ""])
     head = ["", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     return picture + table(head, lines)
 

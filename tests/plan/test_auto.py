@@ -47,9 +47,9 @@ def traffic(plan) -> int:
     return sum(sent(plan, u) for u in plan.units)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_as_exhaustive_search(seed):
-    model = chain(8, seed)
+@pytest.mark.parametrize("units, seed", [(5, 0), (8, 1), (8, 2), (12, 3)])
+def test_as_exhaustive_search(units, seed):
+    model = chain(units, seed)
     plans = [planned(model, None, p) for p in POLICIES]
     frozen = [i for i, u in enumerate(plans[0].units) if u.kind == "frozen"]
     everything = []
