@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from ..estimate import MACHINES, Estimate, step_time
@@ -49,6 +49,8 @@ def page(planned: Planned, *, machine: str) -> str:
 
 def side_by_side(a: Planned, b: Planned, *, machine: str) -> str:
     """Two plans, what differs marked and listed."""
+    if not (a.cost.peak and b.cost.peak):  # like is compared with like
+        a, b = (replace(one, cost=replace(one.cost, peak=None)) for one in (a, b))
     marked = changed_units(a.plan, b.plan)
     full = max(one.cost.peak_bytes or one.cost.memory_bytes for one in (a, b))
     columns = "".join(
@@ -94,8 +96,9 @@ def _memory(planned: Planned, machine: str, **look: float) -> str:
     capacity, of = next(gib for name, gib in MEMORY.items() if machine.startswith(name)) * 2**30, machine
     if machine == "laptop":
         capacity, of = capacity // plan.world_size, "its share of a laptop"
-    label = "Memory of each rank" + (f" when it is fullest, {cost.peak_when}" if cost.peak else ", activations apart")
-    return memory_bar(parts, capacity=capacity, label=label, of=of, **look)
+    label = "Memory of each rank, " + ("when it is fullest" if cost.peak else "activations apart")
+    when = f'<p class="mm-quiet">Fullest in {escape(cost.peak_when)}.</p>' if cost.peak else ""
+    return memory_bar(parts, capacity=capacity, label=label, of=of, **look) + when
 
 
 def _units(planned: Planned) -> str:

@@ -108,11 +108,13 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     expect(page.locator(".mm-column")).to_have_count(2, timeout=20_000)
     expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
     expect(page.locator("li", has_text="held by each rank")).to_be_visible()
+    expect(page.get_by_text("counting activations")).to_have_count(0, timeout=60_000)
     unit = page.locator(".mm-column").last.locator(".mm-unit").nth(3)
     unit.focus()
     expect(unit.locator(".mm-detail")).to_be_visible()
     expect(unit).to_have_attribute("aria-label", re.compile("parameters, .* on each rank"))
-    page.locator(".mm-columns").scroll_into_view_if_needed()
+    expect(page.get_by_text("each rank holds at most")).to_have_count(2, timeout=60_000)
+    page.locator(".mm-columns").evaluate("e => e.scrollIntoView()")
     shot(page, "plans-side-by-side")
 
 
