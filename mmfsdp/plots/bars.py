@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..style import INK, TRAINABLE
 from .svg import rect, svg, text, width_of
 
-ROW, WIDTH, LABEL = 44, 620, 120
+ROW, WIDTH, LABEL = 44, 440, 90
 
 
 def bars(rows: Sequence[tuple[str, float | None, float | None]], *, unit: str) -> str:

@@ -64,7 +64,8 @@ class RunPanel(w.VBox):
             [sheet(), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs]
         )
         self.add_class("mm-widget")
-        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._over.set()
         self._replace_older()
         self._begin()
 
@@ -73,8 +74,7 @@ class RunPanel(w.VBox):
 
         Interrupting the cell ends the waiting, not the run.
         """
-        assert self._thread is not None
-        self._thread.join(timeout)
+        self._over.wait(timeout)  # joining a thread would not do: interrupted, Python 3.11 takes it for ended
         return self.state
 
     def close(self) -> None:
@@ -100,9 +100,9 @@ class RunPanel(w.VBox):
 
     def _begin(self) -> None:
         """Watch the run until it ends."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._watch_or_say, daemon=True, name=f"watch {self.run.path}")
-            self._thread.start()
+        if self._over.is_set():
+            self._over.clear()
+            threading.Thread(target=self._watch_or_say, daemon=True, name=f"watch {self.run.path}").start()
 
     def _watch_or_say(self) -> None:
         try:
@@ -110,6 +110,8 @@ class RunPanel(w.VBox):
         except Exception as error:  # nobody is above this thread: a panel that stands still says why
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", bad=True)
             raise
+        finally:
+            self._over.set()
 
     def _watch(self) -> None:
         changed = time.monotonic()
