@@ -29,18 +29,22 @@ EARLIER = 60.0
 
 def start(folder: Path) -> None:
     """Called by rank 0. The process ends when rank 0 does."""
-    subprocess.Popen([sys.executable, "-m", "mmfsdp.launch", str(folder), "watch"], stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "mmfsdp.launch", str(folder), "watch", str(os.getpid())]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 
-def watch(folder: Path) -> None:
-    """Watch the ranks of the run whose rank 0 has started this process."""
+def watch(folder: Path, *, parent: int) -> None:
+    """Watch the ranks of the run whose rank 0, process `parent`, has started this one."""
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):  # Slurm sends them to every process of the job
         signal.signal(number, signal.SIG_IGN)
-    record, rank0 = RunRecord.read(folder), psutil.Process(os.getppid())
+    record = RunRecord.read(folder)
     assert record, folder
+    if os.getppid() != parent:
+        return  # it is gone already, and whoever has adopted this process is not to be touched
+    rank0 = psutil.Process(parent)
     since = rank0.create_time()  # rather than now: a rank may hang before this process is there
     silence = Silence(folder, record, since=since - EARLIER)
-    while rank0.is_running() and os.getppid() == rank0.pid:
+    while rank0.is_running() and os.getppid() == parent:
         if (folder / "cancel").exists():
             return rank0.kill()
         _drill(folder, record)
@@ -51,14 +55,14 @@ def watch(folder: Path) -> None:
 
 def _absent(folder: Path, record: RunRecord, since: float) -> dict[str, Any] | None:
     """The verdict on ranks that never began: the others would wait for them, and srun does not end those."""
-    from submitit import JobEnvironment  # half of the time to start, and seldom needed
-
     absent = [rank for rank in range(record.ranks) if not rank_word(folder, rank)]
     if not absent:
         return None
     said = _LAUNCH.search(last_log_lines(folder, 0, size=1 << 16))
     if not said and time.time() - since < SLOW * record.silence_s:
         return None
+    from submitit import JobEnvironment  # half of the time to start, and seldom needed
+
     node = JobEnvironment().hostnames[absent[0] // (record.ranks // record.nodes)]
     reason = (
         f"rank {absent[0]} did not begin on {node}{f' ({said[0]})' if said else ''}; if that node cannot see {folder}"
