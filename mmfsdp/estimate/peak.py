@@ -248,7 +248,8 @@ class _Fsdp1(_Play):
             self._ahead(unit, left + flat)
         cast = unit.reduced_bytes if unit.reduced_bytes != flat else 0
         self.reduced += shard_bytes(self.plan, unit)
-        self.see(left, passing=flat + cast + unit.reduced_bytes * self.gloo)
+        # Views of the gradient that was accumulated stay with the original parameters to the end of the reduction.
+        self.see(left, passing=mine + flat + cast + unit.reduced_bytes * self.gloo)
 
     def end(self, unit: Unit | None, live: int) -> None:
         self.gathered = {i for i in self.gathered if self.units[i].hold and not self.last}
