@@ -25,7 +25,8 @@ class Launcher(w.VBox):
     def __init__(self, form: RunForm):
         self.panel: RunPanel | None = None
         self._launched: RunParams | None = None
-        self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
         self._failure: Exception | None = None
         self._button = w.Button(description="Launch", icon="play", button_style="primary")
         self._button.on_click(lambda _: self._start())
@@ -43,8 +44,8 @@ class Launcher(w.VBox):
 
     def wait(self) -> RunState:
         """Wait until the newest run is over. Raises what kept it from starting. Interrupting ends only the waiting."""
-        assert self._thread is not None, "nothing was launched; call launch() first"
-        self._thread.join()
+        assert self._launched or self._failure, "nothing was launched; call launch() first"
+        self._idle.wait()  # not a join: see RunPanel.wait
         if self._failure:
             raise self._failure
         assert self.panel is not None
@@ -58,7 +59,7 @@ class Launcher(w.VBox):
         self._enable()
 
     def _busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def _enable(self) -> None:
         self._button.disabled = self._busy() or self._form.error is not None
@@ -69,8 +70,8 @@ class Launcher(w.VBox):
         if self._form.error:
             raise self._form.error
         self._launched, self._failure = self._form.params, None
-        self._thread = threading.Thread(target=self._work, args=(self._form.params,), daemon=True, name="launch")
-        self._thread.start()
+        self._idle.clear()
+        threading.Thread(target=self._work, args=(self._form.params,), daemon=True, name="launch").start()
         self._enable()
 
     def _work(self, params: RunParams) -> None:
@@ -86,6 +87,7 @@ class Launcher(w.VBox):
             self._failure, self._launched = error, None
             self._note.value = f'<div class="mm-error">{escape(str(error) or type(error).__name__)}</div>'
         finally:
+            self._idle.set()
             self._bar.layout.display = "none"
             self._button.disabled = self._form.error is not None
 
