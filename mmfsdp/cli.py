@@ -6,10 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .cli_runs import cancel, drill, list_runs, one_run
 from .cli_sweep import sweep
 from .params import ParamError, RunParams, load, preset_names
+
+if TYPE_CHECKING:
+    from .plan import WrapPlan
 
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
 
@@ -91,17 +95,20 @@ def parse(command: str, argv: list[str], *, default: RunParams | None = None) ->
 
 
 def plan(argv: list[str]) -> int:
-    """Print the plan and what it will cost; on a machine, how long a step takes and which mesh is best."""
+    """Print the plan and what it will cost; on a machine, how long a step takes and which mesh is best.
+
+    Returns 1 where the lint found errors.
+    """
     machine, ranks = _taken(argv, "--machine"), _taken(argv, "--world-size")
     if ranks is not None and not (ranks.isdigit() and int(ranks)):
         raise ParamError("world-size", f"{ranks!r} is not a number of ranks from 1")
     params = parse("plan", argv)
     if ranks:
         params = params.change(**{"launch.ranks": int(ranks)})
-    print_plan(params)
+    found = print_plan(params)
     if machine:
         print_times(params, machine)
-    return 0
+    return int(any(f.level == "error" for f in found.lint))
 
 
 def _taken(argv: list[str], flag: str) -> str | None:
@@ -137,12 +144,23 @@ def print_times(params: RunParams, machine: str) -> None:
         print(mesh_table(meshes(plan, params.train, machine=given, tokens=tokens), given))
 
 
-def print_plan(params: RunParams) -> None:
+def print_plan(params: RunParams) -> WrapPlan:
     from .preview import preview
 
     plan, cost = preview(params)
     print(plan)
     print(cost)
+    return plan
+
+
+def check_plan(params: RunParams) -> None:
+    """Print what the lint warns of. Raises ParamError for its errors: they stop a launch."""
+    from .preview import frozen_model, plan_of
+
+    found = plan_of(frozen_model(params.model), params)
+    for finding in found.lint:
+        print(f"{finding.level}: {finding.message}", file=sys.stderr)
+    found.check()
 
 
 def launch(argv: list[str]) -> int:
@@ -153,7 +171,9 @@ def launch(argv: list[str]) -> int:
     if "--dry-run" in argv:
         print(sbatch_text(parse("launch", [a for a in argv if a != "--dry-run"])), end="")
         return 0
-    run = start(parse("launch", argv))
+    params = parse("launch", argv)
+    check_plan(params)
+    run = start(params)
     print(f"{run.path}: started; follow it with `mmfsdp watch {run.path}`")
     return 0
 
@@ -164,7 +184,7 @@ def run(argv: list[str]) -> int:
 
     began = time.time()
     params = parse("run", argv)
-    print_plan(params)
+    print_plan(params).check()
     prepare(params)
     started = start(params)
     print(f"run: {started.path}")
@@ -201,7 +221,10 @@ def resume(argv: list[str]) -> int:
             raise ParamError("step", f"{text!r} is not the number of a step")
         step = int(text)
     rest = argv[1:] if step is None else argv[3:]
-    run.resume(step=step, params=parse("resume RUN", rest, default=run.params))
+    params = parse("resume RUN", rest, default=run.params)
+    if rest:
+        check_plan(params)  # what was asked for may not be what has run
+    run.resume(step=step, params=params)
     return 1 if follow(run.path) else finish(run.path)
 
 

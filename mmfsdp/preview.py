@@ -28,10 +28,15 @@ def frozen_model(params: ModelParams) -> nn.Module:
 
 def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:
     """The plan of a model that is frozen already, and its cost per rank."""
-    plan = make_plan(model, params.fsdp, world_size=params.launch.ranks)
+    plan = plan_of(model, params)
     if not any(f.level == "error" for f in plan.lint):
         plan = with_moments(model, plan, example_of(model, params))
     return plan, cost_of(plan, params)
+
+
+def plan_of(model: nn.Module, params: RunParams) -> WrapPlan:
+    """The plan of a model that is frozen already, without its cost: enough for the lint."""
+    return make_plan(model, params.fsdp, world_size=params.launch.ranks)
 
 
 def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:

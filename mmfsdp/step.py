@@ -107,7 +107,8 @@ def _computes_in_fp16(model: nn.Module) -> bool:
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
     """AdamW over what trains only, and its learning rate: call `schedule.step()` after each step.
 
-    Weight decay is for matrices: norms, biases, gates and embeddings have none.
+    Weight decay is for matrices: norms, biases, gates and embeddings have none. Raises ParamError for a model that is
+    no longer frozen as it was planned.
     """
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     names: dict[nn.Parameter, list[str]] = {}
@@ -120,6 +121,7 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
     optimizer = AdamW(
         [{"params": ps, "weight_decay": decay[kind]} for kind, ps in groups.items() if ps], lr=params.lr, fused=True
     )
+    _stop_if_not_as_planned(model, optimizer)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
 
 
@@ -150,12 +152,14 @@ def train_step(
     The loss is the mean over the label tokens of all ranks and micro-steps, as if one process had them all in one
     batch; so is the gradient. With several sources it is the sum of their means, each times its weight. The norm is
     global and clipped once. If it or the loss is not finite, no rank changes weights. scaler: of `build_scaler`; a
-    model in fp16 needs it, and ValueError is raised without.
+    model in fp16 needs it, and ValueError is raised without. ParamError tells of a frozen parameter that the optimizer
+    was given, and of one that is trainable only since the model was wrapped.
     `asked` tells whether this rank is to make room; the answer travels with the norm.
     Leave batches on the CPU: their label tokens are counted there, so that nobody waits for the device.
     """
     if scaler is None and _computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 vanish without; give train_step build_scaler(model)")
+    _stop_if_not_as_planned(model, optimizer)
     device = _device(model)
     clock = _Clock()
     scale = scaler.scale.clone() if scaler else torch.ones((), device=device)
@@ -293,6 +297,19 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _stop_if_not_as_planned(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ParamError for what the lint calls an error; names are looked at only where numbers differ."""
+    plan = getattr(model, "mmfsdp_plan", None)
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    counts = plan and {len(given), len(_trainable(model)), sum(p.trainable for p in plan.params)}
+    if plan is None or (all(p.requires_grad for p in given) and len(counts) == 1):
+        return
+    from .plan.lint import lint_training
+    from .plan.units import stop_at_errors
+
+    stop_at_errors(lint_training(model, plan, optimizer))
 
 
 def _decays(model: nn.Module, names: list[str], p: nn.Parameter) -> bool:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "measure": {"params", "plan", "wrap"},
     "checkpoint": {"params", "plan", "wrap", "runs"},
     "scaler": set(),
-    "step": {"params", "data", "scaler"},
+    "step": {"params", "data", "scaler", "plan"},
     "features": {"params", "data"},
     "preview": {"params", "build", "freeze", "plan", "estimate"},
     "evaluate": {"params", "data", "models", "build", "freeze", "checkpoint", "runs"},

@@ -1,5 +1,7 @@
 """Wrapped on real ranks = one process: same losses, norms and weights; frozen untouched; traffic as predicted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.plan import describe, make_plan
 from mmfsdp.step import build_optimizer, build_scaler, train_step
+from mmfsdp.train.loop import check_media
 from mmfsdp.wrap import apply_plan, plan_of, wrap_fsdp
 from mmfsdp.wrap.start import take_weights
 
@@ -234,6 +237,7 @@ def odd_starts() -> dict:
     found["plan"] = str(plan_of(model)) == str(make_plan(tiny_flamingo(), world_size=2))
     found["units"] = sum(isinstance(m, FSDPModule) for m in model.modules())
     found["skipped"] = skips_together()
+    found["media"] = lacking()
     found["described"] = [described(fields) for fields in DESCRIBED]
     found["backwards"] = wrong_guess()
     try:
@@ -261,6 +265,18 @@ def described(fields: dict) -> list:
     same = sorted(rows[0]) == sorted(rows[1]) and set(plan.by_name) == set(back.by_name)
     costs = [estimate(p).to_dict() for p in (plan, back)]
     return [same, costs[0]["wire"] == costs[1]["wire"], costs[0]["memory"] == costs[1]["memory"], *back.lint]
+
+
+def lacking() -> list[str]:
+    """What each rank says of two batches, where only rank 0 has pictures, and first nobody lacks any."""
+    said = []
+    for media in (tiny_batch().media, tiny_batch().media if dist.get_rank() == 0 else {}):
+        try:
+            wanted = check_media([replace(tiny_batch(), media=media)], None)
+            said.append(",".join(wanted))
+        except ParamError as error:
+            said.append(str(error))
+    return said
 
 
 def skips_together() -> list:
@@ -300,7 +316,9 @@ def test_other_starts_and_odd_moments():
         single = {tied: tiny_flamingo(tied=tied).eval()(**tiny_batch().inputs()).loss.item() for tied in (False, True)}
     prompt = tiny_batch()
     said = tiny_flamingo().generate(prompt.input_ids, media=prompt.media, max_new_tokens=4).tolist()
-    for found in on_ranks(odd_starts, 2):
+    for rank, found in enumerate(on_ranks(odd_starts, 2)):
+        assert found["media"][0] == "vision"
+        assert ("rank 1's batch has no vision" in found["media"][1]) == bool(rank)
         for backend in ("DDP", "FSDP1", "FSDP2"):
             for tied in (False, True):
                 assert found[f"{backend} {tied}"] == pytest.approx(single[tied], rel=1e-5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -42,6 +42,23 @@ def lint(
     found += [*_other_model(inner, plan), *_contents(plan), *_places(inner, plan, seen or Trace()), *_sizes(plan)]
     found += [*_statistics(inner), *_optimizer(inner, optimizer), *_batches(batches)]
     return tuple(sorted(found, key=lambda f: f.level))
+
+
+def lint_training(model: nn.Module, plan: WrapPlan, optimizer: Optimizer) -> tuple[Finding, ...]:
+    """What is wrong with a wrapped model and its optimizer before a step: cheap enough to be asked often."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return (*_other_model(inner, plan), *_optimizer(inner, optimizer))
+
+
+def lint_media(media: Mapping[str, Any], wanted: Iterable[str], *, rank: int) -> Iterator[Finding]:
+    """A rank's batch lacks one of the modalities that some rank has."""
+    lacks = [n for n in sorted(wanted) if n not in media or media[n] is None or not media[n].numel()]
+    if lacks:
+        yield _error(
+            "modality-missing",
+            f"rank {rank}'s batch has no {lacks[0]} and others have: it would skip that encoder's gather and the "
+            "others wait for ever; give samples without it a blank one",
+        )
 
 
 def plain_name(name: str) -> str:
@@ -210,15 +227,9 @@ def _statistics(model: nn.Module) -> Iterator[Finding]:
 
 
 def _batches(batches: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    wanted = sorted({name for media in batches for name in media})
+    wanted = {name for media in batches for name in media}
     for rank, media in enumerate(batches):
-        lacks = [n for n in wanted if n not in media or media[n] is None or not media[n].numel()]
-        if lacks:
-            yield _error(
-                "modality-missing",
-                f"rank {rank}'s batch has no {lacks[0]} and others have: it would skip that encoder's gather and the "
-                "others wait for ever; give samples without it a blank one",
-            )
+        yield from lint_media(media, wanted, rank=rank)
 
 
 def _wrapped_before(model: nn.Module) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from ..params import Backend, FrozenPolicy, FSDPParams
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from ..params.run import build, plain
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
@@ -125,6 +125,13 @@ class Finding:
     message: str
 
 
+def stop_at_errors(findings: Iterable[Finding]) -> None:
+    """Raise ParamError with every error among findings."""
+    errors = dict.fromkeys(f.message for f in findings if f.level == "error")
+    if errors:
+        raise ParamError("plan", "; ".join(errors))
+
+
 @dataclass(frozen=True)
 class WrapPlan:
     """What `apply_plan` will do: the units in order, and the mesh."""
@@ -166,10 +173,8 @@ class WrapPlan:
         return plan_diff(self, other)
 
     def check(self) -> None:
-        """Raise ValueError with every error that the lint found."""
-        errors = dict.fromkeys(f.message for f in self.lint if f.level == "error")
-        if errors:
-            raise ValueError("; ".join(errors))
+        """Raise ParamError, a ValueError, with every error that the lint found."""
+        stop_at_errors(self.lint)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values."""

@@ -47,6 +47,8 @@ def run(folder: Path) -> None:
         plan, cost = plan_for(built, params)
         plan.check()
         if dist.get_rank() == 0:
+            for finding in plan.lint:
+                print(f"{finding.level}: {finding.message}")
             runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")

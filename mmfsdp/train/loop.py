@@ -19,6 +19,8 @@ from ..data.processor import Processor
 from ..features import FeatureCache
 from ..measure import Collectives, Counted, memory_bytes
 from ..params import RunParams, TrainParams
+from ..plan.lint import lint_media
+from ..plan.units import stop_at_errors
 from ..step import StepMetrics, build_optimizer, build_scaler, train_step
 from .place import Place
 
@@ -58,6 +60,7 @@ def train(
     metrics = runs.MetricsWriter(folder, rank, after=place.step)
     sent = runs.last_row(folder, rank).get("wire_bytes", 0)
     wire: list[Counted] = []
+    media: set[str] | None = None
     mark = {"resumed_from": place.step} if place.step else {}
     model.train()
     with Collectives() as collectives:
@@ -67,6 +70,7 @@ def train(
             start = time.perf_counter()
             micro_batches = loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
+            media = check_media(micro_batches, media)
             for line in loader.news():
                 print(line)
             beat(f"step {step} compute")
@@ -110,6 +114,18 @@ def train(
     lacks: list[Any] = [None] * world
     dist.all_gather_object(lacks, loader.lacks)
     return {"wire_bytes_measured": sent, "wire_measured": [asdict(w) for w in wire]}, sum_up(lacks)
+
+
+def check_media(batches: list[Batch], wanted: set[str] | None) -> set[str]:
+    """The modalities that any rank's batches have: asked once (wanted None), of all ranks. Raises ParamError, naming
+    this rank, for a batch without one of them: the others would wait for ever."""
+    if wanted is None:
+        of_all: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_all, [list(batch.media) for batch in batches])
+        wanted = {name for rank in of_all for names in rank for name in names}
+    for batch in batches:
+        stop_at_errors(lint_media(batch.media, wanted, rank=dist.get_rank()))
+    return wanted
 
 
 def report(row: StepMetrics, step: int, settings: TrainParams, seconds: float) -> None:

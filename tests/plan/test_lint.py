@@ -5,16 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_plan import Stack
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import SGD
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mmfsdp import cli
 from mmfsdp.freeze import freeze
-from mmfsdp.params import FSDPParams
+from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.plan import make_plan
 from mmfsdp.plan.lint import lint
+from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.wrap import apply_plan
 
 
@@ -185,3 +189,37 @@ def test_an_error_stops_the_launch():
         apply_plan(model, made)
     with pytest.raises(ValueError, match="is a container"):
         apply_plan(stack(), edited(made, "layers.0", modules=("layers",)))
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+def test_training_stops_where_the_model_is_no_longer_as_planned(backend):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
+        batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
+        with pytest.raises(ParamError, match="frozen, yet given to the optimizer"):
+            train_step(model, batches, SGD(model.parameters(), lr=1.0))
+        next(p for p in model.parameters() if not p.requires_grad).requires_grad_(True)
+        for go in (lambda: train_step(model, batches, optimizer), lambda: build_optimizer(model, TrainParams())):
+            with pytest.raises(ParamError, match="vision_encoder.*trainable now.*before make_plan"):
+                go()
+    finally:
+        dist.destroy_process_group()
+
+
+BLOCKS = ["--fsdp.auto-wrap-policy", "TRANSFORMER_BASED_WRAP", "--fsdp.transformer-layer-cls"]
+
+
+@pytest.mark.parametrize("command", ["launch", "run"])
+def test_an_error_stops_the_commands_before_anything_starts(command, tmp_path, capsys):
+    where = ["--config", "tiny", "--launch.folder", str(tmp_path / "runs")]
+    assert cli.main([command, *where, *BLOCKS, "ModuleList"]) == 2
+    assert "plan: " in (said := capsys.readouterr().err) and "(ModuleList) is a container" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_command_tells_errors_and_warnings(capsys):
+    assert cli.main(["plan", "--config", "tiny", *BLOCKS, "ModuleList"]) == 1
+    assert cli.main(["plan", "--config", "tiny", *BLOCKS, "LayerNorm"]) == 0
+    said = capsys.readouterr().out
+    assert "error: " in said and "warning: the root unit holds" in said
