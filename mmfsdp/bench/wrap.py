@@ -94,7 +94,12 @@ def table(found: dict[str, Any]) -> str:
 
 def picture(found: dict[str, Any]) -> str:
     """The rows as SVG bars."""
-    values = [(row["way"], [row[key] / unit for key, _, unit in FIGURES]) for row in found["rows"]]
+    first = found["rows"][0]
+
+    def ratio(row: dict[str, Any], key: str) -> float:
+        return row["ratio"] if key == "seconds" else row[key] / (first[key] or 1)
+
+    values = [(row["way"], [(row[key] / unit, ratio(row, key)) for key, _, unit in FIGURES]) for row in found["rows"]]
     labels = [label for _, label, _ in FIGURES]
     return compared(values, labels=labels, ours="frozen-aware", title=found["title"], notes=found["machine"])
 

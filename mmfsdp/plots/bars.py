@@ -31,23 +31,28 @@ def bars(rows: Sequence[tuple[str, float | None, float | None]], *, unit: str) -
 
 
 def compared(
-    rows: Sequence[tuple[str, Sequence[float]]], *, labels: Sequence[str], ours: str, title: str, notes: str
+    rows: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    *,
+    labels: Sequence[str],
+    ours: str,
+    title: str,
+    notes: str,
 ) -> str:
-    """Ways to do one thing, as SVG: a row each, a column of bars per label, with the ratio to the first row.
+    """Ways to do one thing, as SVG: a row each, a column of bars per label.
 
-    ours: what the names of highlighted rows begin with.
+    rows: name, and for each label a value and its ratio to the first row's. ours: what highlighted names begin with.
     """
     left = 1.15 * max(width_of(name, 12) for name, _ in rows) + 16  # fonts differ
     wide, tall = 250, 24
     parts = [text(8, 18, title, size=13), text(8, 36, notes, size=11)]
     for i, label in enumerate(labels):
-        x, most = left + i * wide, max(values[i] for _, values in rows) or 1.0
+        x, most = left + i * wide, max(values[i][0] for _, values in rows) or 1.0
         parts.append(text(x, 62, label, size=12))
-        for j, (_, values) in enumerate(rows):
-            top, length = 70 + tall * j, values[i] / most * (wide - 110)
-            parts.append(rect(x, top, length, tall - 7, TRAINABLE if rows[j][0].startswith(ours) else INK))
-            words = f"{values[i]:,.3g}  ({values[i] / (rows[0][1][i] or 1):.2g}x)" if j else f"{values[i]:,.3g}"
-            parts.append(text(x + length + 5, top + 13, words, size=11))
+        for j, (name, values) in enumerate(rows):
+            (value, ratio), top = values[i], 70 + tall * j
+            length = value / most * (wide - 110)
+            parts.append(rect(x, top, length, tall - 7, TRAINABLE if name.startswith(ours) else INK))
+            parts.append(text(x + length + 5, top + 13, f"{value:,.3g}" + f"  ({ratio:.2g}x)" * (j > 0), size=11))
     parts += [text(left - 8, 83 + tall * j, name, size=12, anchor="end") for j, (name, _) in enumerate(rows)]
-    words = "; ".join(f"{name}: " + ", ".join(f"{value:.3g}" for value in values) for name, values in rows)
+    words = "; ".join(f"{name}: " + ", ".join(f"{value:.3g}" for value, _ in values) for name, values in rows)
     return svg(left + wide * len(labels), 76 + tall * len(rows), f"{title}: {', '.join(labels)}. {words}", *parts)
