@@ -1,21 +1,25 @@
-# make lab    opens the first notebook          make test   runs every test
+# make lab    opens the table of contents         make test   runs every test
 # make demo   the same job, no browser          make lint   ruff and mypy
+# make slides the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
 BIN := .venv/bin
 # In a container one often is root, which JupyterLab refuses unless told.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab demo test lint
+.PHONY: lab demo test lint slides
 .DEFAULT_GOAL := demo
 
 lab: .venv/.installed
-	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir='$(CURDIR)' --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir='$(CURDIR)' --LabApp.default_url=/lab/tree/notebooks/contents.ipynb
 
 demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
 
 test: .venv/.installed-test
 	$(BIN)/python -m pytest
+
+slides: .venv/.installed
+	$(BIN)/python slides/build.py
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

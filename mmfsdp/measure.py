@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import time
 from collections import Counter
@@ -127,9 +128,15 @@ def cpu_memory() -> Iterator[CpuMemory]:
     found = CpuMemory()
     flag = ctypes.c_bool.in_dll(ctypes.CDLL(_c10()), "FLAGS_caffe2_report_cpu_memory_usage")
     was, flag.value = flag.value, True  # else what gloo's threads free, last of its owners, is counted for ever
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with _silent():
+            profiler.start()
+        try:
             yield found
+        finally:
+            with _silent():
+                profiler.stop()
     finally:
         flag.value = was
     events = _held(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
@@ -138,6 +145,19 @@ def cpu_memory() -> Iterator[CpuMemory]:
     found.at_mark = max((e[:2] for e in events if e[0] < first), default=(0, before))[1] - before
     ends = zip(found.marks or [0], [*found.marks[1:], events[-1][0] + 1], strict=True)
     found.peak = min(max((h for t, h, _ in events if a <= t < b), default=0) for a, b in ends) - before
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """The profiler's own chatter about starting, stopping and GPUs goes to file descriptor 2: not to people."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _c10() -> str:

@@ -51,6 +51,8 @@ def test_make_targets_exist():
 def test_commands_are_understood(words):
     _, command, *rest = words
     assert command in cli.COMMANDS
+    if command == "plan":
+        cli._taken(rest, "--machine"), cli._taken(rest, "--world-size")  # plan's own, before it reads the fields
     if command in ("plan", "run", "launch"):
         assert isinstance(cli.parse(command, [word for word in rest if word != "--dry-run"]), RunParams)
     elif command == "resume":

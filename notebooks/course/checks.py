@@ -1,0 +1,136 @@
+"""Checks of the exercises: each says 'right' and keeps that in the learner's progress, or gives the hint that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmfsdp import Run
+
+RIGHT, HINT = "#009E73", "#D55E00"
+Checker = Callable[..., "str | None"]
+_CHECKS: dict[str, Checker] = {}
+
+
+def exercise(name: str) -> Callable[[Checker], Checker]:
+    """Register a checker: it takes what the learner gives `check` and returns a hint, or None where all is right."""
+
+    def register(checker: Checker) -> Checker:
+        assert name not in _CHECKS, name
+        _CHECKS[name] = checker
+        return checker
+
+    return register
+
+
+def hint_for(name: str, *given: Any) -> str | None:
+    """The hint for what was given to exercise 'NN.name'; None if it is right. Raises ValueError for unknown names."""
+    import_module(f".e{name.partition('.')[0]}", __package__)
+    if name not in _CHECKS:
+        raise ValueError(f"exercise: {name!r} is not one of {', '.join(sorted(_CHECKS))}")
+    if any(value is ... for value in given):
+        return "Not answered yet: put your own in place of the three dots `...`, run that cell, then this one."
+    return _CHECKS[name](*given)
+
+
+def check(name: str, *given: Any) -> None:
+    """Say whether an exercise is right, with a hint if not; what is right is kept in the learner's progress."""
+    from IPython.display import HTML, display
+
+    hint = hint_for(name, *given)
+    if hint is None:
+        passed(name)
+    color, head, text = (RIGHT, "Right.", "") if hint is None else (HINT, "Not yet.", hint)
+    edge = f"border-left:6px solid {color};padding:4px 10px"
+    display(HTML(f"<div style='{edge}' role='status'><b>{head}</b> {escape(text)}</div>"))
+
+
+def compare(guess: Any, measured: float, unit: str = "") -> None:
+    """A prediction beside what was measured; a blank one is welcome too."""
+    if guess is ...:
+        print(f"measured: {measured:,.6g} {unit}  (next time, write a guess down first: that is how it sticks)")
+        return
+    off = (guess - measured) / measured if measured else float(guess != measured)
+    verdict = "spot on" if abs(off) < 0.01 else "close" if abs(off) < 0.25 else "a surprise: read on"
+    print(f"predicted: {guess:,.6g} {unit}   measured: {measured:,.6g} {unit}   {off:+.0%}, {verdict}")
+
+
+def progress_file() -> Path:
+    """Where this user's progress is kept: $MMFSDP_PROGRESS, or a file in the user's data folder."""
+    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(os.environ.get("MMFSDP_PROGRESS") or Path(home) / "mmfsdp" / "course.json")
+
+
+def progress() -> set[str]:
+    """Names of the exercises that this user has passed."""
+    try:
+        return set(json.loads(progress_file().read_text()))
+    except (OSError, ValueError):
+        return set()
+
+
+def passed(name: str) -> None:
+    """Add to the progress. A place that cannot be written is said, once, and harms nothing else."""
+    file = progress_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(sorted(progress() | {name})))
+        beside.replace(file)
+    except OSError as error:
+        print(f"(progress is not kept: {error})")
+
+
+def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
+    """What the ranks of a cell saved, or the hint that says why there is nothing to check."""
+    from .ranks import artifacts, results
+
+    found = results(name)
+    if not found:
+        return f"There is nothing to check: run the `%%ranks {ranks} {name}` cell first."
+    if len(found) != ranks:
+        return f"This one is for {ranks} ranks, and the cell ran on {len(found)}: write `%%ranks {ranks} {name}`."
+    for rank, values in enumerate(found):
+        if not values:
+            log = (artifacts(name) / f"{rank}.log").read_text(errors="replace").strip().splitlines()
+            last = next(
+                (line for line in reversed(log) if "Error" in line or "Exception" in line), log[-1:] and log[-1]
+            )
+            if "since nothing moved]" in "\n".join(log):
+                return (
+                    "The ranks waited for each other for ever. Each `recv` needs a `send` on the other side at that "
+                    "moment, and each collective needs every rank: compare, line by line, what both ranks call."
+                )
+            return f"Rank {rank} did not reach its `save(...)`. Its last word: {last or 'none'}"
+    return found
+
+
+def number(given: object, right: float, near: dict[float, str], formula: str) -> str | None:
+    """The hint for a number: one that belongs to a known slip, or how far off it is."""
+    if not isinstance(given, (int, float)) or isinstance(given, bool):
+        return f"A number is wanted here, not {type(given).__name__}."
+    if abs(given - right) <= 0.01 * right:
+        return None
+    for value, hint in near.items():
+        if abs(given - value) <= 0.01 * value:
+            return hint
+    return f"{given:,.4g} is too {'large' if given > right else 'small'}. Think of {formula}"
+
+
+def run_of(name: str) -> Run | str:
+    """A run of the lessons by its name, or the hint that says that there is none."""
+    from mmfsdp import Run
+    from mmfsdp.params import ParamError
+
+    from .ranks import artifacts
+
+    try:
+        return Run.open(artifacts("runs") / name)
+    except ParamError:
+        return f"There is no run {name!r} yet: run the cells above that make it."

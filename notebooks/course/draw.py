@@ -1,0 +1,177 @@
+"""Pictures of collectives, memory and time as SVG: boxes in the package's palette, for notebooks and deck."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from mmfsdp.style import ACTIVATIONS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
+
+RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
+LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
+BOX, GAP = 34, 4
+
+
+class Picture(str):
+    """SVG text that Jupyter shows as a picture."""
+
+    def _repr_svg_(self) -> str:
+        return self
+
+
+def collective(kind: str, *, ranks: int = 4) -> Picture:
+    """What each rank holds before and after an all-gather, reduce-scatter, all-reduce or broadcast."""
+    before, after = _STATES[kind](ranks)
+    width = ranks * (BOX + GAP)
+    parts = [_text(60 + width / 2, 16, "before"), _text(60 + width * 1.5 + 130, 16, "after")]
+    for rank in range(ranks):
+        y = 28 + rank * (BOX + 10)
+        parts.append(_text(48, y + BOX / 2 + 4, f"rank {rank}", anchor="end"))
+        parts += _blocks(60, y, before[rank]) + _blocks(60 + width + 130, y, after[rank])
+    middle = 28 + (ranks * (BOX + 10) - 10) / 2
+    parts.append(_arrow(60 + width + 20, middle, 60 + width + 108, middle, kind))
+    return _svg(60 + 2 * width + 140, 34 + ranks * (BOX + 10), parts, f"{kind} over {ranks} ranks")
+
+
+def _gather(ranks: int) -> tuple[list, list]:
+    own = [[(str(r), r) if r == at else None for r in range(ranks)] for at in range(ranks)]
+    return own, [[(str(r), r) for r in range(ranks)]] * ranks
+
+
+def _scatter(ranks: int) -> tuple[list, list]:
+    each = [[(f"{'abcdefgh'[at]}{r}", r) for r in range(ranks)] for at in range(ranks)]
+    return each, [[(f"Σ{r}", r) if r == at else None for r in range(ranks)] for at in range(ranks)]
+
+
+def _reduce(ranks: int) -> tuple[list, list]:
+    return _scatter(ranks)[0], [[(f"Σ{r}", r) for r in range(ranks)]] * ranks
+
+
+def _broadcast(ranks: int) -> tuple[list, list]:
+    first = [(str(r), 0) for r in range(ranks)]
+    return [first] + [[None] * ranks] * (ranks - 1), [first] * ranks
+
+
+_STATES = {"all-gather": _gather, "reduce-scatter": _scatter, "all-reduce": _reduce, "broadcast": _broadcast}
+
+
+def ledger(rows: Mapping[str, Mapping[str, float]], *, unit: str = "GiB", limit: float | None = None) -> Picture:
+    """Bars of what a rank holds, by row, as in {'DDP': {'parameters': 26.1, 'gradients': ...}}. limit: its memory."""
+    most = max([sum(row.values()) for row in rows.values()] + [limit or 0])
+    scale = 480 / most
+    parts = []
+    for i, (name, row) in enumerate(rows.items()):
+        y, x = 30 + i * 46, 150.0
+        parts.append(_text(142, y + 19, name, anchor="end"))
+        for what, value in row.items():
+            title = f"{name}: {what} {value:.3g} {unit}"
+            parts.append(_box(x, y, value * scale, 28, LEDGER_COLORS.get(what, INK), title=title))
+            if value * scale > 44:
+                parts.append(_text(x + value * scale / 2, y + 19, f"{value:.3g}", fill="#fff"))
+            x += value * scale
+        parts.append(_text(x + 8, y + 19, f"{sum(row.values()):.3g} {unit}", anchor="start"))
+    high = 30 + len(rows) * 46
+    if limit:
+        x = 150 + limit * scale
+        parts.append(f"<line x1='{x}' x2='{x}' y1='20' y2='{high}' stroke='{INK}' stroke-dasharray='5 4'/>")
+        parts.append(_text(x, 14, f"the device: {limit:.3g} {unit}"))
+    x = 150
+    for what in dict.fromkeys(k for row in rows.values() for k in row):
+        parts += [
+            _box(x, high + 4, 14, 14, LEDGER_COLORS.get(what, INK)),
+            _text(x + 20, high + 16, what, anchor="start"),
+        ]
+        x += 30 + 8 * len(what)
+    return _svg(740, high + 28, parts, "what a rank holds: " + "; ".join(rows))
+
+
+def ranking(values: Mapping[str, float], *, unit: str) -> Picture:
+    """One bar for each name; those of mmfsdp's own policies ('frozen-aware ...') stand out."""
+    scale, parts = 420 / max(values.values()), []
+    for i, (name, value) in enumerate(values.items()):
+        y = 6 + i * 36
+        parts.append(_text(248, y + 19, name, anchor="end"))
+        parts.append(_box(256, y, value * scale, 28, TRAINABLE if name.startswith("frozen-aware") else FROZEN))
+        parts.append(_text(264 + value * scale, y + 19, f"{value:,.3g} {unit}", anchor="start"))
+    return _svg(760, 10 + len(values) * 36, parts, f"by name, in {unit}")
+
+
+def timeline(units: int = 4, *, gather: float = 0.8, compute: float = 1.0, prefetch: bool = True) -> Picture:
+    """Forward of so many units: gathers on one stream, compute on the other; how long the compute stream waits."""
+    gathered, done, parts = 0.0, 0.0, []
+    waits = 0.0
+    scale = 620 / (units * (gather + compute) + 0.2)
+    for unit in range(units):
+        start = gathered if prefetch else max(gathered, done)
+        gathered = start + gather
+        begin = max(gathered, done)
+        waits += begin - done
+        done = begin + compute
+        for y, at, length, color, word in (
+            (30, start, gather, GATHERED, f"gather {unit}"),
+            (70, begin, compute, FROZEN, f"compute {unit}"),
+        ):
+            parts.append(_box(90 + at * scale, y, length * scale - 2, 30, color))
+            parts.append(_text(90 + (at + length / 2) * scale, y + 20, word, fill="#fff"))
+    parts += [_text(82, 50, "network", anchor="end"), _text(82, 90, "compute", anchor="end")]
+    words = f"{'with' if prefetch else 'without'} prefetch: {done:.2g} time units, {waits:.2g} of them waiting"
+    parts.append(_text(90, 18, words, anchor="start"))
+    return _svg(740, 112, parts, words)
+
+
+def _blocks(x: float, y: float, held: Sequence[tuple[str, int] | None]) -> list[str]:
+    parts = []
+    for i, block in enumerate(held):
+        at = x + i * (BOX + GAP)
+        if block is None:
+            parts.append(
+                f"<rect x='{at}' y='{y}' width='{BOX}' height='{BOX}' fill='none' stroke='{INK}' "
+                "stroke-dasharray='3 3'/>"
+            )
+        else:
+            word, color = block
+            parts.append(_box(at, y, BOX, BOX, RANK_COLORS[color % 4]))
+            parts.append(_text(at + BOX / 2, y + BOX / 2 + 5, word, fill="#fff"))
+    return parts
+
+
+def _box(x: float, y: float, dx: float, dy: float, color: str, *, title: str = "") -> str:
+    hover = f"<title>{escape(title)}</title>" if title else ""
+    return f"<rect x='{x:.1f}' y='{y:.1f}' width='{max(dx, 0):.1f}' height='{dy}' rx='3' fill='{color}'>{hover}</rect>"
+
+
+def _text(x: float, y: float, words: str, *, anchor: str = "middle", fill: str = INK) -> str:
+    return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' fill='{fill}'>{escape(words)}</text>"
+
+
+def _arrow(x1: float, y1: float, x2: float, y2: float, words: str) -> str:
+    head = f"M{x2},{y2} l-9,-5 v10 z"
+    line = f"<line x1='{x1}' y1='{y1}' x2='{x2 - 8}' y2='{y2}' stroke='{INK}' stroke-width='2'/>"
+    return f"{line}<path d='{head}' fill='{INK}'/>" + _text((x1 + x2) / 2, y1 - 10, words)
+
+
+def _svg(width: float, height: float, parts: Sequence[str], label: str) -> Picture:
+    style = "font-family:system-ui,sans-serif;font-size:13px;max-width:100%"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' width='{width:.0f}' "
+    return Picture(
+        f"{head}height='{height:.0f}' role='img' aria-label='{escape(label)}' style='{style}'>{''.join(parts)}</svg>"
+    )
+
+
+def grid(values: Any, *, rows: Sequence[str], columns: Sequence[str]) -> Picture:
+    """A matrix of numbers from 0 to 1 as squares, the larger the darker; rest the mouse on one for its value."""
+    high, left = max((len(c) for c in columns), default=0) * 6 + 16, max(map(len, rows), default=0) * 8 + 12
+    parts = []
+    for j, name in enumerate(columns):
+        x = left + j * 26 + 16
+        parts.append(f"<g transform='rotate(-60 {x} {high - 6})'>{_text(x, high - 6, name, anchor='start')}</g>")
+    for i, (name, row) in enumerate(zip(rows, values, strict=True)):
+        parts.append(_text(left - 8, high + i * 26 + 17, name, anchor="end"))
+        for j, value in enumerate(row):
+            parts.append(
+                f"<rect x='{left + j * 26}' y='{high + i * 26}' width='24' height='24' fill='{FROZEN}' "
+                f"fill-opacity='{float(value):.3f}' stroke='{INK}' stroke-width='0.5'>"
+                f"<title>{escape(name)}, {escape(columns[j])}: {float(value):.3f}</title></rect>"
+            )
+    return _svg(left + len(columns) * 26 + 60, high + len(rows) * 26 + 8, parts, "a matrix: larger values are darker")

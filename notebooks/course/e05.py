@@ -1,0 +1,83 @@
+"""Checks of 05_memory_and_traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .checks import exercise, number
+
+
+@exercise("05.precision")
+def precision(gathers: float, reductions: float) -> str | None:
+    """Half the gathers, the same reductions."""
+    near = {4.0: "fp32 has 4 bytes and bf16 has 2: the ratio is asked for.", 1.0: "bf16 has 2 bytes where fp32 has 4."}
+    hint = number(gathers, 2, near, "4 bytes in fp32, 2 in bf16.")
+    if hint:
+        return f"Gathers: {hint}"
+    if reductions == 2:
+        return "Reductions: only if `reduce_dtype` were bf16, too. Sums over many ranks want fp32."
+    return None if reductions == 1 else "Reductions: in which format are the gradients summed here?"
+
+
+@exercise("05.recompute")
+def recompute(percent: float) -> str | None:
+    """One more forward of 1 in 3."""
+    near = {
+        100.0: "That would be everything twice. Only forward is computed again.",
+        50.0: "One part of forward more, and the whole step had three parts.",
+        133.3: "That is the new time; how much *longer* is it?",
+        25.0: "Of the new time, yes; relative to the old one it is more.",
+    }
+    return number(percent, 100 / 3, near, "forward again (1 part) over what a step took (1 + 2 parts).")
+
+
+@exercise("05.accumulate")
+def accumulate(held: float, naive: float) -> str | None:
+    """Once, or four times."""
+    if held == 4:
+        return "A unit that stays gathered is not gathered again; and gradients are summed before they travel."
+    if held != 1:
+        return "Held units are gathered once for all micro-steps, and gradients are reduced once."
+    return None if naive == 4 else "Without that, every micro-step pays the whole of one step."
+
+
+@exercise("05.fits")
+def fits(ranks: int) -> str | None:
+    """The smallest power of two."""
+    from mmfsdp import estimate
+
+    from .lessons import planned
+
+    if not isinstance(ranks, int) or ranks < 1 or ranks & (ranks - 1):
+        return "A power of two, as a whole number."
+
+    def at_rest(count: int) -> float:
+        memory = estimate(planned("openflamingo_9b", count, frozen_policy="SHARD")).memory
+        return (memory.parameters + memory.gradients + memory.optimizer) / 2**30
+
+    if at_rest(ranks) > 2:
+        return f"With {ranks} ranks each rests in {at_rest(ranks):.2f} GiB: more ranks."
+    if ranks > 1 and at_rest(ranks // 2) <= 2:
+        return f"It fits, but {ranks // 2} ranks would do: {at_rest(ranks // 2):.2f} GiB each."
+    return None
+
+
+@exercise("05.bound")
+def bound(machines: Sequence[str]) -> str | None:
+    """Those whose bound changes."""
+    from mmfsdp.estimate import MACHINES, step_time
+
+    from .lessons import planned
+
+    if isinstance(machines, str):
+        return "A list of names, such as ['a100-nvlink']."
+    plans = {policy: planned("openflamingo_9b", 64, frozen_policy=policy) for policy in ("SHARD", "REPLICATE")}
+    bounds = {m: [step_time(plan, machine=m, tokens=8 * 512).bound for plan in plans.values()] for m in MACHINES}
+    want = {m for m, (shard, replicate) in bounds.items() if shard == "network" != replicate}
+    for name in machines:
+        if name not in bounds:
+            return f"{name!r} is not one of {', '.join(bounds)}."
+        if name not in want:
+            return f"On {name} it is bound by {bounds[name][0]} with SHARD and by {bounds[name][1]} with REPLICATE."
+    missing = want - set(machines)
+    return f"{len(missing)} more: read the table for 'network' in the SHARD rows." if missing else None

@@ -1,0 +1,67 @@
+"""Checks of 06_launch_on_slurm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .checks import exercise, run_of
+
+
+@exercise("06.sbatch")
+def sbatch(fields: dict[str, Any]) -> str | None:
+    """The batch file says what was asked for."""
+    from mmfsdp.launch import sbatch_text
+    from mmfsdp.params import ParamError
+
+    from .lessons import small_run
+
+    if any(value is ... for value in fields.values()):
+        return f"{next(k for k, v in fields.items() if v is ...)} is not filled in yet."
+    try:
+        text = sbatch_text(small_run(**fields))
+    except (ParamError, TypeError) as error:
+        return str(error)
+    given = {line.split("=")[0].removeprefix("#SBATCH --"): line.split("=")[-1] for line in text.splitlines()}
+    want = {"partition": "gpu", "account": "lab7", "nodes": "2", "cpus-per-task": "8", "ntasks-per-node": "4"}
+    for option, value in want.items():
+        if given.get(option) != value:
+            return f"The batch file says --{option}={given.get(option, '(nothing)')}, and it should be {value}."
+    if given.get("time") not in ("120", "02:00:00", "2:00:00"):
+        return f"The batch file says --time={given.get('time')}; two hours are wanted."
+    return None
+
+
+@exercise("06.drill")
+def drill() -> str | None:
+    """It was preempted, went on, and has done all steps with the losses of the unbroken run."""
+    run, plain = run_of("drilled"), run_of("here")
+    if isinstance(run, str):
+        return run
+    if isinstance(plain, str):
+        return plain
+    if not any(event["kind"] == "drill" for event in run.events()):
+        return "The run was not drilled: `drilled.drill()` while it runs, once `drilled.metrics()` has two rows."
+    if not run.state().ok:
+        return f"The run has not gone on to its end: {run.state()}."
+    if [row["loss"] for row in run.metrics()] != [row["loss"] for row in plain.metrics()]:
+        return "Its losses differ from the unbroken run's: were the parameters the same?"
+    return None
+
+
+@exercise("06.sweep")
+def sweep() -> str | None:
+    """Three members that ended."""
+    from mmfsdp.launch import Sweep
+    from mmfsdp.params import ParamError
+
+    from .ranks import artifacts
+
+    try:
+        rows = Sweep.open(artifacts("runs") / "rates").rows()
+    except ParamError:
+        return "There is no sweep yet: put the three rates into `rates`, and run both cells."
+    if sorted(row["train.lr"] for row in rows) != [1e-4, 1e-2, 1e-1]:
+        return f"The sweep has the rates {[row['train.lr'] for row in rows]}; the question names three."
+    if failed := [row for row in rows if row["loss"] is None]:
+        return f"Member {failed[0]['name']} has no loss: {failed[0]['why'] or failed[0]['state']}."
+    return None

@@ -1,0 +1,73 @@
+"""Checks of 07_checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .checks import exercise, run_of
+
+
+@exercise("07.contents")
+def contents(needed: Mapping[str, object]) -> str | None:
+    """All but activations and frozen weights."""
+    moments, schedule, random, data, activations, frozen = needed.values()
+    if ... in needed.values():
+        return "Put True or False in place of each of the dots."
+    if not moments:
+        return "Without its moments, AdamW's next steps are those of a fresh start: too long, in other directions."
+    if not schedule:
+        return "Without it, the learning rate begins again with its warm-up."
+    if not random:
+        return "Dropout and augmentation draw numbers. From another state they draw others, and the losses differ."
+    if not data:
+        return "Without it, the run sees its first samples twice and others never."
+    if activations:
+        return "Each step makes its own. What is between two steps is what counts."
+    if frozen:
+        return "They are in the backbone's own files, and never change: a name and a checksum will do."
+    return None
+
+
+@exercise("07.resume")
+def resume() -> str | None:
+    """The losses of the unbroken run, bit by bit."""
+    run, whole = run_of("stopped"), run_of("whole")
+    if isinstance(run, str):
+        return run
+    if isinstance(whole, str):
+        return whole
+    rows = run.metrics()
+    if len(rows) < len(whole.metrics()):
+        return (
+            f"It has done {len(rows)} of {len(whole.metrics())} steps. `stopped.resume(params=...)` with those that "
+            "ask for all of them, and `.wait()` for its end."
+        )
+    if [row["loss"] for row in rows] != [row["loss"] for row in whole.metrics()]:
+        return "The losses differ from the unbroken run's. Only `launch.name` may differ in the parameters."
+    return None
+
+
+@exercise("07.reshard")
+def reshard() -> str | None:
+    """It went on, on one rank."""
+    run = run_of("resharded")
+    if isinstance(run, str):
+        return "Fill in both changes, then run the two cells: " + run
+    params, state = run.params, run.state()
+    if params.launch.ranks != 1:
+        return f"It went on with {params.launch.ranks} ranks; one was asked for."
+    if params.fsdp.sharding_strategy.name != "SHARD_GRAD_OP":
+        return f"Its strategy is {params.fsdp.sharding_strategy.name}; SHARD_GRAD_OP was asked for."
+    return None if state.ok and len(run.metrics()) == params.train.steps else f"It is not through: {state}."
+
+
+@exercise("07.damage")
+def damage(name: str) -> str | None:
+    """The one before the newest."""
+    whole = run_of("whole")
+    if isinstance(whole, str):
+        return whole
+    steps = sorted(path.name for path in whole.path.glob("checkpoints/step_*"))
+    if name == steps[-1]:
+        return "That is the damaged one. Which one does the message offer?"
+    return None if name == steps[-2] else f"Read the end of the message: it is one of {', '.join(steps)}."

@@ -1,0 +1,133 @@
+"""Checks of 08_find_the_bug."""
+
+from __future__ import annotations
+
+from .checks import exercise, saved
+
+
+@exercise("08.clip")
+def clip() -> str | None:
+    """A norm of 1 in the same direction."""
+    found = saved("08.clip")
+    if isinstance(found, str):
+        return found
+    norm, cosine = float(found[0]["norm"]), float(found[0]["cosine"])
+    if abs(norm - 1) > 1e-3:
+        return f"The norm is {norm:.2f}. Four layers, each clipped to 1: what is the norm of all together?"
+    if cosine < 0.9999:
+        return "The norm is 1, but the gradient points elsewhere: all layers must shrink by the same factor."
+    return None
+
+
+@exercise("08.mask")
+def mask() -> str | None:
+    """Rows 6 and 7, whole."""
+    found = saved("08.mask")
+    if isinstance(found, str):
+        return found
+    changed = found[0]["changed"].tolist()
+    if changed != [6, 7]:
+        return (
+            f"Rows {changed} changed. `keep` indexes a flat part of the table: element i of rank r is element "
+            "i + r * len(shard) of the whole, and WIDTH of those make a row."
+        )
+    if found[0]["values"].view(8, 4)[6:].min() == found[0]["values"].view(8, 4)[6:].max():
+        return None
+    return "Rows 6 and 7 changed only in part: all WIDTH elements of a row belong to its token."
+
+
+@exercise("08.stale")
+def stale() -> str | None:
+    """The same norm in every step."""
+    found = saved("08.stale")
+    if isinstance(found, str):
+        return found
+    norms = found[0]["norms"]
+    if norms.max() - norms.min() > 1e-4:
+        return (
+            "Still growing. `optimizer.zero_grad()` clears what the optimizer has. Who clears those of `frozen`, "
+            "or better: who says that none be computed?"
+        )
+    return None if norms[0] > 0 else "Now nothing has a gradient; the trained layer needs its own."
+
+
+@exercise("08.resume")
+def resume() -> str | None:
+    """The same weights."""
+    found = saved("08.resume")
+    if isinstance(found, str):
+        return found
+    if abs(found[0]["saved"] - found[0]["resumed"]) > 1e-5:
+        return (
+            "The resumed model still has its own first weights: `dcp.load` has filled the tensors in "
+            "`state`, which are not the model's. Something has to put them there; it is imported at the top."
+        )
+    return None
+
+
+@exercise("08.eval")
+def evaluation() -> str | None:
+    """Both ranks get there with the same loss."""
+    found = saved("08.eval")
+    if isinstance(found, str):
+        return (
+            "Rank 1 never got to `save`, and rank 0 waits in a gather. Who must enter the forward?"
+            if ("forever" in found or "did not reach" in found or "for ever" in found)
+            else found
+        )
+    if found[0]["loss"] != found[1]["loss"]:
+        return "The two losses differ: the same data, the same weights?"
+    return None
+
+
+@exercise("08.text")
+def text() -> str | None:
+    """Both get there; rank 1's output is that of its text alone."""
+    import torch
+
+    found = saved("08.text")
+    if isinstance(found, str):
+        return (
+            "Somebody waits: every rank must enter `encoder`, in forward and (through the graph) in backward. Give "
+            "rank 1 a blank picture."
+        )
+    if torch.allclose(found[0]["out"], found[1]["out"]):
+        return "Rank 0 had a picture and rank 1 none, and yet they say the same: rank 0's must count."
+    torch.manual_seed(0)
+    torch.nn.Linear(12, 8)
+    alone = torch.nn.Linear(8, 1)(torch.ones(4, 8)).detach()
+    if not torch.allclose(found[1]["out"], alone, atol=1e-6):
+        return "Rank 1's output has changed: a blank picture gives the encoder's bias. Multiply it by 0."
+    return None
+
+
+@exercise("08.class")
+def layer_class(name: str) -> str | None:
+    """A unit per layer."""
+    from .lessons import encoder_plan
+
+    if not isinstance(name, str):
+        return "The name of a class, as a string."
+    try:
+        plan = encoder_plan(name)
+    except ValueError as error:
+        return str(error)
+    largest = max(unit.numel for unit in plan.units) / sum(unit.numel for unit in plan.units)
+    if largest > 0.2:
+        return f"The largest unit holds {largest:.0%} of the model, gathered at once. Name the class of one *layer*."
+    if len(plan.units) > 30:
+        return f"{len(plan.units)} units: too fine, each gather has its price. One per layer will do."
+    return None
+
+
+@exercise("08.scaler")
+def scaler() -> str | None:
+    """Nobody steps."""
+    found = saved("08.scaler")
+    if isinstance(found, str):
+        return found
+    if found[0]["stepped"] and not found[1]["stepped"]:
+        return "Rank 0 stepped and rank 1 did not: parts of one tensor are now of different steps."
+    if found[1]["stepped"]:
+        return "Now rank 1 steps with an infinite gradient. One overflow anywhere must skip the step everywhere."
+    return None

@@ -1,0 +1,147 @@
+"""Material that several lessons share."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmfsdp import BackboneParams, DataParams, LaunchParams, ModelParams, Run, RunParams, TrainParams, launch
+from mmfsdp.params import BackboneSource
+
+from .ranks import artifacts
+
+
+def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """A Flamingo of random weights, frozen as usual, and the inputs of one batch; the same on each call and rank."""
+    from mmfsdp.bench.wrap import batch_of, build
+
+    model = build("flamingo", width)
+    for name, p in model.named_parameters():
+        if gates is not None and name.endswith("_gate"):
+            p.data.fill_(gates)
+    return model, batch_of("flamingo", seed=0).inputs()
+
+
+def small_projector_model(width: int = 64) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of encoder, projector and language model, of which only the projector trains, and one batch's inputs."""
+    from mmfsdp.bench.wrap import batch_of, build
+
+    return build("projector", width), batch_of("projector", seed=0).inputs()
+
+
+@torch.no_grad()
+def attention_of(model: Any, example: dict[str, Any], *, layer: int) -> torch.Tensor:
+    """Where the first sample's tokens look in one cross-attention: (tokens, media tokens), the mean over its heads."""
+    crossing = [each.cross_attention for each in model.layers if each.cross_attention is not None][layer].attn
+    given: list[Any] = []
+    with crossing.register_forward_pre_hook(lambda _, args: given.extend(args)):
+        model(**example)
+    text, media, mask = given
+    q = crossing.to_q(crossing.norm(text))[0].unflatten(-1, (crossing.heads, -1)).transpose(0, 1)  # (heads, L, d)
+    k = crossing.to_kv(media)[0].chunk(2, dim=-1)[0].unflatten(-1, (crossing.heads, -1)).transpose(0, 1)
+    scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~mask[0], float("-inf")).softmax(-1).nan_to_num().mean(0)
+
+
+def overfit(learning_rate: float, *, steps: int) -> list[float]:
+    """Losses of a small Flamingo that sees one batch over and over."""
+    if learning_rate is ...:
+        return []
+    model, example = small_flamingo()
+    for name, p in model.named_parameters():
+        if name.endswith("lm_head.table.weight"):
+            p.data *= 20  # as sure of itself as a trained one; a random head cannot say anything loudly
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
+    losses = []
+    for _ in range(steps):
+        loss = model(**example).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def encoder_plan(layer_class: str) -> Any:
+    """The plan of a 12-layer encoder of which layers of this class become units."""
+    from mmfsdp import FSDPParams, make_plan
+
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(768, 12, batch_first=True)
+        model = nn.TransformerEncoder(layer, 12)
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": layer_class}
+    return make_plan(model, FSDPParams(**layers), world_size=8)
+
+
+def planned(preset: str, ranks: int, **fields: Any) -> Any:
+    """The plan of a preset's model on so many ranks, in bf16, on the meta device."""
+    from mmfsdp import FSDPParams, build_model, freeze, make_plan
+    from mmfsdp.params import load
+
+    params = load(preset)
+    model, _ = build_model(params.model, meta=True)
+    freeze(model, params.model.freeze)
+    precision = {"mixed_precision": "bf16", "frozen_dtype": "bf16"}
+    return make_plan(model, FSDPParams(**(precision | fields)), world_size=ranks)
+
+
+WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two"]
+
+
+def small_run(**changes: Any) -> RunParams:
+    """Parameters of a run of seconds over a dozen pictures that are drawn here, with dropout and augmentation."""
+    folder = artifacts("parts")
+    if not (folder / "pictures" / "metadata.jsonl").is_file():
+        _write_parts(folder)
+    language = {"model_type": "gpt2", "vocab_size": len(WORDS), "n_embd": 16, "n_layer": 2, "n_head": 2}
+    tower = {"image_size": 16, "layers": 1, "width": 24, "patch_size": 8, "head_width": 12}
+    small = {"num_latents": 2, "perceiver_depth": 1, "attention_heads": 2, "attention_head_dim": 8}
+    params = RunParams(
+        model=ModelParams(
+            vision=BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": 16, "vision_cfg": tower}),
+            language=BackboneParams(config=language | {"n_positions": 32}, weights=str(folder / "language")),
+            **small,
+        ),
+        data=DataParams(source="folder", path=str(folder / "pictures"), max_length=16, augment=True),
+        train=TrainParams(
+            steps=8, batch_size=2, lr=1e-2, schedule="constant", warmup_steps=2, save_every=2, device="cpu"
+        ),
+        launch=LaunchParams(folder=str(artifacts("runs")), threads=1),
+    )
+    return params.change(**changes)
+
+
+def train(params: RunParams, name: str, *, until: int | None = None) -> Run:
+    """Launch a run under this name, in place of an older one, and wait for its end, or that of step `until`."""
+    steps = {"train.steps": until} if until else {}
+    run = launch(params.change(**{"launch.name": name, "launch.replace": True, **steps}))
+    run.wait()
+    return run
+
+
+def _write_parts(folder: Path) -> None:
+    """A tokenizer, a language model of random weights, and pictures of one color each."""
+    from PIL import Image
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    tokenizer.save_pretrained(folder / "language")
+    torch.manual_seed(0)
+    size = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), **size)).save_pretrained(folder / "language")
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for i in range(12):
+        color = ("red", "blue")[i % 2]
+        Image.new("RGB", (20 + i, 20), color).save(folder / "pictures" / f"{i}.png")
+        rows.append({"file_name": f"{i}.png", "text": f"a {color} {WORDS[5 + i % 2]}"})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "pictures" / "metadata.jsonl").write_text(text, encoding="utf-8")

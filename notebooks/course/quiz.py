@@ -1,0 +1,41 @@
+"""A recap quiz: one question after the other, each answer with its reason."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmfsdp.style import GATHERED, TRAINABLE
+
+
+def questions(name: str) -> list[dict[str, Any]]:
+    """The questions of a notebook ('01'), each with `answers` of `choice` and `because`, the right one first."""
+    return yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8"))[name]
+
+
+def quiz(name: str) -> Any:
+    """The quiz of a notebook as widgets."""
+    import ipywidgets as w
+
+    return w.VBox([_question(i, each["question"], each["answers"]) for i, each in enumerate(questions(name))])
+
+
+def _question(number: int, text: str, answers: list[dict[str, str]]) -> Any:
+    import ipywidgets as w
+
+    turn = (number * 7 + len(text)) % len(answers)  # the same order every time, and the right one anywhere
+    reasons = {a["choice"]: a["because"] for a in [*answers[turn:], *answers[:turn]]}
+    buttons = w.RadioButtons(options=list(reasons), value=None, layout={"width": "auto"})
+    said = w.HTML()
+
+    def answer(change: dict[str, str]) -> None:
+        right = change["new"] == answers[0]["choice"]
+        color, head = (GATHERED, "Right.") if right else (TRAINABLE, "No.")
+        edge = f"border-left:6px solid {color};padding-left:8px"
+        said.value = f"<div style='{edge}' role='status'><b>{head}</b> {escape(reasons[change['new']])}</div>"
+
+    buttons.observe(answer, names="value")
+    return w.VBox([w.HTML(f"<b>{number + 1}. {escape(text)}</b>"), buttons, said])

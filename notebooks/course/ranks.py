@@ -1,0 +1,115 @@
+"""`%%ranks 2 NAME`: a cell's code on so many real processes that talk over gloo, with their lines by rank.
+
+What a rank saves with `save(name=value)` lies in the artifact folder of that name, for the next cells and the checks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LIMIT_S = 120
+"""Ranks that wait for each other longer than this are ended, and say where they stood."""
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+
+
+def artifacts(name: str) -> Path:
+    """The folder where a `%%ranks` cell of this name leaves what it made."""
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"name: {name!r} has other characters than letters, digits, '_', '-' and '.'; take those")
+    return Path(os.environ.get("MMFSDP_COURSE", "../runs/course")).resolve() / name
+
+
+def run_on_ranks(code: str, ranks: int, name: str, *, limit_s: float = LIMIT_S) -> list[str]:
+    """Run source code on so many processes; the text that each printed, by rank. Failures are in the text."""
+    folder = artifacts(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "cell.py").write_text(code, encoding="utf-8")
+    for rank in range(ranks):
+        (folder / f"{rank}.log").touch()
+    try:
+        server = _server()
+        assert server.stdin and server.stdout
+        server.stdin.write(json.dumps({"folder": str(folder), "ranks": ranks, "limit_s": limit_s}) + "\n")
+        server.stdin.flush()
+        if server.stdout.readline() != "done\n":
+            raise RuntimeError(f"%%ranks: the process that makes the ranks ended; {folder} has what they said")
+    except BaseException:  # the interrupt of a cell, too: it ends the ranks
+        _stop()
+        raise
+    return [(folder / f"{rank}.log").read_text(errors="replace") for rank in range(ranks)]
+
+
+_servers: list[subprocess.Popen[str]] = []
+
+
+def _server() -> subprocess.Popen[str]:
+    """The process that makes ranks; it starts with the first cell that needs it, or when the magic is loaded."""
+    if not _servers or _servers[0].poll() is not None:
+        _servers.clear()
+        path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "course.worker"]
+        pipe = subprocess.PIPE
+        _servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True))
+    return _servers[0]
+
+
+def _stop() -> None:
+    for server in _servers:
+        children = psutil.Process(server.pid).children() if server.poll() is None else []
+        for process in (*children, server):
+            process.kill()
+        server.wait()
+    _servers.clear()
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """What each rank saved in the `%%ranks` cell of this name, by rank; {} for a rank that saved nothing."""
+    import torch
+
+    folder = artifacts(name)
+    count = len(list(folder.glob("*.log")))
+    files = [folder / f"{rank}.pt" for rank in range(count)]
+    return [torch.load(file, weights_only=True) if file.is_file() else {} for file in files]
+
+
+def shown(texts: list[str]) -> str:
+    """Each rank's text as HTML: escaped, colored by rank, the last 200 lines."""
+    blocks = []
+    for rank, text in enumerate(texts):
+        lines = "\n".join(text.splitlines()[-200:]) or "(no output)"
+        edge = f"border-left:4px solid {COLORS[rank % len(COLORS)]};padding-left:8px;margin:4px 0"
+        blocks.append(f"<div style='{edge}'><b>rank {rank}</b><pre style='margin:0'>{escape(lines)}</pre></div>")
+    return "".join(blocks)
+
+
+def load_magic() -> None:
+    """Teach the running Jupyter `%%ranks`; does nothing outside of it."""
+    from IPython import get_ipython
+    from IPython.display import HTML, display
+
+    shell = get_ipython()
+    if shell is None:
+        return
+
+    def ranks(line: str, cell: str) -> None:
+        """%%ranks COUNT NAME [SECONDS]: this cell on so many real processes, ended after so many seconds."""
+        words = line.split()
+        count, name, limit = [*words, str(LIMIT_S)][:3] if len(words) in (2, 3) else ("", "", "")
+        if not (count in set("12345678") and limit.isdigit()):
+            raise ValueError(f"%%ranks: wants a number from 1 to 8 and a name, as in '%%ranks 2 hello', not {line!r}")
+        display(HTML(shown(run_on_ranks(cell, int(count), name, limit_s=int(limit)))))
+
+    shell.register_magic_function(ranks, "cell", "ranks")
+    _server()  # it imports torch while the learner reads

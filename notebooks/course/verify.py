@@ -1,0 +1,104 @@
+"""`python -m course.verify [NOTEBOOK ...]`, in notebooks/: run lessons with their solutions; write cards.
+
+`python -m course.verify --class FOLDER` makes the copy for the class instead: no solutions, no outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+def lessons() -> list[Path]:
+    """Every notebook that has a number, in order."""
+    return sorted(HERE.glob("[0-9][0-9]_*.ipynb"))
+
+
+def tagged(cell: nbformat.NotebookNode, kind: str) -> str | None:
+    """'01.ring' of a cell tagged exercise-01.ring or solution-01.ring; None for others."""
+    tags = cell.metadata.get("tags", [])
+    return next((tag.removeprefix(f"{kind}-") for tag in tags if tag.startswith(f"{kind}-")), None)
+
+
+def solutions(book: nbformat.NotebookNode) -> dict[str, str]:
+    """The code in each folded solution, by exercise."""
+    found = {}
+    for cell in book.cells:
+        if name := tagged(cell, "solution"):
+            code = re.search(r"```python\n(.*?)```", cell.source, re.DOTALL)
+            assert code, name
+            found[name] = code[1]
+    return found
+
+
+def solved(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A copy in which each exercise is answered as its solution says."""
+    book, answers = nbformat.from_dict(book), solutions(book)
+    for cell in book.cells:
+        if name := tagged(cell, "exercise"):
+            cell.source = answers[name]
+    return book
+
+
+def for_class(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A copy without solutions and outputs."""
+    book = nbformat.from_dict(book)
+    book.cells = [cell for cell in book.cells if not tagged(cell, "solution")]
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return book
+
+
+def with_card(text: str, *, minutes: float, day: str) -> str:
+    """A card's text, with what this machine needed."""
+    needed = f"{max(1, round(minutes))} minute{'s' if round(minutes) > 1 else ''}"
+    text = re.sub(r"the machine needs .*? for all of it", f"the machine needs {needed} for all of it", text)
+    return re.sub(r"(\| \*\*Last verified\*\* \|).*", rf"\1 {day} |", text)
+
+
+def verify(path: Path) -> None:
+    """Run a lesson with its solutions, and write minutes and day into its card. A cell that raises, raises."""
+    import torch
+
+    book = nbformat.read(path, as_version=4)
+    began = time.monotonic()
+    here = {"metadata": {"path": str(HERE)}}
+    NotebookClient(solved(book), timeout=1200, kernel_name="python3", resources=here).execute()
+    minutes = (time.monotonic() - began) / 60
+    day = f"{datetime.date.today().isoformat()}, torch {torch.__version__.split('+')[0]}"
+    book.cells[0].source = with_card(book.cells[0].source, minutes=minutes, day=day)
+    book.metadata["mmfsdp"] = {"minutes": max(1, round(minutes))}
+    nbformat.write(book, path)
+    print(f"{path.name}: {minutes:.1f} minutes")
+
+
+def main() -> int:
+    """Verify lessons, or make the class's copy."""
+    parser = argparse.ArgumentParser(prog="python -m course.verify", description=__doc__)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: every lesson but 00")
+    parser.add_argument("--class", dest="folder", type=Path, help="write the copy for the class into this folder")
+    given = parser.parse_args()
+    if given.folder:
+        shutil.copytree(HERE / "course", given.folder / "course", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in lessons():
+            nbformat.write(for_class(nbformat.read(path, as_version=4)), given.folder / path.name)
+        print(f"{given.folder}: {len(lessons())} notebooks without solutions")
+        return 0
+    for path in given.notebooks or lessons()[1:]:
+        verify(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

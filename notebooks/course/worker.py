@@ -1,0 +1,119 @@
+"""Makes the ranks of `%%ranks` cells: imports torch once, then forks a process per rank, which takes no time at all.
+
+Reads requests from its standard input, one JSON line each, {"folder", "ranks", "limit_s"}, and answers each with a line
+once every rank has ended. Ends with its input, and so with the notebook's kernel.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def serve() -> None:
+    """Answer requests until there are no more."""
+    torch.set_num_threads(1)  # a fork must not inherit a pool of threads
+    if not select.select([sys.stdin], [], [], 0)[0]:  # nobody waits yet, so import what later cells will want
+        for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.wrap"):
+            import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        _run(Path(request["folder"]), request["ranks"], request["limit_s"])
+        print("done", flush=True)
+
+
+def _run(folder: Path, ranks: int, limit_s: float) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = {}
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                status = _rank(folder, rank, ranks, port)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        running[pid] = rank
+    try:
+        _wait(running, time.monotonic() + limit_s, folder)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _wait(running: dict[int, int], end: float, folder: Path) -> None:
+    """Until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
+    why = ""
+    while running and not why:
+        failed = [rank for rank, status in _ended(running) if status]
+        why = f"rank {failed[0]} had failed" if failed else "nothing moved" if time.monotonic() > end else ""
+        time.sleep(0.01)
+    time.sleep(0.3 if running else 0)  # the others may be about to fail as well
+    list(_ended(running))
+    for pid in running:
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.3 if running else 0)
+    for rank in running.values():
+        with (folder / f"{rank}.log").open("a") as log:
+            log.write(f"\n[ended here, since {why}]\n")
+
+
+def _ended(running: dict[int, int]):
+    for pid in list(running):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            yield running.pop(pid), status
+
+
+def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
+    """Be one rank: run the folder's cell.py, joined to the others; 1 if it fails, with the cell's own lines."""
+    os.setpgid(0, 0)
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(ranks)}
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    saved: dict[str, Any] = {}
+
+    def save(**values: Any) -> None:
+        saved.update(values)
+        torch.save(saved, folder / f"{rank}.pt")
+
+    cell = folder / "cell.py"
+    names = {"torch": torch, "dist": dist, "rank": rank, "world_size": ranks, "save": save, "__name__": "cell"}
+    try:
+        exec(compile(cell.read_text(encoding="utf-8"), str(cell), "exec"), names)
+    except Exception as error:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == str(cell):
+                print(f"line {frame.lineno}: {frame.line}")
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    dist.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,13 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "notebooks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks"))
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMFSDP_COURSE", str(tmp_path / "course"))
+    monkeypatch.setenv("MMFSDP_PROGRESS", str(tmp_path / "progress.json"))

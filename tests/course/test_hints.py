@@ -1,0 +1,102 @@
+"""Wrong answers get the hint that is meant for them; right ones pass (that is in tests/notebooks/test_lessons.py)."""
+
+import pytest
+from books import LESSONS, read, solutions
+from course.checks import hint_for, number, passed, progress
+from course.ranks import run_on_ranks
+
+G = 7 / 8
+VALUES = [
+    ("01.wire", (350,), "one half of it"),
+    ("01.wire", (800,), "keeps its own part"),
+    ("01.wire", (7e8,), "megabytes"),
+    ("01.wire", (12,), "too small"),
+    ("01.wire", ("700 MB",), "A number is wanted"),
+    ("01.ledger", (44.7,), "no gradient"),
+    ("01.ledger", (7.4,), "2³⁰"),
+    ("01.ledger", (5.77,), "gradient and two moments"),
+    ("02.traffic", (2,), "DDP"),
+    ("02.traffic", (4,), "reduce-scattered only"),
+    ("02.traffic", (1.5,), "Relative to DDP"),
+    ("02.hidden", (14.4, 13), "without prefetch"),
+    ("02.hidden", (8, 13), "very first gather"),
+    ("02.hidden", (8.8, 12), "after the last gather"),
+    ("02.strategy", ({"sharding_strategy": "NO_SHARD"},), "does not fit"),
+    ("02.strategy", ({"sharding_strategy": "FULL_SHARD"},), "gathered again in backward"),
+    ("02.strategy", ({"sharding_strategy": "SHARD_ALL"},), "sharding_strategy"),
+    ("03.flow", ({"a": True, "b": True, "c": False},), "before the vision encoder"),
+    ("03.flow", ({"a": False, "b": False, "c": False},), "above a trainable"),
+    ("03.flow", ({"a": False, "b": True, "c": True},), "comes first"),
+    ("03.mixed", ([],), "more of them"),
+    ("03.mixed", (["perceiver"],), "is not mixed"),
+    ("03.mixed", ("(root)",), "list of names"),
+    ("03.floor", (G * (4 * 7.3 + 1.6), 1, 1), "encoder in backward"),
+    ("03.floor", (G * (0.6 + 28 + 1.6), G * (14.6 + 1.6), 1), "6 T"),
+    ("03.floor", (0.6 + 28 + 1.6, 1, 1), "need not send itself"),
+    ("03.mend", ({"sharding_strategy": "ALL"},), "sharding_strategy"),
+    ("03.mend", ({"frozen_policy": "KEEP"},), "sends none of them"),
+    ("03.mend", ({"backend": "DDP", "mixed_precision": "bf16"},), "hold"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "words"), VALUES, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_wrong_value_gets_its_hint(name, given, words):
+    hint = hint_for(name, *given)
+    assert hint and words in hint, hint
+
+
+CODE = [
+    (
+        "01.ring",
+        "    dist.send(halves[mine], dst=other)\n    dist.recv(halves[other], src=other)",
+        "    pass",
+        "waited",
+    ),
+    ("01.ring", "halves[mine] = halves[mine] + got", "pass", "is [0"),
+    ("01.ring", "%%ranks 2", "%%ranks 1", "is for 2 ranks"),
+    ("01.ddp", "dist.broadcast(p.data, src=0)", "pass", "broadcast is missing"),
+    ("01.ddp", "        dist.all_reduce(p.grad)\n", "", "drift apart"),
+    ("01.ddp", "p.grad /= world_size", "pass", "twice too long"),
+    ("01.ddp", "dist.all_reduce(p.grad)", "dist.all_reduce(p.gradient)", "AttributeError"),
+    ("02.gather", "return part / world_size", "return part", "is the sum"),
+    ("02.gather", "dist.reduce_scatter_tensor(part, grad.contiguous())", "pass", "still zero"),
+    (
+        "02.gather",
+        "dist.reduce_scatter_tensor(part, grad.contiguous())",
+        "part = grad.chunk(2)[rank] * 2",
+        "own gradient",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "right", "wrong", "words"), CODE, ids=[f"{c[0]}-{i}" for i, c in enumerate(CODE)])
+def test_wrong_code_gets_its_hint(name, right, wrong, words):
+    lesson = next(path for path in LESSONS if path.name.startswith(name[:2]))
+    first, code = solutions(read(lesson))[name].split("\n", 1)
+    whole = f"{first}\n{code}"
+    assert right in whole
+    first, code = whole.replace(right, wrong, 1).split("\n", 1)
+    run_on_ranks(code, int(first.split()[1]), name, limit_s=8 if words == "waited" else 60)
+    hint = hint_for(name)
+    assert hint and words in hint, hint
+
+
+def test_nothing_to_check_yet_is_said():
+    assert "run the `%%ranks 2 01.ring` cell first" in hint_for("01.ring")
+    assert "three dots" in hint_for("01.wire", ...)
+    with pytest.raises(ValueError, match="01.rang"):
+        hint_for("01.rang")
+
+
+def test_progress_is_kept_and_survives_a_broken_file(tmp_path):
+    assert progress() == set()
+    passed("01.ring")
+    passed("02.traffic")
+    assert progress() == {"01.ring", "02.traffic"}
+    (tmp_path / "progress.json").write_text("{broken")
+    assert progress() == set()
+
+
+def test_a_number_that_fits_no_known_slip_says_which_way():
+    assert number(5, 10, {}, "a formula.") == "5 is too small. Think of a formula."
+    assert number(10.05, 10, {}, "a formula.") is None

@@ -1,0 +1,46 @@
+"""The class's copy, the cards, and the table of contents."""
+
+import re
+
+import nbformat
+from books import FOLDER, LESSONS, read
+from course.checks import passed
+from course.contents import contents, exercises
+from course.verify import for_class, solved, tagged, with_card
+
+
+def test_the_copy_for_the_class_has_neither_solutions_nor_outputs():
+    for path in LESSONS:
+        book = read(path)
+        book.cells[1].outputs = [nbformat.v4.new_output("stream", text="said")]
+        copy = for_class(book)
+        nbformat.validate(copy)
+        assert not [cell for cell in copy.cells if tagged(cell, "solution") or cell.get("outputs")]
+        assert len(copy.cells) + len([c for c in book.cells if tagged(c, "solution")]) == len(book.cells)
+        assert "<summary>Solution" not in "".join(cell.source for cell in copy.cells)
+
+
+def test_a_solved_copy_leaves_no_blank_in_an_exercise():
+    for path in LESSONS:
+        book = solved(read(path))
+        for cell in book.cells:
+            if tagged(cell, "exercise"):
+                assert not re.search(r"^\s*\.\.\.|[=:(,] \.\.\.", cell.source, re.MULTILINE), cell.source
+
+
+def test_cards_say_what_a_run_of_verify_measured():
+    for path in LESSONS:
+        card = read(path).cells[0].source
+        assert re.search(r"the machine needs \d+ minutes? for all of it", card), path.name
+        assert re.search(r"\*\*Last verified\*\* \| \d{4}-\d\d-\d\d, torch \d", card), path.name
+    assert "needs 3 minutes for all" in with_card("the machine needs ? for all of it", minutes=3.2, day="2026-01-01")
+
+
+def test_contents_name_every_lesson_and_count_what_is_passed():
+    names = exercises(FOLDER / "01_data_parallel.ipynb")
+    assert names == ["01.ring", "01.wire", "01.ledger", "01.ddp"]
+    passed("01.ring")
+    table = contents().data
+    assert "1 of 4" in table and all(path.name in table for path in LESSONS)
+    page = (FOLDER / "contents.ipynb").read_text()
+    assert all(path.name in page for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb")))

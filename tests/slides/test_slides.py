@@ -1,0 +1,73 @@
+"""The deck is built from the package, and every slide shows whole in a browser that has no network."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DECK = (ROOT / "slides" / "deck.md").read_text(encoding="utf-8")
+sys.path.insert(0, str(ROOT / "slides"))
+BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    from build import page, slides, to_pdf
+    from figures import figures
+
+    folder, sections = tmp_path_factory.mktemp("slides"), slides(DECK, figures())
+    (folder / "index.html").write_text(page(sections), encoding="utf-8")
+    to_pdf(sections, folder / "deck.pdf")
+    return folder
+
+
+def test_every_slide_shows_whole_without_network(built):
+    asked, errors = [], []
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=BROWSER)
+        tab = browser.new_page(viewport={"width": 1280, "height": 720})
+        tab.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda e: errors.append(str(e)))
+        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else asked.append(r.url))
+        tab.context.set_offline(True)
+        tab.goto((built / "index.html").as_uri())
+        tab.wait_for_function("window.Reveal && Reveal.isReady()")
+        count = tab.evaluate("Reveal.getTotalSlides()")
+        assert count == len(DECK.split("\n---\n")) >= 50
+        wrong = []
+        for i in range(count):
+            tab.evaluate(f"Reveal.slide({i})")
+            found = tab.evaluate(
+                """() => { const s = Reveal.getCurrentSlide(); return {
+                    words: s.innerText.trim().length, high: s.scrollHeight, wide: s.scrollWidth,
+                    past: [...s.querySelectorAll('*')].filter(e => e.scrollWidth > 1290 && !e.closest('svg')).length,
+                    raw: s.innerText.includes('{{') || s.innerText.includes('**') || s.innerText.includes('](')} }"""
+            )
+            if not found["words"] or found["high"] > 700 or found["wide"] > 1285 or found["past"] or found["raw"]:
+                wrong.append((i + 1, found))
+        browser.close()
+    assert not asked and not errors and not wrong, (asked, errors, wrong)
+
+
+def test_every_slide_that_is_no_chapter_has_notes_with_its_minutes():
+    bare = []
+    for text in DECK.split("\n---\n"):
+        title = text.strip().splitlines()[0]
+        if title.startswith("## ") and not re.search(r"^Note:\n\(\d+ min\) ", text, re.MULTILINE):
+            bare.append(title)
+    assert not bare
+
+
+def test_the_pdf_has_every_slide(built):
+    pages = len(re.findall(rb"/Type\s*/Page\b", (built / "deck.pdf").read_bytes()))
+    assert pages == len(DECK.split("\n---\n"))
+
+
+def test_a_figure_that_nobody_draws_is_named():
+    from build import slides
+
+    with pytest.raises(ValueError, match="nobody"):
+        slides("# one\n\n{{nobody}}", {"somebody": "<svg></svg>"})
