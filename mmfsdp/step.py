@@ -302,10 +302,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _stop_if_not_as_planned(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ParamError for what the lint calls an error; names are looked at only where numbers differ."""
     plan = getattr(model, "mmfsdp_plan", None)
-    given = [p for group in optimizer.param_groups for p in group["params"]]
-    counts = plan and {len(given), len(_trainable(model)), sum(p.trainable for p in plan.params)}
-    if plan is None or (all(p.requires_grad for p in given) and len(counts) == 1):
+    if plan is None:
         return
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(p.requires_grad for p in given):
+        if len(given) == len(_trainable(model)) == sum(p.trainable for p in plan.params):
+            return
     from .plan.lint import lint_training
     from .plan.units import stop_at_errors
 

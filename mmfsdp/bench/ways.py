@@ -125,8 +125,8 @@ def _openflamingo(name: str, model: nn.Module) -> Way:
     known_as = {n.replace("_fsdp_wrapped_module.", ""): p for n, p in model.named_parameters()}
 
     def mask() -> None:
-        if table in trains and known_as[table].grad is not None:
-            known_as[table].grad.zero_()  # its rows are of known words; those of new ones are a table of their own here
+        if table in trains and (grad := known_as[table].grad) is not None:
+            grad.zero_()  # its rows are of known words; those of new ones are a table of their own here
         for path in clipped:
             module = model.get_submodule(path)
             assert isinstance(module, FullyShardedDataParallel)

@@ -147,6 +147,7 @@ def _timed(ways: Sequence[Way], batches: list[Batch], rounds: int) -> dict[str, 
 def _cost_of_counting(row: dict[str, Any], rounds: int = 200) -> dict[str, Any]:
     """What `Collectives` adds to a collective (one with oneself, of one number), times those of a step."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    assert isinstance(alone, dist.ProcessGroup)
     number = torch.zeros(1)
 
     def called() -> float:
