@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp import ShardingStrategy as Torch
 from torch.nn.parallel import DistributedDataParallel
@@ -39,6 +40,8 @@ def read_back(model: nn.Module) -> WrapPlan:
     Where backward goes is assumed from the order in which modules were registered, as in a plan without an example.
     Raises ValueError for a model that nobody has wrapped.
     """
+    while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):  # compiled around it all
+        model = model._orig_mod
     backend, mesh, found = _read(model)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     seen = registration(inner, plain_name)
@@ -48,7 +51,9 @@ def read_back(model: nn.Module) -> WrapPlan:
     fsdp = _params(backend, mesh, found, flat=_is_flat(model))
     found.sort(key=lambda f: (not f.sharded, min(seen.enter.get(m, 0) for m in f.modules)))
     ends = sorted(range(len(found)), key=lambda i: max(seen.leave.get(m, 0) for m in found[i].modules))
-    units = [with_bytes(_unit(f, i, ends.index(i), backend, seen), fsdp, mesh[1]) for i, f in enumerate(found)]
+    pads = mesh[0] if backend is Backend.FSDP1 and mesh[1] == 1 else mesh[1]  # NO_SHARD pads as if it sharded
+    units = [with_bytes(_unit(f, i, ends.index(i), backend, seen), fsdp, pads) for i, f in enumerate(found)]
+    units = [replace(u, held_bytes=u.held_bytes * (pads // mesh[1])) if u.sharded else u for u in units]
     plan = WrapPlan(fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=tuple(units))
     return replace(plan, lint=lint(model, plan, wrapped=True), buffer_bytes=buffer_bytes(model, fsdp))
 
@@ -60,8 +65,9 @@ def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
         return Backend.DDP, (model.process_group.size(), 1), [_Found(("",), params, sharded=False)]
     wrapped = [(plain_name(n), m) for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)]
     if wrapped:
-        inter = getattr(wrapped[0][1], "_inter_node_pg", None)
-        mesh = (inter.size() if inter else 1, wrapped[0][1].process_group.size())  # type: ignore[union-attr]
+        first = wrapped[0][1]
+        inter, size = getattr(first, "_inter_node_pg", None), first.process_group.size()  # type: ignore[union-attr]
+        mesh = (size, 1) if first.sharding_strategy is Torch.NO_SHARD else (inter.size() if inter else 1, size)
         return Backend.FSDP1, mesh, [_flat(name, m, model) for name, m in wrapped]
     groups: dict[int, tuple[Any, bool]] = {}
     for module in model.modules():
@@ -71,7 +77,7 @@ def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
     if not groups:
         raise ValueError("model: is not wrapped by DDP, FSDP1 or FSDP2; call make_plan to plan it")
     info = next(iter(groups.values()))[0].mesh_info
-    mesh = (getattr(info, "replicate_mesh_size", 1), info.shard_mesh_size)
+    mesh = (getattr(info, "replicate_mesh_size", 1), getattr(info, "shard_mesh_size", 1))
     names = {id(m): plain_name(n) for n, m in model.named_modules()}
     named = {id(p): plain_name(n) for n, p in model.named_parameters()}
     return Backend.FSDP2, mesh, [_group(g, auto, names, named, model) for g, auto in groups.values()]

@@ -1,0 +1,121 @@
+"""What accelerate makes of a model, and others by hand, is read back as it would have been planned."""
+
+from functools import partial, wraps
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny import tiny_batch, tiny_flamingo
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mmfsdp.estimate import estimate
+from mmfsdp.measure import Collectives
+from mmfsdp.models.flamingo import FlamingoLayer
+from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.plan import describe, make_plan
+from mmfsdp.step import build_optimizer, train_step
+
+LAYER = {"transformer_layer_cls": "FlamingoLayer"}
+
+
+@pytest.fixture(autouse=True)
+def eight_ranks():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+def in_fp32(model: nn.Module) -> nn.Module:
+    """Its forward as accelerate's mixed precision leaves it: an attribute of the instance, around the class's own."""
+    model._original_forward = model.forward
+
+    @wraps(model.forward)
+    def forward(*args, **kwargs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model._original_forward(*args, **kwargs)
+
+    model.forward = forward
+    return model
+
+
+def ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model, init_sync=False)  # a fake group has no replies to compare
+
+
+def fsdp1(model: nn.Module, strategy: str = "FULL_SHARD", **more) -> nn.Module:
+    mesh = (
+        init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
+        if "HYBRID" in strategy
+        else init_device_mesh("cpu", (8,))
+    )
+    layers = partial(transformer_auto_wrap_policy, transformer_layer_cls={FlamingoLayer})
+    kind = ShardingStrategy[strategy]
+    where = torch.device("cpu")
+    return FullyShardedDataParallel(
+        model, sharding_strategy=kind, auto_wrap_policy=layers, device_mesh=mesh, device_id=where, **more
+    )
+
+
+def fsdp2(model: nn.Module, *, hybrid: bool = False, reshard: bool = True) -> nn.Module:
+    mesh = (
+        init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
+        if hybrid
+        else init_device_mesh("cpu", (8,))
+    )
+    for layer in [m for m in model.modules() if isinstance(m, FlamingoLayer)]:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh)
+
+
+BF16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+CASES = {
+    "DDP": (ddp, 8, 1),
+    "FSDP1": (partial(fsdp1, use_orig_params=True), 1, 8),
+    "FSDP1 bf16": (partial(fsdp1, use_orig_params=True, mixed_precision=BF16), 1, 8),
+    "FSDP1 hybrid": (partial(fsdp1, strategy="HYBRID_SHARD", use_orig_params=True), 2, 4),
+    "FSDP1 hybrid, kept": (partial(fsdp1, strategy="_HYBRID_SHARD_ZERO2", use_orig_params=True), 2, 4),
+    "FSDP1 not sharded": (partial(fsdp1, strategy="NO_SHARD", use_orig_params=True), 8, 1),
+    "FSDP2": (fsdp2, 1, 8),
+    "FSDP2 kept": (partial(fsdp2, reshard=False), 1, 8),
+    "FSDP2 hybrid": (partial(fsdp2, hybrid=True), 2, 4),
+    "FSDP2 hybrid, kept": (partial(fsdp2, hybrid=True, reshard=False), 2, 4),
+}
+DRESS = {
+    "accelerate": lambda wrap, model: wrap(in_fp32(model)),
+    "accelerate, compiled": lambda wrap, model: torch.compile(wrap(in_fp32(model))),
+    "compiled within": lambda wrap, model: wrap(torch.compile(model)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_others_wrapped_is_read_back(case):
+    wrap, replicate, shard = CASES[case]
+    model, layers = wrap(tiny_flamingo()), {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} | LAYER
+    back = describe(model)
+    assert (back.backend, back.world_size, back.replicate, back.shard) == (case.split()[0], 8, replicate, shard)
+    layers |= {"mixed_precision": "bf16"} if "bf16" in case else {}
+    planned = make_plan(tiny_flamingo(), FSDPParams(backend=case.split()[0], **layers), world_size=8)
+    assert set(back.by_name) == set(planned.by_name)
+    assert [p.trainable for p in back.params] == [back.by_name[p.name].trainable for p in back.params]
+    if shard == 8:
+        assert sum(u.held_bytes for u in back.units) == sum(u.held_bytes for u in planned.units)
+    assert ("mixed-unit" in [f.code for f in back.lint]) == ("FSDP1" in case), "the lint is for these, too"
+    if case == "DDP":
+        return  # its reducer takes no reply from a fake group
+    optimizer, _ = build_optimizer(model, TrainParams())
+    with Collectives() as counted:
+        train_step(model, [tiny_batch()], optimizer, max_grad_norm=1.0)
+        found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
+    assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in estimate(back).wire)
+
+
+@pytest.mark.parametrize("dress", DRESS)
+def test_what_accelerate_adds_changes_no_plan(dress):
+    for case, (wrap, *_) in CASES.items():
+        dressed = describe(DRESS[dress](wrap, tiny_flamingo()))
+        assert dressed.to_dict() == describe(wrap(tiny_flamingo())).to_dict(), case
