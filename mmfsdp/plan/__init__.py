@@ -46,7 +46,7 @@ def make_plan(
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
     from .auto import choose
-    from .build import buffer_bytes, build_units  # here, so that reading a plan needs no torch
+    from .build import buffer_bytes, build_units, with_prefetch  # here, so that reading a plan needs no torch
     from .checkpointing import checkpointed
     from .group import group
     from .lint import lint
@@ -75,6 +75,7 @@ def make_plan(
     else:
         plan = made(params.frozen_policy)
     checkpointed(model, plan)  # a pattern may match nothing
+    plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
     plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
     if example is not None and not any(f.level == "error" for f in plan.lint):
         plan = with_moments(model, plan, example)

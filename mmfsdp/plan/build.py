@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os.path
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
 import torch
 from torch import nn
 
-from ..params import Backend, FrozenPolicy, FSDPParams
+from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams
 from ..params.train import decays
 from .ties import home
 from .trace import Trace
@@ -180,6 +181,24 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
         if p.trainable:
             reduced += padded * (reduce if unit.sharded else ITEMSIZE[p.dtype])
     return replace(unit, held_bytes=held, gathered_bytes=gathered, reduced_bytes=reduced)
+
+
+def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
+    """The units with what is gathered ahead of need while each runs: as FSDP1 and FSDP2 do with these choices."""
+    moved = sorted((u for u in units if u.sharded and u.params), key=lambda u: u.order)
+    forward = dict(zip((u.order for u in moved), moved[1:], strict=False)) if fsdp.forward_prefetch else {}
+    moved.sort(key=lambda u: u.ends)
+    backward = {u.order: before for before, u in zip(moved, moved[1:], strict=False) if u.grad_flow}
+    if fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
+        backward = {}
+    return tuple(
+        replace(
+            u,
+            ahead_forward=forward[u.order].name if u.order in forward else "",
+            ahead_backward=b.name if (b := backward.get(u.order)) and b.gathers_backward else "",
+        )
+        for u in units
+    )
 
 
 def _compute_size(unit: Unit, p: Param) -> int:

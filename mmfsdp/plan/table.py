@@ -7,10 +7,10 @@ import textwrap
 
 from .units import Unit, WrapPlan
 
-NAME = 48
+NAME = 38
 COLUMNS = (
-    f"{'unit':<{NAME}} {'kind':<9} {'policy':<10} {'params':>7} {'rest':>5} {'compute':>7} {'held':>9} {'gathers':>7} "
-    f"{'sent':>9}"
+    f"{'unit':<{NAME}} {'kind':<9} {'policy':<10} {'params':>6} {'dtype':>9} {'held':>8} {'gathered':>8} "
+    f"{'reduced':>8} {'gathers':<7} {'sent':>8}"
 )
 FOLD = 24
 """Plans of more units than this show units that are alike in one line."""
@@ -51,11 +51,16 @@ def _line(plan: WrapPlan, units: list[Unit]) -> str:
     name = times + _cut(re.sub(r"[0-9]+", "*", unit.name) if many else unit.name, NAME - len(times))
     policy = unit.frozen_policy.value if unit.frozen_policy else "-"
     flow = "*" if unit.frozen_policy and unit.grad_flow else ""
-    rest = "/".join(sorted({_SHORT.get(p.dtype, p.dtype) for p in unit.params}))
-    compute = _SHORT.get(unit.compute_dtype, unit.compute_dtype) or rest
+    kinds = {_SHORT.get(p.dtype, p.dtype) for p in unit.params}
+    rest = "mix" if len(kinds) > 1 else min(kinds)
+    gathered = size(unit.gathered_bytes) if unit.gathers_forward else "-"
+    reduced = size(unit.reduced_bytes) if unit.reduced_bytes else "-"
+    ahead = [u.ahead_backward for u in plan.units]
+    gathers = f"{unit.gathers_forward}+{unit.gathers_backward}" + "^" * any(u.name in ahead for u in units)
     return (
-        f"{name:<{NAME}} {unit.kind:<9} {policy + flow:<10} {count(unit.numel):>7} {rest:>5} {compute:>7} "
-        f"{size(unit.held_bytes):>9} {unit.gathers_forward}+{unit.gathers_backward:<5} {size(sent(plan, unit)):>9}"
+        f"{name:<{NAME}} {unit.kind:<9} {policy + flow:<10} {count(unit.numel):>6} "
+        f"{f'{rest}>{_SHORT.get(unit.compute_dtype, unit.compute_dtype) or rest}':>9} {size(unit.held_bytes):>8} "
+        f"{gathered:>8} {reduced:>8} {gathers:<7} {size(sent(plan, unit)):>8}"
     )
 
 
@@ -114,12 +119,15 @@ def _total(plan: WrapPlan) -> list[str]:
     trainable = sum(u.trainable_numel for u in plan.units)
     held = sum(u.held_bytes for u in plan.units)
     wire = sum(sent(plan, u) for u in plan.units)
-    return [
-        f"{'total':<{NAME}} {'':<9} {'':<10} {count(numel):>7} {'':>5} {'':>7} {size(held):>9} {'':7} {size(wire):>9}",
-        f"{count(trainable)} of {count(numel)} parameters train. held: bytes a rank holds at rest. gathers: in forward "
-        "and backward.",
-        "sent: bytes a rank sends in a step. *: backward passes through (grad flow).",
-    ]
+    also = "; in forward the next one is, too" if plan.fsdp.forward_prefetch else ""
+    legend = (
+        f"{count(trainable)} of {count(numel)} parameters train. *: backward passes through (grad flow). dtype: at "
+        "rest > in compute. held, gathered, reduced: bytes of a rank at rest, of the unit while it runs, and of its "
+        "gradients. gathers: in forward + backward; ^: in backward ahead of need, while the unit after it "
+        f"runs{also}. sent: bytes a rank sends in a step."
+    )
+    total = f"{'total':<{NAME}} {'':<20} {count(numel):>6} {'':>9} {size(held):>8} {'':>25} {size(wire):>8}"
+    return [total, *textwrap.wrap(legend, len(COLUMNS))]
 
 
 def _cut(text: str, width: int) -> str:

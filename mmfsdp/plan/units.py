@@ -82,6 +82,10 @@ class Unit:
     """Bytes of the whole unit once gathered, as computed with; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in, padding included."""
+    ahead_forward: str = ""
+    """The unit that is gathered ahead of need when this one begins forward (`forward_prefetch`)."""
+    ahead_backward: str = ""
+    """The unit that is gathered ahead of need while this one's backward runs (`backward_prefetch`)."""
 
     @property
     def numel(self) -> int:

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp import ShardingStrategy as Torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..params import AutoWrapPolicy, Backend, FrozenPolicy, FSDPParams, Precision, ShardingStrategy
+from ..params import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, Precision, ShardingStrategy
 from ..params.train import decays
-from .build import buffer_bytes, kind_of, unit_name, with_bytes
+from .build import buffer_bytes, kind_of, unit_name, with_bytes, with_prefetch
 from .lint import lint, plain_name
 from .trace import Trace, registration
 from .units import Param, Unit, WrapPlan
@@ -48,13 +48,15 @@ def read_back(model: nn.Module) -> WrapPlan:
     left = _left_out(inner, found)
     if left:
         found.append(_Found(tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in left)), left, sharded=False))
-    fsdp = _params(backend, mesh, found, flat=_is_flat(model))
+    fsdp = replace(_params(backend, mesh, found, flat=_is_flat(model)), **_prefetch(model))
     found.sort(key=lambda f: (not f.sharded, min(seen.enter.get(m, 0) for m in f.modules)))
     ends = sorted(range(len(found)), key=lambda i: max(seen.leave.get(m, 0) for m in found[i].modules))
     pads = mesh[0] if backend is Backend.FSDP1 and mesh[1] == 1 else mesh[1]  # NO_SHARD pads as if it sharded
     units = [with_bytes(_unit(f, i, ends.index(i), backend, seen), fsdp, pads) for i, f in enumerate(found)]
     units = [replace(u, held_bytes=u.held_bytes * (pads // mesh[1])) if u.sharded else u for u in units]
-    plan = WrapPlan(fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=tuple(units))
+    plan = WrapPlan(
+        fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=with_prefetch(units, fsdp)
+    )
     return replace(plan, lint=lint(model, plan, wrapped=True), buffer_bytes=buffer_bytes(model, fsdp))
 
 
@@ -81,6 +83,19 @@ def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
     names = {id(m): plain_name(n) for n, m in model.named_modules()}
     named = {id(p): plain_name(n) for n, p in model.named_parameters()}
     return Backend.FSDP2, mesh, [_group(g, auto, names, named, model) for g, auto in groups.values()]
+
+
+def _prefetch(model: nn.Module) -> dict[str, Any]:
+    """What the wrappers were told of gathering ahead."""
+    for m in model.modules():
+        if isinstance(m, FullyShardedDataParallel):
+            told = BackwardPrefetch[m.backward_prefetch.name] if m.backward_prefetch else BackwardPrefetch.NO_PREFETCH
+            return {"forward_prefetch": bool(m.forward_prefetch), "backward_prefetch": told}
+    states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]  # type: ignore[attr-defined]
+    idle = [s._states_to_backward_prefetch == [s] for s in states if _groups(s)]  # see wrap.fsdp2: itself, so nothing
+    return {"forward_prefetch": any(s._states_to_forward_prefetch for s in states)} | (
+        {"backward_prefetch": BackwardPrefetch.NO_PREFETCH} if idle and all(idle) else {}
+    )
 
 
 def _is_flat(model: nn.Module) -> bool:

@@ -42,7 +42,8 @@ def _unit(unit: Unit, share: float, place: tuple[float, float, float, float], *,
     policy = f", {unit.frozen_policy}" if unit.frozen_policy else ""
     facts = (
         f"{unit.kind}{policy}, {count(unit.numel)} parameters, {size(unit.held_bytes)} on each rank",
-        f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward",
+        f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
+        + (f", there ahead of it {unit.ahead_backward}" if unit.ahead_backward else ""),
     )
     top = y + KEYS
     parts = [rect(x, top, dx * share, dy, FROZEN), rect(x + dx * share, top, dx * (1 - share), dy, TRAINABLE)]

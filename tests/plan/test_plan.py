@@ -12,9 +12,10 @@ from torch.distributed.fsdp.wrap import _recursive_wrap
 
 from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
-from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ModelParams, ParamError
+from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ModelParams, ParamError, load, preset_names
 from mmfsdp.plan import WrapPlan, describe, make_plan
 from mmfsdp.plan.group import _asks
+from mmfsdp.preview import frozen_model
 
 
 def plan_of(model: nn.Module, *, world_size: int = 2, example=None, **fields) -> WrapPlan:
@@ -242,3 +243,18 @@ def test_reading_a_plan_needs_no_torch(tmp_path):
 def test_what_nobody_wrapped_cannot_be_read_back():
     with pytest.raises(ValueError, match="make_plan"):
         describe(tiny_flamingo())
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead(preset):
+    params = load(preset).change(**{"launch.ranks": 8})
+    model = frozen_model(params.model)
+    for fields in ({}, {"mixed_precision": "bf16", "frozen_dtype": "bf16", "auto_wrap_policy": "NO_WRAP"}):
+        plan = make_plan(model, FSDPParams(**fields, forward_prefetch=True), world_size=8)
+        assert max(map(len, str(plan).splitlines())) <= 120
+    plan = make_plan(model, params.fsdp, world_size=8)
+    assert max(map(len, str(plan).splitlines())) <= 120
+    names = {u.name: u for u in plan.units}
+    ahead = [u for u in plan.units if u.ahead_backward]
+    assert bool(ahead) == any(u.gathers_backward for u in plan.units[:-1]) and not any(u.ahead_forward for u in ahead)
+    assert all(names[u.ahead_backward].ends < u.ends and names[u.ahead_backward].gathers_backward for u in ahead)
