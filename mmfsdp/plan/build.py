@@ -133,6 +133,8 @@ def _unit(
     policy = None
     if kind == "frozen":
         policy = FrozenPolicy.REPLICATE if ddp or whole else fsdp.frozen_policy
+        if policy is FrozenPolicy.REPLICATE and modules == ("",) and not ddp:
+            policy = FrozenPolicy.SHARD  # the wrapper of the whole model starts the others: it must be there
     sharded = not ddp and policy is not FrozenPolicy.REPLICATE
     flow = flow or kind in ("trainable", "mixed")
     root = modules == ("",)

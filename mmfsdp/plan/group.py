@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from ..params import AutoWrapPolicy, FSDPParams, ParamError
+from .ties import outermost
 from .trace import Trace, has_forward
 
 SMALL = 1_000_000
@@ -84,14 +85,15 @@ class FrozenAware:
 
     def groups(self) -> list[list[str]]:
         """Module names of every unit but the root's."""
-        found = sorted(self._walk(""), key=lambda g: min(self.seen.enter.get(m, 0) for m in g.modules))
+        parts = [g for g in self._walk("") if g.modules != [""]]  # the root is no neighbor to share with
+        found = sorted(parts, key=lambda g: min(self.seen.enter.get(m, 0) for m in g.modules))
         merged: list[Group] = []
         for one in found:
             if merged and self._belong_together(merged[-1], one):
                 merged[-1].modules += one.modules
             else:
                 merged.append(one)
-        return [g.modules for g in merged if g.modules != [""]]
+        return [outermost(g.modules) for g in merged]
 
     def _walk(self, name: str) -> Iterator[Group]:
         """Groups of a part that is not inside a repeated layer."""

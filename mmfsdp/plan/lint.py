@@ -142,6 +142,13 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
                 f"{' and '.join(clean)} are one parameter in {len(homes)} units; put both modules into one unit",
             )
     for unit in plan.units:
+        often = max(((seen.calls or {}).get(m, 0) for m in unit.modules), default=0)
+        if often > 1 and unit.sharded and unit.params:
+            yield _warn(
+                "runs-often",
+                f"{unit.name}: runs {often} times in a forward, and may be gathered for each, which the prediction "
+                "counts once; set frozen_policy to REPLICATE where it is frozen, else make a unit of what calls it",
+            )
         away = [p.name for p in unit.params if unit.sharded and not _there(p.name, unit, seen)]
         if away:
             yield _error(

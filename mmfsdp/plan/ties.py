@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from .trace import Trace, tied_names
@@ -27,7 +29,44 @@ def join_tied(model: nn.Module, groups: list[list[str]], seen: Trace) -> list[li
         modules = [m for i in joined for m in groups[i]]
         modules += [o for n in names if home(n, groups) is None and (o := _runner(model, n, seen)) and o not in modules]
         groups = [g for i, g in enumerate(groups) if i not in joined]
-        groups.append([m for m in modules if not any(m.startswith(f"{other}.") for other in modules)])
+        groups.append(outermost(modules))
+    return _untangled(groups)
+
+
+def inner_first(groups: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
+    """The order in which groups can be wrapped, as indices: each after those inside it; and those for which there is
+    none, since each is in part inside another."""
+    order: list[int] = []
+    left = list(range(len(groups)))
+    while free := [i for i in left if not any(_holds(groups[i], groups[j]) for j in left if j != i)]:
+        order += free
+        left = [i for i in left if i not in free]
+    return order, left
+
+
+def outermost(modules: list[str]) -> list[str]:
+    """The modules that are inside no other of them."""
+    return [m for m in modules if not any(m.startswith(f"{other}.") for other in modules)]
+
+
+def _holds(outer: Sequence[str], inner: Sequence[str]) -> bool:
+    return any(a != b and (not a or b.startswith(f"{a}.")) for a in outer for b in inner)
+
+
+def _untangled(groups: list[list[str]]) -> list[list[str]]:
+    """The groups, of which two that are in part inside each other are one."""
+    while left := inner_first(groups)[1]:
+        one, other = next(
+            (
+                (i, j)
+                for i in left
+                for j in left
+                if i < j and _holds(groups[i], groups[j]) and _holds(groups[j], groups[i])
+            ),
+            (left[0], left[1]),
+        )
+        joined = outermost(groups[one] + groups[other])
+        groups = [g for i, g in enumerate(groups) if i not in (one, other)] + [joined]
     return groups
 
 

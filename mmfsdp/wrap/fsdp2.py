@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ..params import BackwardPrefetch
 from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
+from ..plan.ties import inner_first
 from .gloo import reduce_by_parts
 from .replicated import replicated_params, serve_replicated
 from .start import Source, hand_out
@@ -37,7 +38,7 @@ def wrap_fsdp2(
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
     serve_replicated(model, plan, device)
     sharded = [unit for unit in plan.units if unit.sharded]
-    for unit in sorted(sharded, key=_depth, reverse=True):
+    for unit in (sharded[i] for i in inner_first([u.modules for u in sharded])[0]):
         modules = [model.get_submodule(name) for name in unit.modules]
         fully_shard(
             modules if len(modules) > 1 else modules[0],

@@ -125,6 +125,22 @@ def used_outside():
     return lint(model, made, seen=trace(model, {"ids": torch.zeros(2, 3, dtype=torch.int64)}))
 
 
+class Recurrent(nn.Module):
+    """One layer, three times over."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(self.layer(self.layer(self.first(x))))
+
+
+def runs_often():
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Linear"}
+    return plan(Recurrent(), example={"x": torch.zeros(2, 8)}, **layers).lint
+
+
 def modality_missing():
     model = tiny_flamingo()
     media = tiny_batch().media
@@ -160,6 +176,7 @@ MISTAKES = {
     small_units: ("warning", "small-units", "min_num_params"),
     large_unit: ("warning", "large-unit", r"\(root\).*split"),
     used_outside: ("error", "used-outside", "table.weight.*example"),
+    runs_often: ("warning", "runs-often", "layer: runs 3 times"),
     modality_missing: ("error", "modality-missing", "rank 1's batch has no vision.*blank"),
     unfrozen_later: ("error", "unfrozen-later", "scale.*before make_plan"),
     too_many_ranks: ("warning", "more-ranks-than-rows", "2 rows for 64 ranks.*dp_shard"),
