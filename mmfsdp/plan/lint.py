@@ -142,7 +142,7 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
                 f"{' and '.join(clean)} are one parameter in {len(homes)} units; put both modules into one unit",
             )
     for unit in plan.units:
-        often = max(((seen.calls or {}).get(m, 0) for m in unit.modules), default=0)
+        often = max((seen.calls[m] for m in unit.modules), default=0) if seen.calls else 0
         if often > 1 and unit.sharded and unit.params:
             yield _warn(
                 "runs-often",
