@@ -158,8 +158,11 @@ def _apart(predicted: int, measured: int | None) -> str:
 
 
 def levels(cost: Mapping[str, Any]) -> dict[str, float]:
-    """What was predicted of the metrics that are drawn, by their keys."""
-    return {"memory_bytes": cost["peak_bytes"]} if cost.get("peak_bytes") else {}
+    """What was predicted of the metrics that are drawn, by their keys.
+
+    Tensors are predicted. A GPU counts its own; on the CPU a process is measured whole, Python and libraries included.
+    """
+    return {"memory_bytes": cost["peak_bytes"]} if cost.get("peak_bytes") and cost.get("device") == "cuda" else {}
 
 
 def figures(result: Mapping[str, Any]) -> str:

@@ -49,7 +49,8 @@ def run(folder: Path) -> None:
         if dist.get_rank() == 0:
             for finding in plan.lint:
                 print(f"{finding.level}: {finding.message}")
-            runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
+            estimate = cost.to_dict() | {"device": device.type}
+            runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": estimate})
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
         loaded = [checkpoint.frozen_checksums(built)]
