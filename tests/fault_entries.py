@@ -83,8 +83,8 @@ def befall(folder: Path, *, what: Callable[[], None], rank: int, moment: str) ->
 
 def at_start(fault: Callable[[], None]) -> None:
     """When the model is to be built."""
-    build = job.build_model
-    job.build_model = lambda *args: (fault(), build(*args))[1]
+    build = job.open_model
+    job.open_model = lambda *args, **kwargs: (fault(), build(*args, **kwargs))[1]
 
 
 def at_step_4(fault: Callable[[], None]) -> None:
