@@ -16,17 +16,26 @@ import torch.multiprocessing as mp
 
 def on_ranks(check: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
     """Run `check(*args)` on so many ranks; what each returned (plain data), by rank. A failure on any rank raises."""
+    return in_processes(_joined, ranks, ranks, check, args)
+
+
+def in_processes(check: Callable[..., Any], number: int, *args: Any) -> list[Any]:
+    """Run `check(rank, folder, *args)` in so many processes that share a folder and no group. What each returned."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (ranks, folder, check, args), nprocs=ranks, start_method="spawn")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+        mp.start_processes(_process, (folder, check, args), nprocs=number, start_method="spawn")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
 
 
-def _rank(rank: int, ranks: int, folder: str, check: Callable[..., Any], args: tuple) -> None:
+def _process(rank: int, folder: str, check: Callable[..., Any], args: tuple) -> None:
     torch.set_num_threads(1)
+    Path(folder, f"{rank}.json").write_text(json.dumps(check(rank, folder, *args)))
+
+
+def _joined(rank: int, folder: str, ranks: int, check: Callable[..., Any], args: tuple) -> Any:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
-        Path(folder, f"{rank}.json").write_text(json.dumps(check(*args)))
+        return check(*args)
     finally:
         dist.destroy_process_group()

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mmfsdp import checkpoint, runs, train
 from mmfsdp.evaluate import load_run
 from mmfsdp.params import RunParams
-from tests.ranks import on_ranks
+from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 SAME = {
@@ -36,11 +35,9 @@ OTHER = {
 PERCEIVER = "perceiver.*"
 
 
-def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
+def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[str, str]:
     """Every run of this file that takes two ranks. Returns what failed."""
-    rank, ports = dist.get_rank(), iter(ports)
-    dist.destroy_process_group()
-    failed = {}
+    ports, failed = iter(ports), {}
 
     def go(name: str, params: RunParams, *, after: Path | None = None, step: int = 2, ranks: int = 2) -> Path:
         run = Path(folder, name)
@@ -72,7 +69,6 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
     frozen = go("frozen", less.change(**{"train.save_every": 1}), after=whole)
     go("thawed", base, after=frozen, step=3)
     go("whole", base.change(**{"train.save_frozen": True, "train.steps": 2}))
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     return failed
 
 
@@ -80,7 +76,7 @@ def runs_of_two_ranks(folder: str, ports: list[int]) -> dict[str, str]:
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     tiny_run(folder)
-    failed = on_ranks(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(30)])
+    failed = in_processes(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(30)])
     assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
     return folder
 

@@ -6,6 +6,7 @@ B batch, L tokens, T pictures or sounds of a sample, N tokens of each, D width.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class MediaOutput(ModelOutput):
     """(B, T, F, P, D): what the vision encoder made of P patches, with `features_only`."""
 
 
-class MediaModel(GenerationMixin, nn.Module):
+class MediaModel(GenerationMixin, nn.Module, ABC):
     """A language model that is given pictures or sounds as well as text."""
 
     main_input_name = "input_ids"
@@ -63,25 +64,25 @@ class MediaModel(GenerationMixin, nn.Module):
         except AttributeError:  # transformers' generate asks much: device, dtype, config, generation_config, ...
             return getattr(super().__getattr__("language_model"), name)
 
+    @abstractmethod
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What the encoders make of the media, by key: (B, T, F, P, D) of pictures. Raises ValueError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _encode(self, features: dict[str, torch.Tensor]) -> Any:
         """Media tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _time(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(B, L): how many placeholders there are up to each token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check(self, input_ids: torch.Tensor, media_tokens: Any) -> None:
         """Raise ValueError where the placeholders in input_ids are not those of the media."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _decode(self, input_ids: torch.Tensor, media_tokens: Any, media_time: torch.Tensor, **kwargs: Any) -> Any:
         """The language model's output."""
-        raise NotImplementedError
 
     def forward(
         self,

@@ -5,11 +5,10 @@ import traceback
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from mmfsdp import checkpoint, runs, train
 from mmfsdp.evaluate import caption_held_out
-from tests.ranks import on_ranks
+from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 WHISPER = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "num_mel_bins": 8}
@@ -27,10 +26,8 @@ RUNS = {
 }
 
 
-def two_rank_runs(folder: str, ports: list[int]) -> dict[str, str]:
+def two_rank_runs(rank: int, _: str, folder: str, ports: list[int]) -> dict[str, str]:
     """Train each. Returns what failed."""
-    rank = dist.get_rank()
-    dist.destroy_process_group()
     failed = {}
     for name, port in zip(RUNS, ports, strict=True):
         try:
@@ -38,7 +35,6 @@ def two_rank_runs(folder: str, ports: list[int]) -> dict[str, str]:
             train.run(Path(folder, name))
         except Exception:
             failed[name] = traceback.format_exc()
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
     return failed
 
 
@@ -48,7 +44,7 @@ def folder(tmp_path_factory):
     for name, changes in RUNS.items():
         (folder / name).mkdir()
         tiny_run(folder).change(**MULTIMODAL, **changes).to_yaml(folder / name / "params.yaml")
-    failed = on_ranks(two_rank_runs, 2, str(folder), [free_port() for _ in RUNS])
+    failed = in_processes(two_rank_runs, 2, str(folder), [free_port() for _ in RUNS])
     assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
     return folder
 

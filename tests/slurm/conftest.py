@@ -1,5 +1,6 @@
 """One Slurm for all tests in this folder that ask for it, and runs on it."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,30 +13,31 @@ from tests.slurm.cluster import Cluster, missing
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.fixture(scope="session")
-def slurm():
+@contextmanager
+def started(**kind):
     """A Slurm with two nodes; skips where it is not installed."""
     if reason := missing():
         pytest.skip(reason)
-    cluster = Cluster()
+    cluster = Cluster(**kind)
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """The Slurm that the tests share."""
+    with started() as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def accounted(monkeypatch):
+def accounted():
     """A Slurm of its own, with accounting."""
-    if reason := missing():
-        pytest.skip(reason)
-    cluster = Cluster(accounting=True)
-    try:
-        cluster.start()
+    with started(accounting=True) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
