@@ -22,6 +22,20 @@ def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
 
+def pytest_collection_modifyitems(items):
+    """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use."""
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Where all tests keep pretrained backbones, so that they are pretrained once: not in the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "MMFSDP_CACHE" not in os.environ:
+            patch.setenv("MMFSDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def finished_run(tmp_path):
     """A run folder as the ranks leave it, written by the package's own writers; its texts are hostile."""

@@ -15,7 +15,7 @@ COMMAND = ["run", "--config", "tiny", "--launch.name", "demo", "--launch.replace
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    env = {**os.environ, "MMFSDP_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     env.pop("OMP_NUM_THREADS", None)
     command = [str(Path(sys.executable).parent / "mmfsdp"), *COMMAND]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500)

@@ -47,7 +47,7 @@ def test_choose_plan_launch_watch_caption(lab):
         run_cell(page, "launcher")
         page.locator("button.jupyter-button", has_text="Launch").click()
         log = page.locator(".mm-log")
-        expect(log).to_contain_text("step 1/60", timeout=300_000)  # the first time, backbones are pretrained
+        expect(log).to_contain_text("step 1/60", timeout=300_000)  # alone, this test pretrains backbones
         expect(page.locator("svg", has_text="at first").first).to_be_visible()
         log.scroll_into_view_if_needed()
         shot(page, "running")
