@@ -12,12 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from mmfsdp import train
 from mmfsdp.checkpoint import folder as checkpoint_folder
 from mmfsdp.train import job, loop
 
+GROUPS = Path("/sys/fs/cgroup/memory") if os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK) else None
+"""Where control groups of memory can be made, if they can."""
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -38,10 +41,27 @@ def hangs() -> None:
 
 
 def memoryless() -> None:
-    """No memory beyond what is used."""
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """More and more memory, until torch gets no more."""
+    size = psutil.Process().memory_info().vms + (1 << 28)
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    torch.zeros(1 << 34)
+    hoard()
+
+
+def overcommitted() -> None:
+    """More and more memory, until the kernel kills. Where no control group can be made, as if it had."""
+    if GROUPS:
+        group = GROUPS / f"mmfsdp-{Path.cwd().parent.parent.name}"
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(1 << 28))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        hoard()
+    killed()
+
+
+def hoard() -> None:
+    held = []
+    while True:
+        held.append(torch.ones(1 << 22))
 
 
 def barred() -> None:

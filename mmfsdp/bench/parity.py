@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..checkpoint import count_changed, frozen_checksums
@@ -23,9 +28,10 @@ from ..data import Batch
 from ..freeze import freeze
 from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
 from ..params import BackboneParams, BackboneSource, Backend, FSDPParams, ModelParams, TrainParams
+from ..plan import WrapPlan, make_plan
 from ..step import build_optimizer, train_step
 from ..train.job import quiet
-from ..wrap import plan_of, wrap_fsdp
+from ..wrap import apply_plan, make_mesh
 
 TOLERANCE = 1e-4
 """Largest relative difference of a loss, a norm or the final weights (as one vector) in fp32."""
@@ -62,32 +68,50 @@ class Case:
         return " ".join(how + ["clipped"] * bool(self.clip) + ["recomputed"] * (self.checkpointing != "none"))
 
 
-def cases(ranks: int) -> Iterator[Case]:
-    """Every case that so many ranks can run."""
+def cases(ranks: int, *, product_of_all: bool = False) -> Iterator[Case]:
+    """The cases that so many ranks can run: each wrapper, strategy and policy with each pair of accumulation, clipping
+    and checkpointing, in four cases that take turns; or all eight."""
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP"] + ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] * (ranks % 2 == 0 < ranks - 2)
     ways = [("DDP", "FULL_SHARD", "SHARD"), ("FSDP1", "NO_SHARD", "SHARD"), ("FSDP2", "NO_SHARD", "SHARD")]
     ways += [*product(("FSDP1", "FSDP2"), strategies, POLICIES), *product(("FSDP2",), strategies, ("AUTO",))]
-    for model, way, accumulation, clip, recomputed in product(MODELS, ways, (1, 2), (None, CLIP), ("none", "all")):
-        yield Case(*way, accumulation, clip, recomputed, model)
+    for turn, (model, way) in enumerate(product(MODELS, ways)):
+        for accumulation, clip, recomputed in product((1, 2), (None, CLIP), ("none", "all")):
+            if product_of_all or (turn + accumulation + bool(clip) + (recomputed == "all")) % 2:
+                yield Case(*way, accumulation, clip, recomputed, model)
 
 
-def bench_parity(*, ranks: tuple[int, ...] = (2, 4), every: int = 1) -> list[dict[str, Any]]:
+def bench_parity(
+    *,
+    ranks: tuple[int, ...] = (2, 4),
+    every: int = 1,
+    product_of_all: bool = False,
+    rows: Path = Path("bench_parity.jsonl"),
+    go_on: bool = False,
+) -> list[dict[str, Any]]:
     """Train every case for three steps beside one process. One row a case: the largest relative differences of loss,
     norm and final weights; frozen parameters changed; rows of new tokens changed; bytes of optimizer states on all
     ranks; how many the last two should be; whether all that is as it must be. every: only each n-th case, for a quick
-    look."""
+    look. rows: the file that they are added to as they come; what it held goes, but with go_on, which leaves out the
+    cases that it has."""
+    if not go_on:
+        rows.write_text("")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
     for count in ranks:
-        chosen = list(cases(count))[::every]
+        done = {row["case"] for row in _read(rows) if row["ranks"] == count}
+        chosen = [case for case in list(cases(count, product_of_all=product_of_all))[::every] if str(case) not in done]
+        if not chosen:
+            continue
         keys = {(case.model, case.accumulation, case.clip) for case in chosen}
         alone = {key: one_process(count, *key) for key in keys}
         with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(_rank, (count, folder, chosen, alone), nprocs=count, start_method="spawn")
-            rows += json.loads(Path(folder, "rows.json").read_text())
+            mp.start_processes(_rank, (count, folder, chosen, alone, rows), nprocs=count, start_method="spawn")
     torch.set_num_threads(threads)
-    return rows
+    return [row for row in _read(rows) if row["ranks"] in ranks]
+
+
+def _read(rows: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in rows.read_text().splitlines()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -120,30 +144,47 @@ class Training:
 
 def one_process(ranks: int, model: str, accumulation: int, clip: float | None) -> Training:
     """The batches of all ranks, in this process."""
-    return _train(MODELS[model](), list(range(ranks)), accumulation, clip)
+    whole, start = _built(model)
+    return _train(copy.deepcopy(whole), start, list(range(ranks)), accumulation, clip)
 
 
-def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tuple, Training]) -> None:
+@cache
+def _built(model: str) -> tuple[Flamingo | MultimodalModel, dict[str, torch.Tensor]]:
+    """A model, to be copied, and what trains of it."""
+    whole = MODELS[model]()
+    return whole, _whole(whole)
+
+
+def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tuple, Training], rows: Path) -> None:
     quiet()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
     try:
-        rows = [_compare(case, ranks, alone[case.model, case.accumulation, case.clip]) for case in chosen]
-        if rank == 0:
-            Path(folder, "rows.json").write_text(json.dumps(rows))
+        meshes: dict[tuple[int, int], DeviceMesh] = {}
+        for i, case in enumerate(chosen, 1):
+            start = time.perf_counter()
+            row = _compare(case, ranks, meshes, alone[case.model, case.accumulation, case.clip])
+            if rank == 0:
+                with rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                told = "" if row["ok"] else "differs, "
+                print(
+                    f"{i}/{len(chosen)} {ranks} ranks {case}: {told}{time.perf_counter() - start:.1f} s",
+                    file=sys.stderr,
+                )
     finally:
         dist.destroy_process_group()
 
 
-def _compare(case: Case, ranks: int, alone: Training) -> dict[str, Any]:
-    model = wrap_fsdp(MODELS[case.model](), case.params(ranks))
+def _compare(case: Case, ranks: int, meshes: dict[tuple[int, int], DeviceMesh], alone: Training) -> dict[str, Any]:
+    whole, start = _built(case.model)
+    plan = make_plan(whole, case.params(ranks), world_size=ranks)
+    model = apply_plan(copy.deepcopy(whole), plan, mesh=_mesh(plan, meshes))
     before = frozen_checksums(model)
-    done = _train(model, [dist.get_rank()], case.accumulation, case.clip)
+    done = _train(model, start, [dist.get_rank()], case.accumulation, case.clip)
     held = torch.tensor(done.state_bytes)
     dist.all_reduce(held)
-    plan = plan_of(model)
-    assert plan is not None
     copies = ranks if plan.backend is Backend.DDP else plan.replicate
     row: dict[str, Any] = asdict(case) | {
         "case": str(case),
@@ -161,11 +202,21 @@ def _compare(case: Case, ranks: int, alone: Training) -> dict[str, Any]:
     return row | {"ok": near and all(row[key] == row[f"{key}_due"] for key in ("new_rows", "state_bytes"))}
 
 
-def _train(model: nn.Module, shares: list[int], accumulation: int, clip: float | None) -> Training:
-    """Three steps over the batches of the ranks in `shares`."""
+def _mesh(plan: WrapPlan, meshes: dict[tuple[int, int], DeviceMesh]) -> DeviceMesh:
+    """One a shape: its groups' threads stay to the end of the process."""
+    shape = (1, plan.world_size) if plan.backend is Backend.DDP else (plan.replicate, plan.shard)
+    if shape not in meshes:
+        meshes[shape] = make_mesh(plan, torch.device("cpu"))
+    return meshes[shape]
+
+
+def _train(
+    model: nn.Module, before: dict[str, torch.Tensor], shares: list[int], accumulation: int, clip: float | None
+) -> Training:
+    """Three steps over the batches of the ranks in `shares`. before: what trains, as it was."""
     optimizer, schedule = build_optimizer(model, TRAIN)
     model.train()
-    before, losses, norms = _whole(model), [], []
+    losses, norms = [], []
     for step in range(STEPS):
         batches = [small_batch(model, seed=100 * step + 10 * i + rank) for rank in shares for i in range(accumulation)]
         row = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=clip)

@@ -20,7 +20,8 @@ import psutil
 import submitit
 
 from ..runs import NOTICE, RESERVE, RunRecord, Status, last_row, note, write_json
-from ..runs.state import failure_of, last_log_lines, rank_word
+from ..runs.processes import oom_kills
+from ..runs.state import LESS_MEMORY, failure_of, last_log_lines, rank_word
 from .job import VISIBLE, run_rank
 from .silence import Silence
 
@@ -95,7 +96,7 @@ class _Watch:
 
     def _life(self) -> Verdict:
         """Start the ranks and watch them until all have ended, or one has failed."""
-        self.ranks = {}
+        self.ranks, self.oom_kills = {}, oom_kills()
         self.job = submit_local(self.folder, self.record)
         self.say(status=Status.STARTING, job=self.job.job_id)
         silence = Silence(self.folder, self.record)
@@ -158,6 +159,8 @@ class _Watch:
             rank = min(silent)
             text = last_log_lines(self.folder, rank) or (self.folder / "logs" / "supervisor.log").read_text()[-4000:]
             reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash"
+            if oom_kills() > self.oom_kills:
+                reason += f"; the kernel has just killed for want of memory{LESS_MEMORY}"
             reason += "".join(f"; then {failure_of(word)['reason']}" for word in failed[:1])
             return {"status": Status.FAILED, "reason": reason, "rank": rank, "traceback": text}
         return {"status": Status.FAILED, **failure_of(failed[0]), "time": failed[0]["time"]}

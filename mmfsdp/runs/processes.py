@@ -16,6 +16,15 @@ RUN_VARIABLE = "MMFSDP_RUN"
 """Environment variable that marks every process of a run, with the identity of the run as its value."""
 
 
+def oom_kills() -> int:
+    """Processes that this machine's kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
 def process_start(pid: int) -> float | None:
     """When a process started (unix seconds), or None if it is gone or only waits to be buried."""
     try:

@@ -227,12 +227,20 @@ def rank_word(folder: Path, rank: int) -> dict[str, Any]:
     return read_json(folder / "logs" / f"rank{rank}.json") or {}
 
 
+NO_MEMORY = "MemoryError|can't allocate memory|bad_alloc"
+"""In what Python and torch say, on CPU and GPU, when memory is short."""
+LESS_MEMORY = (
+    "; to need less memory, lower train.batch_size and raise train.accumulation, or set fsdp.activation_checkpointing"
+)
+
+
 def failure_of(word: dict[str, Any]) -> dict[str, Any]:
     """The part of a verdict that names the failed rank."""
-    rank = word.get("rank")
+    rank, error = word.get("rank"), word.get("error", "failed")
+    advice = LESS_MEMORY if re.search(NO_MEMORY, error) else ""
     return {
         "rank": rank,
-        "reason": f"rank {rank}: {word.get('error', 'failed')}",
+        "reason": f"rank {rank}: {error}{advice}",
         "traceback": word.get("traceback", ""),
     }
 
