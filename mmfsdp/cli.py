@@ -19,7 +19,8 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
 
   mmfsdp plan   [--config C] [flags]   print who shares a shard with whom, and what a step will hold and send; with
                                        --machine NAME seconds and every mesh, with --world-size N on so many ranks
-  mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report
+  mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report; with --profile a
+                                       trace of three steps for Perfetto, and how long they wait for communication
   mmfsdp launch [--config C] [flags]   start the ranks and return at once; --dry-run shows what sbatch would get
   mmfsdp runs   [FOLDER ...]           all runs: state, step, loss, age, where
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
@@ -70,6 +71,9 @@ def parse(command: str, argv: list[str], *, default: RunParams | None = None) ->
     import yaml
 
     default = default or RunParams()
+    if "--profile" in argv:
+        place = argv.index("--profile")
+        argv[place : place + 1] = ["--train.profile", "3"]
     if argv and argv[0].split("=")[0] == "--config":
         name, *value = argv.pop(0).split("=", 1)
         if not value and not argv:

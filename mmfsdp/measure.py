@@ -130,12 +130,12 @@ def cpu_memory() -> Iterator[CpuMemory]:
     was, flag.value = flag.value, True  # else what gloo's threads free, last of its owners, is counted for ever
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     try:
-        with _silent():
+        with silent():
             profiler.start()
         try:
             yield found
         finally:
-            with _silent():
+            with silent():
                 profiler.stop()
     finally:
         flag.value = was
@@ -148,7 +148,7 @@ def cpu_memory() -> Iterator[CpuMemory]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """The profiler's own chatter about starting, stopping and GPUs goes to file descriptor 2: not to people."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

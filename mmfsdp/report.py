@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from . import runs
-from .plots import History, bars, charts, plan_picture
+from .plots import History, bars, charts, plan_picture, timeline
 from .style import STYLE
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def report_html(folder: str | Path) -> str:
         ("What the data lacked", lacked(result)),
         ("The way it went", charts(history, total=total, predicted=levels(cost), marks=runs.marks(folder))),
         ("Predicted beside measured", compared(cost, result, rows)),
+        ("Where the seconds go", seconds_of(folder, rows)),
         ("The plan", plan_html(plan, cost) if plan else ""),
         ("Parameters", _folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),
     ]
@@ -151,6 +152,20 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
         lines.append([f"tensors of a rank, at most, in {cost['peak_when']}", "", "", cost["peak_bytes"], "", ""])
     head = ["", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     return picture + table(head, lines)
+
+
+def seconds_of(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How the run started, and where a profile is: compute and communication of a step."""
+    parts: dict[str, float] = next((row["startup"] for row in rows if isinstance(row.get("startup"), dict)), {})
+    split = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items() if seconds >= 0.05)
+    html = f"<p>From launch to the first step: {sum(parts.values()):.1f} s ({escape(split)}).</p>" if parts else ""
+    for path in sorted((folder / "profile").glob("rank*.json")):
+        if found := runs.read_json(path):
+            spent = {"compute": "compute_s", "communication": "communication_s", "nothing beside that": "exposed_s"}
+            words = ", ".join(f"{name} {found[key]:.3g} s" for name, key in spent.items())
+            title = f"{path.stem} on {found['host']}: a step of {found['seconds']:.3g} s; {words}"
+            html += timeline(found["lanes"], seconds=found["seconds"], title=title)
+    return html
 
 
 def _apart(predicted: int, measured: int | None) -> str:

@@ -26,11 +26,11 @@ from .scaler import Scaler
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step, over all ranks. Reading a figure that is still on a GPU waits for it; holding does not."""
+    """One optimizer step, over all ranks. Reading a figure waits for the step's end on a GPU; holding does not."""
 
     figures: torch.Tensor
-    """(5 + sources,) float64 on the model's device: loss, gradient norm before clipping, label tokens, samples, ranks
-    that were asked to make room, and the loss of each source; with a scaler, its scale after them."""
+    """(5 + sources,) float64 on the CPU: loss, gradient norm before clipping, label tokens, samples, ranks that were
+    asked to make room, and the loss of each source; with a scaler, its scale after them."""
     sources: tuple[str, ...]
     """Where in the parameters the sources of the step's batches stand."""
     lr: float
@@ -38,10 +38,14 @@ class StepMetrics:
     backward_s: float
     optimizer_s: float
     """Seconds of this rank's host; on a GPU work goes on after them."""
+    arrived: torch.cuda.Event | None = None
+    """When the figures have come from a GPU."""
     _read: list[float] = field(default_factory=list, repr=False)
 
     def _figure(self, place: int) -> float:
         if not self._read:
+            if self.arrived is not None:
+                self.arrived.synchronize()
             self._read.extend(self.figures.tolist())
         return self._read[place]
 
@@ -167,9 +171,9 @@ def train_step(
     weights = {batch.source: batch.weight for batch in micro_batches}
     places = [list(weights).index(batch.source) for batch in micro_batches]
     counts = [sum(n for n, place in zip(local, places, strict=True) if place == i) for i in range(len(weights))]
-    counted = _sum_over_ranks([*counts, sum(batch.size for batch in micro_batches)], device)
+    counted = _sum_over_ranks(_on(device, [*counts, sum(batch.size for batch in micro_batches)]))
     tokens, samples = counted[:-1], counted[-1]
-    per_token = tokens.new_tensor(list(weights.values())) / tokens.clamp(min=1)
+    per_token = _on(device, list(weights.values())) / tokens.clamp(min=1)
     sums = torch.zeros_like(tokens)
     for i, batch in enumerate(micro_batches):
         with _accumulating(model, last=i == len(micro_batches) - 1):
@@ -193,9 +197,24 @@ def train_step(
     figures = torch.cat([torch.stack([loss, norm, tokens.sum(), samples, making_room]), sums / tokens.clamp(min=1)])
     if scaler:
         figures = torch.cat([figures, scale.double()[None]])
-    return StepMetrics(
-        figures, tuple(weights), lr, clock.spent["forward"], clock.spent["backward"], clock.spent["optimizer"]
-    )
+    spent = clock.spent["forward"], clock.spent["backward"], clock.spent["optimizer"]
+    here, arrived = _sent_home(figures)
+    return StepMetrics(here, tuple(weights), lr, *spent, arrived)
+
+
+def _sent_home(figures: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """(figures on the CPU, when they are there): behind this step's work and before the next one's."""
+    if figures.device.type != "cuda":
+        return figures, None
+    here = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True).copy_(figures, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return here, arrived
+
+
+def _on(device: torch.device, values: Sequence[float]) -> torch.Tensor:
+    """Plain numbers on the device, float64; nobody waits for them."""
+    return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
 
 
 class _Clock:
@@ -253,7 +272,7 @@ def _global_sums_and_norm(model: nn.Module, sums: torch.Tensor, asked: bool) -> 
     for copies, grads in squares.items():
         norms = torch.stack(torch._foreach_norm(grads)).to(device=sums.device, dtype=torch.float64)
         total += norms.square().sum() / copies
-    summed = _sum_over_ranks(torch.cat([sums, total[None], sums.new_tensor([float(asked)])]), sums.device)
+    summed = _sum_over_ranks(torch.cat([sums, total[None], _on(sums.device, [asked])]))
     return summed[:-2], summed[-2].sqrt(), summed[-1]
 
 
@@ -343,9 +362,8 @@ def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _sum_over_ranks(values: Any, device: torch.device) -> torch.Tensor:
-    """The sum over all ranks, float64."""
-    total = torch.as_tensor(values, dtype=torch.float64, device=device)
+def _sum_over_ranks(total: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks, in place."""
     if _world_size() > 1:
         dist.all_reduce(total)
     return total

@@ -53,6 +53,7 @@ def batches(
             batch_size=None,
             num_workers=one.workers,
             multiprocessing_context="spawn" if one.workers else None,  # a fork would copy gloo's and CUDA's threads
+            pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # leaves the global random state, which checkpoints hold, alone
         )
         streams.append((loader, place, Lacks(one.path or str(one.source), dict(source.skipped))))
@@ -66,6 +67,10 @@ class Delivery:
     batch: Batch
     skipped: dict[str, str]
     cut: int
+
+    def pin_memory(self) -> Delivery:
+        """Asked for by torch's DataLoader."""
+        return replace(self, batch=self.batch.pin_memory())
 
 
 @dataclass

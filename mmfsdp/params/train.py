@@ -56,6 +56,10 @@ class TrainParams:
     eval_samples: int = 200
     """New pictures that are captioned after training, per split; a count. Default 200."""
 
+    profile: int = 0
+    """Steps that torch's profiler records, after two: a trace of each rank that opens in Perfetto, and in the report
+    how long training waits for communication; a count. Default 0: none."""
+
     seed: int = 0
     """Seeds new weights, data order and augmentation. Default 0."""
 
@@ -66,7 +70,7 @@ class TrainParams:
         coerce(self)
         at_least(self, 1, "steps", "batch_size", "accumulation", "save_every", "keep_last", "eval_samples")
         at_least(self, 1, "max_skipped")
-        at_least(self, 0, "warmup_steps", "weight_decay", "seed")
+        at_least(self, 0, "warmup_steps", "weight_decay", "seed", "profile")
         need(self.lr > 0, "lr", f"{self.lr} must be above 0")
         need(
             self.max_grad_norm is None or self.max_grad_norm > 0,

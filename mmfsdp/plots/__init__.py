@@ -4,6 +4,7 @@ from .bars import bars, compared
 from .curves import History, Metric, Series, chart, charts, figure
 from .memory import memory_bar
 from .plan import plan_picture
+from .timeline import timeline
 
 __all__ = [
     "History",
@@ -16,4 +17,5 @@ __all__ = [
     "figure",
     "memory_bar",
     "plan_picture",
+    "timeline",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,19 @@ class Beat:
         path = beat_path(folder, rank)
         path.parent.mkdir(exist_ok=True)
         self._file = open(path, "wb", buffering=0)
+        self.marks: list[tuple[str, float]] | None = []
+        """What was said and when (unix seconds), until `started` is called: how a run began."""
 
     def __call__(self, doing: str) -> None:
         """Say what comes now, such as `step 5 compute`."""
+        if self.marks is not None:
+            self.marks.append((doing, time.time()))
         os.pwrite(self._file.fileno(), f"{doing:<40}\n".encode(), 0)
+
+    def started(self) -> list[tuple[str, float]]:
+        """What was said until now; nothing more is kept."""
+        marks, self.marks = self.marks or [], None
+        return marks
 
 
 def beat_path(folder: PathLike, rank: int) -> Path:

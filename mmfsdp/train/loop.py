@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import nn
 
 from .. import runs
@@ -18,11 +17,14 @@ from ..data.loader import batches, sum_up
 from ..data.processor import Processor
 from ..features import FeatureCache
 from ..measure import Collectives, Counted, memory_bytes
-from ..params import RunParams, TrainParams
+from ..params import RunParams
 from ..plan.lint import lint_media
 from ..plan.units import stop_at_errors
-from ..step import StepMetrics, build_optimizer, build_scaler, train_step
+from ..step import build_optimizer, build_scaler, train_step
 from .place import Place
+from .profile import profiled
+from .record import Record
+from .startup import startup
 
 
 def train(
@@ -57,13 +59,13 @@ def train(
         seed=settings.seed,
         start=place.samples // (world * settings.batch_size),
     )
-    metrics = runs.MetricsWriter(folder, rank, after=place.step)
     sent = runs.last_row(folder, rank).get("wire_bytes", 0)
+    begins: dict[str, Any] = {"resumed_from": place.step} if place.step else {}
+    record = Record(folder, settings, device, place, runs.MetricsWriter(folder, rank, after=place.step), begins)
     wire: list[Counted] = []
     media: set[str] | None = None
-    mark = {"resumed_from": place.step} if place.step else {}
     model.train()
-    with Collectives() as collectives:
+    with Collectives() as collectives, profiled(folder, settings, device) as stepped:
         while place.step < settings.steps:
             step = place.step + 1
             beat(f"step {step} data")
@@ -88,25 +90,20 @@ def train(
             )
             wire = collectives.rows()
             sent = sum(w.wire_bytes for w in wire)
-            step_s = time.perf_counter() - start
-            place.passed(samples=world * settings.batch_size * settings.accumulation, skipped=row.skipped)
-            metrics.write(
-                {"step": step, "time": time.time(), **row.to_dict(), "data_s": data_s, "step_s": step_s}
-                | {"samples_per_s": row.samples / step_s, "tokens_per_s": row.tokens / step_s}
-                | {"memory_bytes": memory_bytes(device), "wire_bytes": sent, "skipped_steps": place.skipped}
-                | mark
-            )
-            mark = {}
-            if rank == 0:
-                report(row, step, settings, step_s)
-            if place.skipped_in_a_row >= settings.max_skipped:
-                raise RuntimeError(give_up(folder, micro_batches, place.skipped_in_a_row, step))
-            preempted = row.asked and step < settings.steps
-            if preempted or step == settings.steps or (settings.save_every and step % settings.save_every == 0):
+            place.passed(samples=world * settings.batch_size * settings.accumulation)
+            if beat.marks:
+                record.more["startup"] = startup(folder, beat)
+            figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent}
+            record.add(row, micro_batches, memory_bytes=memory_bytes(device), **figures)
+            stepped()
+            last = step == settings.steps
+            save = record.asked or last or bool(settings.save_every and step % settings.save_every == 0)
+            if save:
+                record.settle()
                 beat(f"step {step} save")
                 place.save(folder, params, model, optimizer, schedule, frozen, scaler)
-            place.settle(wait=preempted or step == settings.steps)
-            if preempted:
+            place.settle(wait=record.asked or last)
+            if record.asked and not last:
                 make_room(folder, step)
     if features is not None:
         print(f"vision features of {features.cached} pictures from the cache, {features.encoded} encoded")
@@ -128,14 +125,6 @@ def check_media(batches: list[Batch], wanted: set[str] | None) -> set[str]:
     return wanted
 
 
-def report(row: StepMetrics, step: int, settings: TrainParams, seconds: float) -> None:
-    """A line in rank 0's log at the first, the last and forty steps between, and at each that is skipped."""
-    if row.skipped:
-        print(f"step {step}/{settings.steps}  skipped: loss {row.loss:.4g}, grad norm {row.grad_norm:.4g}")
-    elif step == 1 or step % max(1, settings.steps // 40) == 0 or step == settings.steps:
-        print(f"step {step}/{settings.steps}  loss {row.loss:.4f}  grad norm {row.grad_norm:.3f}  {seconds:.3f} s")
-
-
 def make_room(folder: Path, step: int) -> NoReturn:
     """Leave word that the run was asked to make room, and has saved."""
     if dist.get_rank() == 0:
@@ -143,20 +132,3 @@ def make_room(folder: Path, step: int) -> NoReturn:
         print(text)
         runs.note(folder, "preempted", step=step, text=text)
     raise runs.Preempted(step)
-
-
-def give_up(folder: Path, micro_batches: list[Batch], skipped: int, step: int) -> str:
-    """Keep this rank's batches of a step for a look, and say why the run stops."""
-    tensors: dict[str, torch.Tensor] = {}
-    for i, batch in enumerate(micro_batches):
-        named = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
-        tensors |= {f"{i}.{name}": t.cpu() for name, t in (named | batch.media).items() if t is not None}
-    kept = folder / "bad_batch" / f"rank{dist.get_rank()}.safetensors"
-    kept.parent.mkdir(exist_ok=True)
-    save_file(tensors, kept)
-    dist.barrier()  # for all to have kept theirs before the first that raises stops the others
-    return (
-        f"train.max_skipped: loss or gradient was not finite in {skipped} steps in a row, up to step {step}; they "
-        f"changed no weights. Lower train.lr, or use bf16, not fp16; or look at the last batch of each rank: "
-        f"safetensors.torch.load_file({str(kept)!r}) gives its tensors by micro-batch and name"
-    )

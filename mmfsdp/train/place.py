@@ -72,10 +72,13 @@ class Place:
                 print(f"{again} samples are seen again: {place.samples} are no whole number of steps of so many ranks")
         return place
 
-    def passed(self, *, samples: int, skipped: bool) -> None:
+    def passed(self, *, samples: int) -> None:
         """One step more."""
         self.step += 1
         self.samples += samples
+
+    def judge(self, *, skipped: bool) -> None:
+        """Whether that step changed any weights."""
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
 

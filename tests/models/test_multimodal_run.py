@@ -1,5 +1,6 @@
 """Runs of multimodal models on two ranks, from parameters to captions."""
 
+import gzip
 import json
 import traceback
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from mmfsdp import checkpoint, runs, train
 from mmfsdp.evaluate import caption_held_out
+from mmfsdp.report import report_html
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
@@ -16,7 +18,7 @@ WHISPER |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "decoder_layers": 
 WHISPER |= {"decoder_ffn_dim": 8, "vocab_size": 60, "pad_token_id": 0}
 MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples": 2}
 RUNS = {
-    "stage 1": {},
+    "stage 1": {"train.profile": 1},
     "stage 2": {"model.freeze": ["llava_stage2"], "fsdp.backend": "FSDP1", "model.projector": "linear"},
     "lora and audio": {
         "model.lora_rank": 2,
@@ -66,3 +68,19 @@ def test_it_trains_sends_what_was_predicted_and_captions(folder, name):
     assert checkpoint.latest(run / "checkpoints").name == "step_00000003"
     captions = caption_held_out(run)["captions"]
     assert captions and all(isinstance(row["caption"], str) for row in captions)
+
+
+def test_the_first_row_tells_how_the_run_began_and_a_profile_what_ran_beside_what(folder):
+    for rank in range(2):
+        first, *others = runs.read_metrics(folder / "stage 1", rank)[0]
+        assert first["startup"]["model and plan"] > 0 and first["startup"]["the first step"] > 0
+        assert not any("startup" in row for row in others)
+        found = runs.read_json(folder / f"stage 1/profile/rank{rank}.json")
+        assert found["steps"] == 1 and {"compute", "all-gather", "all-reduce"} <= set(found["lanes"])
+        assert 0 < found["exposed_s"] <= found["communication_s"] < found["seconds"]
+        assert found["compute_s"] + found["exposed_s"] <= found["seconds"]
+        with gzip.open(folder / f"stage 1/profile/rank{rank}.json.gz") as file:
+            assert any(event.get("name") == "gloo:all_gather" for event in json.load(file)["traceEvents"])
+    assert not (folder / "stage 2" / "profile").exists()
+    page = report_html(folder / "stage 1")
+    assert "From launch to the first step" in page and page.count("nothing beside that") >= 2
