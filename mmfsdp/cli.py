@@ -131,21 +131,18 @@ def _taken(argv: list[str], flag: str) -> str | None:
 def print_times(params: RunParams, machine: str) -> None:
     """How long a step takes on one of estimate's machines, the cluster profile's figures first, and every mesh."""
     from .estimate import machine_of, mesh_table, meshes, step_time
-    from .estimate.times import seconds
     from .params import Backend
     from .params.cluster import read_cluster
     from .preview import preview
 
     plan, _ = preview(params)
-    tokens = params.train.batch_size * params.data.max_length
     profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
     given = machine_of(machine, profile)
-    times = step_time(plan, params.train, machine=given, tokens=tokens)
-    parts = {name: seconds(getattr(times, name)) for name in ("compute", "memory", "network")}
-    print(f"a step of {tokens:,} tokens a rank on {machine}: {seconds(times.overlapped)}, bound by {times.bound}")
-    print(f"  {', '.join(f'{k} {v}' for k, v in parts.items())}; {seconds(times.serial)} if nothing overlaps")
+    if plan.refused:
+        return
+    print(step_time(plan, params.train, machine=given))
     if plan.backend is not Backend.DDP and plan.world_size > 1:
-        print(mesh_table(meshes(plan, params.train, machine=given, tokens=tokens), given))
+        print(mesh_table(meshes(plan, params.train, machine=given), given))
 
 
 def print_plan(params: RunParams) -> WrapPlan:

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from .build import build_model
-from .estimate import Estimate, estimate
+from .estimate import Estimate, Machine, estimate
 from .freeze import freeze
 from .params import ModelParams, RunParams
 from .plan import WrapPlan, make_plan, with_moments
+from .plan.activity import Recorded, recorded_alike
+
+KEPT = 32
+"""Examples whose moments are kept: they take a hundred times as long as all else."""
+_examples: OrderedDict[Hashable, Recorded] = OrderedDict()
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
     """The plan of a run and its cost per rank. Needs no weights, no process group and no GPU."""
-    return plan_for(frozen_model(params.model), params)
+    return list(previews(params))[-1]
+
+
+def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
+    """The same; where its activations are not known yet, first without, then with.
+
+    The newest models and examples are kept, since other choices change more often.
+    """
+    key = json.dumps(params.to_dict()["model"])
+    model = _kept_model(key)
+    plan = plan_of(model, params)
+    alike = key, params.train.batch_size, params.data.max_length, recorded_alike(plan)
+    if alike not in _examples:
+        yield plan, cost_of(plan, params)
+        if plan.refused:
+            return
+        found = with_moments(model, plan, example_of(model, params))
+        _examples[alike] = Recorded(*(getattr(found, name) for name in Recorded._fields))
+        if len(_examples) > KEPT:
+            _examples.popitem(last=False)
+    plan = replace(plan, **_examples[alike]._asdict())
+    yield plan, cost_of(plan, params)
+
+
+@lru_cache(maxsize=2)
+def _kept_model(model: str) -> nn.Module:
+    return frozen_model(RunParams.from_dict({"model": json.loads(model)}).model)
+
+
+def findings_of(params: RunParams) -> WrapPlan:
+    """The plan with what the lint says, at once: its activations are not counted."""
+    return next(previews(params))[0]
 
 
 def frozen_model(params: ModelParams) -> nn.Module:
@@ -29,7 +70,7 @@ def frozen_model(params: ModelParams) -> nn.Module:
 def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:
     """The plan of a model that is frozen already, and its cost per rank."""
     plan = plan_of(model, params)
-    if not any(f.level == "error" for f in plan.lint):
+    if not plan.refused:
         plan = with_moments(model, plan, example_of(model, params))
     return plan, cost_of(plan, params)
 
@@ -39,9 +80,9 @@ def plan_of(model: nn.Module, params: RunParams) -> WrapPlan:
     return make_plan(model, params.fsdp, world_size=params.launch.ranks)
 
 
-def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
-    """What a run's plan costs each rank."""
-    return estimate(plan, params.train, sources=len(params.data.sources()))
+def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None = None) -> Estimate:
+    """What a run's plan costs each rank; on a machine, with the time of a step."""
+    return estimate(plan, params.train, sources=len(params.data.sources()), machine=machine)
 
 
 def example_of(model: nn.Module, params: RunParams) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -151,7 +152,7 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
     if cost.get("peak_bytes"):  # what a rank on the CPU takes in all is more than its tensors
         lines.append([f"tensors of a rank, at most, in {cost['peak_when']}", "", "", cost["peak_bytes"], "", ""])
     head = ["", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
-    return picture + table(head, lines)
+    return picture + table(head, lines) + _step_time(cost.get("times"), rows)
 
 
 def seconds_of(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -168,8 +169,20 @@ def seconds_of(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     return html
 
 
-def _apart(predicted: int, measured: int | None) -> str:
-    return "" if measured is None else f"{(measured - predicted) / max(1, predicted):+.1%}"
+def _step_time(times: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How long a step was to take, beside the median of those after the first."""
+    seen = [row["step_s"] for row in rows[1:] if isinstance(row.get("step_s"), float)]
+    if not times or not seen:
+        return ""
+    took, said = median(seen), [times["step_s"], times["step_s_no_overlap"]]
+    cells = [f"{seconds:.3g}" for seconds in (*said, took)]
+    held = f"on {times['machine']}, bound by {times['bound']}"
+    head = ["", "predicted", "if nothing overlaps", "measured (median)", "difference"]
+    return table(head, [[f"seconds of a step, {held}", *cells, _apart(said[0], took)]])
+
+
+def _apart(predicted: float, measured: float | None) -> str:
+    return "" if measured is None else f"{(measured - predicted) / (predicted or 1):+.1%}"
 
 
 def levels(cost: Mapping[str, Any]) -> dict[str, float]:

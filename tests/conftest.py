@@ -39,6 +39,8 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def finished_run(tmp_path):
     """A run folder as the ranks leave it, written by the package's own writers; its texts are hostile."""
+    from dataclasses import replace
+
     from PIL import Image
     from torch import nn
 
@@ -55,11 +57,12 @@ def finished_run(tmp_path):
     model.forward = lambda x: x
     freeze(model, ("tower.*",))
     plan = make_plan(model, FSDPParams(), world_size=2)
-    cost = estimate(plan, TrainParams())
+    plan = replace(plan, flops=10**9, moved=10**8, calls=100)
+    cost = estimate(plan, TrainParams(), machine="laptop")
     runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
     writer = runs.MetricsWriter(folder)
     for step in range(1, 21):
-        writer.write({"step": step, "loss": 3.0 / step, "wire_bytes": cost.wire_bytes})
+        writer.write({"step": step, "loss": 3.0 / step, "wire_bytes": cost.wire_bytes, "step_s": 0.05})
     Image.new("RGB", (48, 48), "red").save(folder / "captions/0.png")
     rows = [
         {

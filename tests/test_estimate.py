@@ -1,9 +1,11 @@
 """Predicted traffic is the known floor of each policy."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from mmfsdp.estimate import (
@@ -120,6 +122,23 @@ def test_what_holds_a_step():
     assert twice.compute == 2 * step_time(plan, machine=link, tokens=1).compute
     with pytest.raises(ValueError, match="a100-nvlink"):
         step_time(plan, machine="a100", tokens=1)
+
+
+def test_an_example_counts_the_work_of_a_step():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model[0].requires_grad_(False)
+    plan = make_plan(model, FSDPParams(), world_size=2, example={"input": torch.ones(8, 64)})
+    assert plan.flops == 3 * 2 * 8 * 64 * 64, "two products in forward, that of a weight's gradient in backward"
+    assert plan.moved > 0 and plan.calls > 3 and WrapPlan.from_json(plan.to_json()) == plan
+    machine = Machine(flops=1e9, memory=1e9, bandwidth=1e9, latency=0, efficiency=0.5, overhead=1e-3, name="slow")
+    times = estimate(plan, machine=machine).times
+    assert times.compute == pytest.approx(plan.flops / 5e8 + plan.calls * 1e-3) and "slow" in str(times)
+    told = json.loads(estimate(plan, machine=machine).to_json())["times"]
+    assert told["step_s"] <= told["step_s_no_overlap"] == pytest.approx(sum(told["parts"].values()))
+    assert told["bound"] == "compute" and told["machine"] == "slow"
+    assert estimate(plan).times is None and "slow" in str(estimate(plan, machine=machine))
+    with pytest.raises(ValueError, match="tokens: is needed"):
+        step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)
 
 
 def test_traffic_within_and_between_nodes():

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import textwrap
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, Device, TrainParams
 from ..plan import Unit, WrapPlan
 from ..plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
 from ..plan.table import size
 from .peak import Peak, peak_of
+
+if TYPE_CHECKING:
+    from .times import Machine, Times
 
 CONTROL_CALLS = 2
 CONTROL_BYTES = 40
@@ -69,6 +72,8 @@ class Estimate:
     wire: tuple[Wire, ...]
     peak: Peak | None = None
     """When a step holds most, activations included; None for a plan made without an example."""
+    times: Times | None = None
+    """How long a step takes; None where no machine was named."""
 
     @property
     def rest_bytes(self) -> int:
@@ -100,7 +105,8 @@ class Estimate:
         totals: dict[str, Any] = {"memory_bytes": self.memory_bytes, "wire_bytes": self.wire_bytes}
         totals |= {"peak_bytes": self.peak_bytes, "peak_when": self.peak_when}
         parts = {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
-        return totals | parts | {"peak": asdict(self.peak) if self.peak else None}
+        peak, times = asdict(self.peak) if self.peak else None, self.times.to_dict() if self.times else None
+        return totals | parts | {"peak": peak, "times": times}
 
     def to_json(self) -> str:
         """The estimate as JSON."""
@@ -116,18 +122,26 @@ class Estimate:
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([str(self.times)] if self.times else [])])
 
 
-def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Estimate:
+def estimate(
+    plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1, machine: Machine | str | None = None
+) -> Estimate:
     """What each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
 
     sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
+    machine: what the step's time is predicted for, as in `step_time`; for plans made with an example.
     """
     train = train or TrainParams()
     micro_steps = train.accumulation * sources
     wire = tuple(w for w in _wire(plan, micro_steps, sources) if w.count)
-    return Estimate(memory=_memory(plan), wire=wire, peak=_peak(plan, train, micro_steps) if plan.moments else None)
+    cost = Estimate(memory=_memory(plan), wire=wire, peak=_peak(plan, train, micro_steps) if plan.moments else None)
+    if machine is None:
+        return cost
+    from .times import step_time  # which asks for the cost
+
+    return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
 
 
 def _peak(plan: WrapPlan, train: TrainParams, micro_steps: int) -> Peak:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import log2
+from typing import Any
 
 from ..params import Backend, ParamError, ShardingStrategy, TrainParams
 from ..plan import WrapPlan
@@ -31,16 +32,22 @@ class Machine:
     """Ranks of a node."""
     capacity: float = 80e9
     """Bytes of memory that a rank has."""
+    overhead: float = 0.0
+    """Seconds that a call of an operator takes beside its work; 0 where these are issued ahead, as to a GPU."""
+    name: str = "given"
 
 
 MACHINES = {
-    "h100-nvlink": Machine(989e12, 3.35e12, 450e9),
-    "h100-infiniband": Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9),
-    "a100-nvlink": Machine(312e12, 2.0e12, 300e9),
-    "a100-infiniband": Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9),
-    "a100-ethernet": Machine(312e12, 2.0e12, 3.1e9, 1e-4),
-    "rtx4090-pcie": Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9),
-    "laptop": Machine(2e11, 4e10, 4e9, 1e-4, capacity=8e9),
+    m.name: m
+    for m in (
+        Machine(989e12, 3.35e12, 450e9, name="h100-nvlink"),
+        Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, name="h100-infiniband"),
+        Machine(312e12, 2.0e12, 300e9, name="a100-nvlink"),
+        Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, name="a100-infiniband"),
+        Machine(312e12, 2.0e12, 3.1e9, 1e-4, name="a100-ethernet"),
+        Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, name="rtx4090-pcie"),
+        Machine(2e11, 4e10, 4e9, 1e-4, capacity=8e9, overhead=1e-5, name="laptop"),
+    )
 }
 """GPUs (bf16) and networks by name: NVLink within a node, a card of 400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s
 Ethernet per GPU."""
@@ -52,7 +59,8 @@ class Times:
 
     compute: float
     memory: float
-    """To read the weights, as often as they are computed with."""
+    """To read the weights, as often as they are computed with, and the optimizer's states; with an example, what
+    operators without arithmetic read and write, instead of the weights."""
     network: float
     overlapped: float
     """If gathers and reductions run beside compute, but for the first unit's gather and the last one's reduction."""
@@ -60,41 +68,69 @@ class Times:
     """Bytes that a rank sends to others of its node."""
     between: int = 0
     """Bytes that it sends to other nodes."""
+    local: float = 0.0
+    """What compute and memory take together."""
+    machine: str = ""
 
     @property
     def serial(self) -> float:
         """If nothing runs beside anything."""
-        return max(self.compute, self.memory) + self.network
+        return self.local + self.network
 
     @property
     def bound(self) -> str:
         """What holds the step: compute, memory or network."""
         return max(("compute", "memory", "network"), key=lambda name: getattr(self, name))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; seconds, and by `parts`."""
+        parts = {name: getattr(self, name) for name in ("compute", "memory", "network")}
+        whole = {"step_s": self.overlapped, "step_s_no_overlap": self.serial, "bound": self.bound}
+        return {**whole, "machine": self.machine, "parts": parts}
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds(getattr(self, name))}" for name in ("compute", "memory", "network"))
+        return (
+            f"a step on {self.machine}: {seconds(self.overlapped)}, {seconds(self.serial)} if nothing overlaps; bound "
+            f"by {self.bound} ({parts})"
+        )
+
 
 def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine:
     """One of MACHINES, some of its figures replaced. Raises ParamError for other names."""
     if name not in MACHINES:
         raise ParamError("machine", f"{name!r} is not one of {', '.join(MACHINES)}; or give a Machine")
-    known = [f.name for f in fields(Machine)]
+    known = [f.name for f in fields(Machine) if f.name != "name"]
     for key in figures or {}:
         if key not in known:
             raise ParamError("machine", f"{key!r} is not one of its figures, {', '.join(known)}")
     return replace(MACHINES[name], **dict(figures or {}))  # type: ignore[arg-type]
 
 
-def step_time(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int) -> Times:
-    """How long an optimizer step takes: 2 operations per parameter and token in forward, as many in a backward that
-    passes through, and as many again for gradients of weights (Kaplan et al. 2020).
+def step_time(
+    plan: WrapPlan,
+    train: TrainParams | None = None,
+    *,
+    machine: Machine | str,
+    tokens: int | None = None,
+    sources: int = 1,
+) -> Times:
+    """How long an optimizer step takes: by the work that was counted in the plan's example; or, for so many tokens, 2
+    operations per parameter and token in forward, as many in a backward that passes through, and as many again for
+    gradients of weights (Kaplan et al. 2020).
 
-    tokens: of a micro-step on one rank. machine: one of MACHINES, or its figures. Raises ParamError for other names.
+    tokens: of a micro-step on one rank; needed for a plan made without an example. machine: one of MACHINES, or its
+    figures. Raises ParamError for other names, and where both tokens and example lack.
     """
     machine = machine_of(machine) if isinstance(machine, str) else machine
     train = train or TrainParams()
-    cost = estimate(replace(plan, moments=()), train)
-    passes = sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
-    compute = 2 * passes * tokens * train.accumulation / (machine.flops * machine.efficiency)
-    memory = sum(u.gathered_bytes * (1 + u.grad_flow) for u in plan.units) * train.accumulation / machine.memory
+    cost = estimate(replace(plan, moments=()), train, sources=sources)
+    work, bytes_ = _example(plan, machine) if tokens is None else _tokens(plan, machine, tokens)
+    compute = work * train.accumulation * sources
+    optimizer = _OPTIMIZER * cost.memory.gradients
+    memory = (bytes_ * train.accumulation * sources + optimizer) / machine.memory
+    # Operators without arithmetic run between the others; weights are read while these compute.
+    local = compute + memory if tokens is None else max(compute, memory)
     moved = [_moved(plan, wire, machine) for wire in cost.wire]
     network = sum(seconds for _, _, seconds in moved)
     first = [u for u in plan.units if u.sharded and u.params][:1]
@@ -103,10 +139,30 @@ def step_time(plan: WrapPlan, train: TrainParams | None = None, *, machine: Mach
         compute,
         memory,
         network,
-        max(compute, memory, network) + min(alone, network),
+        max(local, network) + min(alone, network),
         inside=sum(inside for inside, _, _ in moved),
         between=sum(between for _, between, _ in moved),
+        local=local,
+        machine=machine.name,
     )
+
+
+_OPTIMIZER = 7
+"""AdamW reads weights, gradients and two moments, and writes all but the gradients."""
+
+
+def _example(plan: WrapPlan, machine: Machine) -> tuple[float, float]:
+    """(seconds of arithmetic, bytes moved beside it) of the plan's example."""
+    if not plan.calls:
+        raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
+    return plan.flops / (machine.flops * machine.efficiency) + plan.calls * machine.overhead, plan.moved
+
+
+def _tokens(plan: WrapPlan, machine: Machine, tokens: int) -> tuple[float, float]:
+    """The same of so many tokens, by the units' parameters."""
+    passes = sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
+    weights = sum(u.gathered_bytes * (1 + u.grad_flow) for u in plan.units)
+    return 2 * passes * tokens / (machine.flops * machine.efficiency), weights
 
 
 def _moved(plan: WrapPlan, wire: Wire, machine: Machine) -> tuple[int, int, float]:
@@ -141,7 +197,9 @@ class Mesh:
     """Its peak (without an example, all but activations) is within what a rank has."""
 
 
-def meshes(plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int) -> list[Mesh]:
+def meshes(
+    plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int | None = None
+) -> list[Mesh]:
     """The plan on every mesh of its ranks, the best first: what fits, is quickest (to two digits), sends least to other
     nodes, holds least. Raises ParamError for DDP."""
     machine = machine_of(machine) if isinstance(machine, str) else machine

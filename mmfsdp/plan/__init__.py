@@ -77,19 +77,19 @@ def make_plan(
     checkpointed(model, plan)  # a pattern may match nothing
     plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
     plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
-    if example is not None and not any(f.level == "error" for f in plan.lint):
+    if example is not None and not plan.refused:
         plan = with_moments(model, plan, example)
     return plan
 
 
 def with_moments(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
-    """The plan with the moments of one micro-step, by which the peak is predicted; its units stay as they are.
+    """The plan with the moments and the work of one micro-step, by which peak and time are predicted; its units stay.
 
     example: keyword arguments of a forward; values do not matter. Raises ValueError where the model does not take it.
     """
     from .activity import record
 
-    return replace(plan, moments=record(model, plan, example))
+    return replace(plan, **record(model, plan, example)._asdict())
 
 
 _POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
 
 from ..params import Backend
 from .checkpointing import checkpoint_activations
@@ -23,8 +24,17 @@ from .trace import fake, fake_copy, fake_mode
 from .units import Moment, Unit, WrapPlan
 
 
-def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> tuple[Moment, ...]:
-    """The moments of one micro-step at which units gather, free or reduce, and what lives between them.
+class Recorded(NamedTuple):
+    """What a plan learns from one micro-step; see its fields."""
+
+    moments: tuple[Moment, ...]
+    flops: int
+    moved: int
+    calls: int
+
+
+def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorded:
+    """The moments of one micro-step at which units gather, free or reduce, what lives between them, and its work.
 
     example: keyword arguments of a forward. Raises ValueError where the model does not take it.
     """
@@ -49,7 +59,7 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> tuple[M
             film.end()
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
-    return tuple(film.moments)
+    return Recorded(tuple(film.moments), film.flops, film.moved, film.calls)
 
 
 def recorded_alike(plan: WrapPlan) -> Hashable:
@@ -105,6 +115,7 @@ class _Film(TorchDispatchMode):
         self.plan, self.vocabulary = plan, vocabulary
         self.moments: list[Moment] = []
         self.known: set[int] = set()
+        self.flops = self.moved = self.calls = 0
         self.live = self.peak = self.bare = self.grads = self.logits = self.logits_then = 0
         self._units = [u for u in plan.units if u.sharded or plan.backend is Backend.DDP]
         self._missing: dict[int, set[str]] = {}
@@ -118,16 +129,23 @@ class _Film(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        made = 0
         for t in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(t, torch.Tensor):
-                self._made(t)
+                made += self._made(t)
+        if made:
+            self.calls += 1
+            if count := flop_registry.get(func._overloadpacket):
+                self.flops += count(*args, **(kwargs or {}), out_val=out)
+            else:
+                self.moved += made + sum(t.nbytes for t in args if isinstance(t, torch.Tensor))
         return out
 
-    def _made(self, t: torch.Tensor) -> None:
+    def _made(self, t: torch.Tensor) -> int:
         storage = t.untyped_storage()
         key = storage._cdata
         if key in self.known:
-            return
+            return 0
         nbytes = storage.nbytes()
         logits = nbytes if self.vocabulary and t.ndim > 1 and t.shape[-1] == self.vocabulary else 0
         self.known.add(key)
@@ -137,6 +155,7 @@ class _Film(TorchDispatchMode):
         self.bare = max(self.bare, self.live - self.grads)
         if self.live > self.peak:
             self.peak, self.logits_then = self.live, self.logits
+        return nbytes
 
     def _gone(self, key: int, nbytes: int, logits: int) -> None:
         self.known.discard(key)

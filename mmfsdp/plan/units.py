@@ -154,11 +154,22 @@ class WrapPlan:
     """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
     moments: tuple[Moment, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
+    flops: int = 0
+    """Multiplications and additions of its matrix products, convolutions and attention; 0 without an example."""
+    moved: int = 0
+    """Bytes that its other operators read and write."""
+    calls: int = 0
+    """Operators that it calls, views not counted."""
 
     @property
     def backend(self) -> Backend:
         """The wrapper that really runs."""
         return self.fsdp.effective_backend
+
+    @property
+    def refused(self) -> bool:
+        """The lint found errors."""
+        return any(f.level == "error" for f in self.lint)
 
     @property
     def params(self) -> Iterable[Param]:

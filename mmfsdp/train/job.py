@@ -20,9 +20,10 @@ from ..features import FeatureCache
 from ..freeze import freeze
 from ..models import MediaModel, Weights
 from ..params import GENERATED, Device, ParamError, RunParams
-from ..preview import plan_for
+from ..preview import cost_of, plan_for
 from ..wrap import apply_plan
 from .loop import train
+from .machine import machine_here
 
 
 def run(folder: Path) -> None:
@@ -46,10 +47,12 @@ def run(folder: Path) -> None:
         built, processor, weights = build(params)
         plan, cost = plan_for(built, params)
         plan.check()
+        dtype = params.fsdp.mixed_precision.to_torch() if params.fsdp.mixed_precision else torch.float32
+        machine = machine_here(params.launch, device, dtype=dtype)
         if dist.get_rank() == 0:
             for finding in plan.lint:
                 print(f"{finding.level}: {finding.message}")
-            estimate = cost.to_dict() | {"device": device.type}
+            estimate = cost_of(plan, params, machine=machine).to_dict() | {"device": device.type}
             runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": estimate})
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")

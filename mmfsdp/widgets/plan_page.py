@@ -74,7 +74,8 @@ def _name(planned: Planned) -> str:
 def _head(planned: Planned, machine: str, **look: float) -> str:
     """The figures that choices are compared by, what the lint says, and the memory of a rank."""
     plan, cost, train = planned.plan, planned.cost, planned.params.train
-    times = step_time(plan, train, machine=machine, tokens=train.batch_size * planned.params.data.max_length)
+    tokens = None if plan.calls else train.batch_size * planned.params.data.max_length
+    times = step_time(plan, train, machine=machine, tokens=tokens)
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
     shown = {
         size(cost.peak_bytes or cost.memory_bytes): "each rank holds at most" if cost.peak else "each rank holds",
