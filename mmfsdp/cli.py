@@ -156,12 +156,10 @@ def print_plan(params: RunParams) -> WrapPlan:
 
 def check_plan(params: RunParams) -> None:
     """Print what the lint warns of. Raises ParamError for its errors: they stop a launch."""
-    from .preview import frozen_model, plan_of
+    from .preview import check
 
-    found = plan_of(frozen_model(params.model), params)
-    for finding in found.lint:
+    for finding in check(params).lint:
         print(f"{finding.level}: {finding.message}", file=sys.stderr)
-    found.check()
 
 
 def launch(argv: list[str]) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from .plan.activity import Recorded, recorded_alike
 
 KEPT = 32
 """Examples whose moments are kept: they take a hundred times as long as all else."""
+KEPT_MODELS = 2
+_building = threading.Lock()
+_models: OrderedDict[str, nn.Module] = OrderedDict()
 _examples: OrderedDict[Hashable, Recorded] = OrderedDict()
 
 
@@ -34,8 +37,13 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
 
     The newest models and examples are kept, since other choices change more often.
     """
-    key = json.dumps(params.to_dict()["model"])
-    model = _kept_model(key)
+    key = _key(params)
+    with _building:  # transformers' lazy modules break when two threads import them
+        if key not in _models:
+            _models[key] = frozen_model(params.model)
+        model = _models[key]
+        if len(_models) > KEPT_MODELS:
+            _models.popitem(last=False)
     plan = plan_of(model, params)
     alike = key, params.train.batch_size, params.data.max_length, recorded_alike(plan)
     if alike not in _examples:
@@ -50,14 +58,20 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     yield plan, cost_of(plan, params)
 
 
-@lru_cache(maxsize=2)
-def _kept_model(model: str) -> nn.Module:
-    return frozen_model(RunParams.from_dict({"model": json.loads(model)}).model)
+def known(params: RunParams) -> bool:
+    """True if its model is kept: a plan of it takes no time, and asks nothing of a hub."""
+    return _key(params) in _models
 
 
-def findings_of(params: RunParams) -> WrapPlan:
-    """The plan with what the lint says, at once: its activations are not counted."""
-    return next(previews(params))[0]
+def _key(params: RunParams) -> str:
+    return json.dumps(params.to_dict()["model"])
+
+
+def check(params: RunParams) -> WrapPlan:
+    """The plan, for its warnings. Raises ParamError for what cannot be planned and what the lint calls an error."""
+    plan = next(previews(params))[0]
+    plan.check()
+    return plan
 
 
 def frozen_model(params: ModelParams) -> nn.Module:

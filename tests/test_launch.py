@@ -1,6 +1,7 @@
 """Launching with real processes: lines seen live, failures named, a run that outlives its caller but not a cancel."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny_run import tiny_run
 
 from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.launch.start import make_folder
@@ -208,3 +210,34 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     assert supervisor.wait(20) == 0
     state = Run.open(folder).state()
     assert state.status is Status.FAILED and state.reason == "stopped after 0 min; raise launch.timeout_min"
+
+
+def test_a_mistake_that_only_a_plan_shows_stops_a_launch_where_planning_is_imported(tmp_path):
+    import mmfsdp.preview  # noqa: F401
+
+    for changes, words in (
+        ({"model.freeze": ("*",)}, "leaves nothing to train; add a pattern"),
+        ({"model.freeze": ("no_such_tower.*",)}, "'no_such_tower.*' matches no"),
+        ({"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_replicate": 3, "fsdp.dp_shard": 2}, "makes 6 ranks"),
+    ):
+        with pytest.raises(ParamError, match=re.escape(words)):
+            launch(tiny_run(tmp_path, **changes))
+        assert not (tmp_path / "runs").exists()
+    sound = tiny_run(tmp_path)
+    sound.to_yaml(make_folder(sound.launch) / "params.yaml")
+    with pytest.raises(ParamError, match="leaves nothing to train"):
+        Run(tmp_path / "runs" / sound.launch.name).resume(params=tiny_run(tmp_path, **{"model.freeze": ("*",)}))
+
+
+def test_elsewhere_it_stops_the_run_before_its_ranks(tmp_path):
+    tiny_run(tmp_path, **{"model.freeze": ("*",)}).to_yaml(tmp_path / "params.yaml")
+    code = (
+        "import sys; from mmfsdp import RunParams, launch; run = launch(RunParams.from_yaml(sys.argv[1]));"
+        "assert 'torch' not in sys.modules; print(run.path)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, tmp_path / "params.yaml"], check=True, stdout=subprocess.PIPE)
+    run = Run.open(out.stdout.decode().strip())
+    until(lambda: run.state().done, seconds=60)
+    state = run.state()
+    assert state.status is Status.FAILED and "leaves nothing to train" in state.reason
+    assert [path.name for path in (run.path / "logs").iterdir()] == ["supervisor.log"], "no rank was there"

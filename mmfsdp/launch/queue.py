@@ -46,7 +46,7 @@ def _start(sweep: Sweep, name: str, entry: str) -> None:
         if is_run(sweep.path / name):
             sweep.run(name).resume()
         else:
-            launch(sweep.params(name), entry=entry)
+            launch(sweep.params(name), entry=entry, linted=sweep._read("linted", False))
     except Exception as error:  # the others have their turn all the same
         write_json(sweep.path / f"{name}.refused", {"reason": f"{type(error).__name__}: {error}"})
 

@@ -18,6 +18,7 @@ from submitit.core.utils import FailedJobError
 from ..runs import RESERVE, Status, write_json
 from ..runs.slurm import END, PREEMPTED
 from .job import run_rank
+from .lint import refusal as lint_refusal
 
 if TYPE_CHECKING:
     from ..params import LaunchParams, RunParams
@@ -141,14 +142,18 @@ def check(params: RunParams) -> None:
         raise ParamError(field, words)
 
 
-def submit(folder: Path) -> None:
-    """Submit a run from its folder. What sbatch says, good or bad, is then in status.json."""
+def submit(folder: Path, *, unseen: bool = False) -> None:
+    """Submit a run from its folder. What sbatch says, good or bad, is then in status.json; or what the lint says, if
+    it is `unseen`."""
     from ..params import RunParams
 
     enter_clean_environment()
     (folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
     if (folder / "cancel").exists():
         write_json(folder / "status.json", {"status": Status.CANCELLED, "reason": "cancelled"})
+        return
+    if unseen and (words := lint_refusal(folder)):
+        write_json(folder / "status.json", {"status": Status.FAILED, "reason": words, "finished": time.time()})
         return
     try:
         job = slurm_executor(RunParams.from_yaml(folder / "params.yaml")).submit(run_rank, str(folder))

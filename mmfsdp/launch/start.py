@@ -17,6 +17,7 @@ import mmfsdp
 from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, run_state, write_text
 from ..runs.checkpoints import checkpoint_step
 from ..runs.processes import RUN_VARIABLE, process_start
+from .lint import lint_here
 from .run import Run
 
 if TYPE_CHECKING:  # the supervisor and the ranks start sooner without
@@ -26,15 +27,18 @@ ENTRY = "mmfsdp.train:run"
 """What every rank calls, with the run folder."""
 
 
-def launch(params: RunParams, *, entry: str = ENTRY) -> Run:
+def launch(params: RunParams, *, entry: str = ENTRY, linted: bool = False) -> Run:
     """Start a run and return at once. Its ranks outlive the caller: interrupt, restart and death.
 
     `entry` ("module:function") is called with the run folder on every rank, the torch.distributed variables set.
-    Raises ParamError if the run's name is taken, or Slurm refuses it at once; a later refusal is in its state.
+    linted: its plan has been looked at.
+    Raises ParamError if the run's name is taken, the lint finds errors in its plan, or Slurm refuses it at once. Where
+    planning is not imported yet the lint comes before the ranks, in the background, and refuses in the run's state.
     """
     check(params)
+    unseen = entry == ENTRY and not (linted or lint_here(params))  # what else ranks may call is not known here
     folder = make_folder(params.launch)
-    return _begin(folder, params, entry)
+    return _begin(folder, params, entry, unseen=unseen)
 
 
 def resume(folder: Path, *, step: int | None = None, params: RunParams | None = None) -> Run:
@@ -43,9 +47,10 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
     The ranks take up the newest complete checkpoint, or that of `step`; newer ones are put aside. `params` replace
     the run's own. Raises ParamError if the run goes on by itself, is complete, or is being resumed by another.
     """
-    params = params or Run.open(folder).params
+    changed, params = params is not None, params or Run.open(folder).params
     check(params)
-    return _begin(folder, params, reopen(folder, step=step, params=params))
+    unseen = changed and not lint_here(params)  # what has run is not asked again
+    return _begin(folder, params, reopen(folder, step=step, params=params), unseen=unseen)
 
 
 def reopen(folder: Path, *, step: int | None, params: RunParams) -> str:
@@ -83,11 +88,11 @@ def check(params: RunParams) -> None:
     ask(params)
 
 
-def _begin(folder: Path, params: RunParams, entry: str) -> Run:
+def _begin(folder: Path, params: RunParams, entry: str, *, unseen: bool) -> Run:
     """Start the supervisor of a folder that holds no live run; on Slurm, the process that submits it."""
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
-    write_record(folder, params, entry, identity=identity, pid=_detach(folder, identity).pid)
+    write_record(folder, params, entry, identity=identity, pid=_detach(folder, identity, unseen).pid)
     return Run(folder)
 
 
@@ -155,10 +160,10 @@ def _set_aside(folder: Path) -> None:
     folder.rename(other)
 
 
-def _detach(folder: Path, identity: str) -> subprocess.Popen[bytes]:
+def _detach(folder: Path, identity: str, unseen: bool) -> subprocess.Popen[bytes]:
     with open(folder / "logs" / "supervisor.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mmfsdp.launch", str(folder)],
+            [sys.executable, "-m", "mmfsdp.launch", str(folder), *(["unseen"] if unseen else [])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

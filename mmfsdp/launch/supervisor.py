@@ -23,6 +23,7 @@ from ..runs import NOTICE, RESERVE, RunRecord, Status, last_row, note, write_jso
 from ..runs.processes import oom_kills
 from ..runs.state import LESS_MEMORY, failure_of, last_log_lines, rank_word
 from .job import VISIBLE, run_rank
+from .lint import refusal
 from .silence import Silence
 
 POLL = 0.1
@@ -40,12 +41,13 @@ Verdict = dict[str, Any]
 """The content of status.json: status, and where known reason, rank, traceback, job."""
 
 
-def supervise(folder: Path) -> None:
-    """Run one run from its folder, to its end."""
+def supervise(folder: Path, *, unseen: bool = False) -> None:
+    """Run one run from its folder, to its end. unseen: nobody has linted it yet."""
     record = read_record(folder)
     watch = _Watch(folder, record)
     try:
-        verdict = watch.asked_to_stop() or watch.run()
+        verdict = watch.refused() if unseen else None
+        verdict = verdict or watch.asked_to_stop() or watch.run()
         (folder / "logs" / RESERVE).unlink(missing_ok=True)
         watch.say(**verdict | {"status": Status.STARTING})  # the cause at once, the end once all is stopped
     except Exception:
@@ -84,6 +86,11 @@ class _Watch:
         """Add to status.json."""
         self.said |= more
         write_json(self.folder / "status.json", self.said)
+
+    def refused(self) -> Verdict | None:
+        """What the lint has against it."""
+        words = refusal(self.folder, stop=lambda: bool(self.asked_to_stop()))
+        return {"status": Status.FAILED, "reason": words} if words else None
 
     def run(self) -> Verdict:
         """Start the ranks and watch them until there is a verdict; again, as often as they make room."""

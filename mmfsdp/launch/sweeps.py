@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from ..runs import PathLike, RunState, Status, is_run, read_json, run_state, write_json
 from ..runs.listing import SWEEP, text_table
+from .lint import lint_here
 from .run import Run
 from .start import check as look
 from .start import make_folder
@@ -54,13 +55,16 @@ def sweep(
     members = [dict(o) | g for o in overrides or [{}] for g in _combinations(grid or {})]
     checked = _checked(params, members, at_once)
     look(checked[0])
-    if check:
-        for member in checked:
+    linted = check is not None
+    for member in checked:
+        if check:
             check(member)
+        elif entry == ENTRY:
+            linted = lint_here(member)
     found = Sweep(_make_folder(params))
     params.to_yaml(found.path / "base.yaml")
-    content = {"created": time.time(), "at_once": at_once, "entry": entry, "members": plain(members)}
-    write_json(found.path / SWEEP, content)
+    content = {"created": time.time(), "at_once": at_once, "entry": entry, "linted": linted}
+    write_json(found.path / SWEEP, content | {"members": plain(members)})
     found._start()
     return found
 

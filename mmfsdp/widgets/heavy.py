@@ -17,13 +17,11 @@ alone = threading.RLock()
 _counting = threading.Lock()
 
 
-def plan_of(params: RunParams) -> tuple[WrapPlan, Estimate]:
-    """The plan of a run and its cost, from any thread. Raises ValueError for what cannot be planned."""
-    return list(planned(params))[-1]
-
-
 def planned(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
-    """The same; where activations are not known yet, first without, then with."""
+    """The plan of a run and its cost, from any thread; where activations are not known yet, first without, then with.
+
+    Raises ValueError for what cannot be planned.
+    """
     with alone:
         from ..preview import previews
 

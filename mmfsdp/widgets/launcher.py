@@ -12,7 +12,7 @@ from ..params import RunParams
 from ..runs import RunState
 from ..style import STYLE
 from .form import RunForm
-from .heavy import alone, plan_of
+from .heavy import alone, planned
 from .panel import RunPanel
 
 
@@ -77,7 +77,7 @@ class Launcher(w.VBox):
     def _work(self, params: RunParams) -> None:
         try:
             self._note.value = "starting…"
-            plan_of(params)[0].check()  # what the lint calls an error stops here, not in a rank
+            next(planned(params))[0].check()  # what the lint calls an error stops here, not in a rank
             with alone:
                 from ..pretrain import ensure_backbones
             ensure_backbones(params, progress=self._progress)
