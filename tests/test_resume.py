@@ -5,24 +5,27 @@ import json
 import shutil
 import time
 import traceback
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mmfsdp import checkpoint, runs, train
 from mmfsdp.evaluate import load_run
 from mmfsdp.params import RunParams
+from mmfsdp.train import loop
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 SAME = {
-    "DDP": {"fsdp.backend": "DDP"},
     "FSDP1": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP1-local": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "LOCAL_STATE_DICT"},
     "fp16": {"fsdp.mixed_precision": "fp16"},
-    "several-sources-and-workers": {"data.workers": 2, "train.accumulation": 1},
+    "several-sources-and-workers": {"data.workers": 2, "train.accumulation": 1, "fsdp.backend": "DDP"},
     "written-beside": {"train.async_save": True, "fsdp.backend": "DDP", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP2": {},
 }
@@ -32,6 +35,7 @@ OTHER = {
     "ZeRO-2": {"fsdp.sharding_strategy": "SHARD_GRAD_OP", "fsdp.frozen_policy": "REPLICATE"},
     "one-rank": {"train.batch_size": 4, "launch.ranks": 1},
 }
+BACKENDS = ("DDP", "FSDP1", "FSDP2")
 PERCEIVER = "perceiver.*"
 
 
@@ -69,7 +73,33 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     frozen = go("frozen", less.change(**{"train.save_every": 1}), after=whole)
     go("thawed", base, after=frozen, step=3)
     go("whole", base.change(**{"train.save_frozen": True, "train.steps": 2}))
+    if rank:
+        poison()
+    for name, backend in ((f"poisoned-{backend}", backend) for backend in BACKENDS):
+        go(name, base.change(**{"fsdp.backend": backend, "train.max_skipped": 3, "train.save_every": 1}))
+        dist.destroy_process_group()
+        if "loss or gradient was not finite in 3 steps in a row, up to step 5" in failed.get(name, "nothing"):
+            del failed[name]
     return failed
+
+
+def poison() -> None:
+    """From the third step on, this rank's pictures are no numbers."""
+    take = loop.batches
+
+    def batches(*args: Any, **kwargs: Any) -> Any:
+        stream, steps = take(*args, **kwargs), count(1)
+
+        def poisoned(micro_steps: int) -> Any:
+            found = type(stream).take(stream, micro_steps)
+            for batch in found if next(steps) > 2 else []:
+                batch.media["vision"].fill_(float("nan"))
+            return found
+
+        stream.take = poisoned
+        return stream
+
+    loop.batches = batches
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +179,19 @@ def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:
     params, model, _ = load_run(run)
     checkpoint.load(model, run / "checkpoints" / f"step_{step:08d}")
     return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loss_that_is_no_number_on_one_rank_is_skipped_by_all_until_they_stop(folder, backend):
+    run = folder / f"poisoned-{backend}"
+    for rank in range(2):
+        assert [row["skipped_steps"] for row in rows(run, rank)] == [0, 0, 1, 2, 3]
+        assert [row["skipped"] for row in rows(run, rank)] == [False, False, True, True, True]
+        kept = load_file(run / "bad_batch" / f"rank{rank}.safetensors")
+        assert {name.partition(".")[2] for name in kept} == {"input_ids", "attention_mask", "labels", "vision"}
+        assert kept["0.vision"].isnan().any() == kept["1.vision"].isnan().any() == bool(rank)
+    before, after = weights_at(run, 2), weights_at(run, 4)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
 def test_a_whole_checkpoint_holds_the_backbones_and_a_trained_only_one_their_checksums(folder):

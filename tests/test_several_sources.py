@@ -1,17 +1,20 @@
-"""Several sources in one step: each with its own batch size and weight, one optimizer step, on one process and two."""
+"""Several sources in one step: each with its own batch size and weight, one optimizer step, on one process and two. And
+what decays there, wrapped and not."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from ranks import on_ranks
-from tiny import tiny_batch, tiny_flamingo
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
-from mmfsdp.params import FSDPParams
+from mmfsdp.checkpoint.tensors import model_tensors
+from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.plan import make_plan
-from mmfsdp.step import train_step
+from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.wrap import apply_plan
+from tests.ranks import on_ranks
+from tests.tiny import tiny_batch, tiny_flamingo
 
 WEIGHTS = {"data": 1.0, "data.more.0": 0.2}
 
@@ -30,15 +33,32 @@ def micro_batches(parts: int = 1, rank: int = 0) -> list:
 
 
 def step(model, batches) -> dict:
-    metrics = train_step(model, batches, SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
-    return {"loss": metrics.loss, "norm": metrics.grad_norm, "losses": metrics.losses, "samples": metrics.samples}
+    before = trained(model)
+    metrics = train_step(model, batches, SGD([p for p in model.parameters() if p.requires_grad], lr=1.0))
+    gradient = (before - trained(model)).tolist()
+    return {"loss": metrics.loss, "norm": metrics.grad_norm, "losses": metrics.losses, "samples": metrics.samples,
+            "gradient": gradient}  # fmt: skip
+
+
+def trained(model) -> torch.Tensor:
+    """All that trains, whole, one after the other."""
+    whole = (t.full_tensor() if isinstance(t, DTensor) else t for _, t in sorted(model_tensors(model).items()))
+    return torch.cat([t.detach().flatten() for t in whole])
+
+
+def decays(model) -> dict[str, float]:
+    optimizer, _ = build_optimizer(model, TrainParams(weight_decay=0.1))
+    names = {
+        p: name.replace("_fsdp_wrapped_module.", "").removeprefix("module.") for name, p in model.named_parameters()
+    }
+    return {names[p]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
 
 
 def on_a_rank(backend: str) -> dict:
     model = tiny_flamingo()
     params = FSDPParams(backend=backend)
     model = apply_plan(model, make_plan(model, params, world_size=2), device=torch.device("cpu"))
-    return step(model, micro_batches(2, torch.distributed.get_rank()))
+    return {"decays": decays(model)} | step(model, micro_batches(2, torch.distributed.get_rank()))
 
 
 def every_backend() -> list[dict]:
@@ -64,8 +84,12 @@ def test_the_loss_is_the_weighted_sum_of_the_sources_means():
 
 def test_two_ranks_make_the_step_of_one_process():
     alone = step(tiny_flamingo(), micro_batches())
+    whole, due = torch.tensor(alone["gradient"]), decays(tiny_flamingo())
+    assert {name.rpartition(".")[2] for name, decay in due.items() if not decay} >= {"bias", "latents", "ff_gate"}
     for rank in on_ranks(every_backend, 2):
         for found in rank:
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
             assert found["norm"] == pytest.approx(alone["norm"], rel=1e-5)
             assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+            assert (torch.tensor(found["gradient"]) - whole).norm() < 1e-5 * whole.norm()
+            assert found["decays"] == due

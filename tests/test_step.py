@@ -14,6 +14,8 @@ TRAIN = TrainParams(steps=10, lr=1e-2, warmup_steps=4, weight_decay=0.1)
 
 
 def test_schedules_rise_then_fall():
+    for schedule in Schedule:
+        assert lr_factor(0, TrainParams(steps=10, schedule=schedule, warmup_steps=0)) == 1.0
     factors = {
         s: [lr_factor(i, TrainParams(steps=10, warmup_steps=4, schedule=s)) for i in range(10)] for s in Schedule
     }
