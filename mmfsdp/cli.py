@@ -32,6 +32,8 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp report RUN [RUN ...]          write a run's report.html; of several, one page that compares them
   mmfsdp export RUN TO [LAYOUT]        a run's model, each part as its library loads it, or as open_flamingo does
   mmfsdp bench wrap [--help]           bytes, memory and seconds of a step, for ways to shard, ours and others'
+  mmfsdp bench step [--help]           a step beside what its device can do, and beside other ways to wrap the model
+  mmfsdp bench startup [--help]        imports, the form, launch() and the first step of a run, by part
   mmfsdp bench data [--help]           samples per second of every kind of source, beside loops written by hand
   mmfsdp bench launch [--help]         seconds until launch() returns, until its first line is seen, and lines' age
   mmfsdp bench form [--help]           seconds until the form is there, and until the plan follows a choice
@@ -287,7 +289,10 @@ def export(argv: list[str]) -> int:
     return 0
 
 
-BENCHES = {name: f"bench_{name}" for name in ("checkpoint", "data", "form", "launch", "parity", "stream", "wrap")}
+BENCHES = {
+    name: f"bench_{name}"
+    for name in ("checkpoint", "data", "form", "launch", "parity", "startup", "step", "stream", "wrap")
+}
 
 
 def bench(argv: list[str]) -> int:
@@ -297,13 +302,17 @@ def bench(argv: list[str]) -> int:
 
     import tyro
 
+    from .bench import machine
+
     name, *flags = argv or [""]
     if name not in BENCHES:
         raise ParamError("bench", f"{name!r} is no bench; choose {', '.join(BENCHES)}")
     module = import_module(f".bench.{name}", __package__)
     found = tyro.cli(getattr(module, BENCHES[name]), args=flags, prog=f"mmfsdp bench {name}")
-    print(module.table(found))
-    files = {"json": json.dumps(found, indent=1)} | ({"svg": module.picture(found)} if name == "wrap" else {})
+    here = machine()
+    print(f"{here}\n{module.table(found)}")
+    rows = {"machine": here} | ({"rows": found} if isinstance(found, list) else found)
+    files = {"json": json.dumps(rows, indent=1)} | ({"svg": module.picture(found)} if name == "wrap" else {})
     for ending, text in files.items():
         Path(f"bench_{name}.{ending}").write_text(text)
         print(f"written to bench_{name}.{ending}")

@@ -26,6 +26,7 @@ from ..wrap import wrap_fsdp
 
 WORDS, PICTURE, LENGTH = 10_000, 32, 16
 CLIP = 0.1
+CPU = torch.device("cpu")
 LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 CLASSES = {"flamingo": "FlamingoLayer,ResidualAttentionBlock", "projector": "LlamaDecoderLayer,ResidualAttentionBlock"}
 KEPT = {"sharding_strategy": "SHARD_GRAD_OP", "frozen_dtype": "bf16"}
@@ -70,10 +71,17 @@ class Way:
                 self.mask()
 
 
-def wrapped(name: str, model: nn.Module, kind: str) -> Way:
-    """A model wrapped in the way of this name, in bf16 with fp32 reduction."""
+def wrapped(
+    name: str,
+    model: nn.Module,
+    kind: str,
+    *,
+    example: dict[str, Any] | None = None,
+    device: torch.device = CPU,
+) -> Way:
+    """A model wrapped in the way of this name, in bf16 with fp32 reduction. example: of `wrap_fsdp`."""
     if name in THEIRS[:2]:
-        return _openflamingo(name, model)
+        return _openflamingo(name, model, device)
     if name == THEIRS[2]:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         classes = CLASSES[kind].split(",")
@@ -83,12 +91,13 @@ def wrapped(name: str, model: nn.Module, kind: str) -> Way:
     else:
         by_layer = OURS[name].items() >= LAYERS.items()
         fields = OURS[name] | ({"transformer_layer_cls": CLASSES[kind]} if by_layer else {})
-        example = batch_of(kind, seed=0).inputs()
-        model = wrap_fsdp(model, FSDPParams(mixed_precision="bf16", **fields), example=example)  # type: ignore[arg-type]
+        example = example or batch_of(kind, seed=0).inputs()
+        fsdp = FSDPParams(mixed_precision="bf16", **fields)  # type: ignore[arg-type]
+        model = wrap_fsdp(model, fsdp, example=example, device=device)
     return Way(name, model, AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True))
 
 
-def _openflamingo(name: str, model: nn.Module) -> Way:
+def _openflamingo(name: str, model: nn.Module, device: torch.device) -> Way:
     """FSDP1 around each part twice; frozen decoder layers are un-frozen for that and kept from the optimizer."""
     theirs = name == THEIRS[0]
     dtypes = MixedPrecision(
@@ -96,14 +105,14 @@ def _openflamingo(name: str, model: nn.Module) -> Way:
         reduce_dtype=torch.bfloat16 if theirs else torch.float32,
     )
     if theirs:
-        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+        model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
 
     def twice(path: str) -> None:
         parent, _, key = path.rpartition(".")
-        module, cpu = model.get_submodule(path), torch.device("cpu")
+        module = model.get_submodule(path)
         for _ in range(2):
             module = FullyShardedDataParallel(
-                module, mixed_precision=dtypes, device_id=cpu, use_orig_params=True, forward_prefetch=True
+                module, mixed_precision=dtypes, device_id=device, use_orig_params=True, forward_prefetch=True
             )
         setattr(model.get_submodule(parent), key, module)
 
@@ -122,6 +131,7 @@ def _openflamingo(name: str, model: nn.Module) -> Way:
     clipped = [p for p in [*layers, *ends[:3]] if p in known and any(n.startswith(f"{p}.") for n in trains)]
     for path in [p for p in [*layers, *ends] if p in known]:
         twice(path)
+    model.to(device)  # what is in no wrapper
     known_as = {n.replace("_fsdp_wrapped_module.", ""): p for n, p in model.named_parameters()}
 
     def mask() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from ..data import Batch
 from ..measure import Collectives, cpu_memory
 from ..plots import compared
 from ..step import train_step
+from . import machine
 from .ways import CLIP, THEIRS, WAYS, Way, batch_of, build, wrapped
 
 SHARD = "frozen-aware SHARD"
@@ -57,10 +56,6 @@ def bench_wrap(
         f"{model}, {found['parameters'] / 1e6:.1f} M parameters, {found['trainable'] / found['parameters']:.1%} of "
         f"them trainable; {ranks} ranks, {accumulation} micro-step{'s' * (accumulation > 1)}, bf16"
     )
-    found["machine"] = (
-        f"{os.cpu_count()} cores ({platform.machine()}), CPU, gloo; torch {torch.__version__}, Python "
-        f"{platform.python_version()}; {date.today()}"
-    )
     return found
 
 
@@ -69,7 +64,7 @@ def table(found: dict[str, Any]) -> str:
     rows = found["rows"]
     head = f"{'':30}{'sent MB':>9}{'x':>7}{'calls':>6}{'rest MB':>9}{'peak MB':>9}{'x':>6}{'seconds':>9}{'x':>6}"
     naive = next(row["gradient_crc"] for row in rows if row["way"] == THEIRS[2])
-    lines = [found["title"], found["machine"], head + f"{'gradient':>10}{'=':>2}{'clipped':>9}{'frozen':>7}"]
+    lines = [found["title"], head + f"{'gradient':>10}{'=':>2}{'clipped':>9}{'frozen':>7}"]
     for row in rows:
         x = {key: row[key] / (rows[0][key] or 1) for key in ("wire_bytes", "peak_bytes")}
         lines.append(
@@ -101,7 +96,7 @@ def picture(found: dict[str, Any]) -> str:
 
     values = [(row["way"], [(row[key] / unit, ratio(row, key)) for key, _, unit in FIGURES]) for row in found["rows"]]
     labels = [label for _, label, _ in FIGURES]
-    return compared(values, labels=labels, ours="frozen-aware", title=found["title"], notes=found["machine"])
+    return compared(values, labels=labels, ours="frozen-aware", title=found["title"], notes=machine())
 
 
 def _rank(rank: int, ranks: int, folder: str, kind: str, rounds: int, width: int, accumulation: int) -> None:

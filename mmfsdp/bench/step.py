@@ -1,0 +1,254 @@
+"""`mmfsdp bench step`: how near a training step is to what its device can do, beside other ways to wrap the model.
+
+On GPUs: one rank each, nccl, the model of OpenFlamingo's size; on the CPU: two ranks, gloo, the demo's.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from ..build import build_model
+from ..data import Batch
+from ..estimate import estimate
+from ..freeze import freeze
+from ..measure import Collectives, cpu_memory
+from ..models import Flamingo
+from ..params import ModelParams, RunParams, TrainParams, load
+from ..plan import make_plan, with_moments
+from ..plan.work import Work, work_of
+from .ways import OURS, THEIRS, Way, wrapped
+
+COMPARED = (THEIRS[0], "DDP", *(name for name in OURS if name.startswith("frozen-aware")))
+LARGE: dict[str, Any] = {"model.vision.source": "open_clip", "model.vision.name": "ViT-L-14"}
+LARGE |= {"model.vision.weights": None, "model.vision.config": None, "model.cross_attention_every": 1}
+LARGE |= {"data.max_length": 512, "launch.name": "ViT-L/14 and Llama-3.2-1B"}
+"""What is put on a GPU, as changes of the preset clip_llama_1b."""
+SQUARE = {"cuda": 8192, "cpu": 1024}
+"""Side of the matrices by which a device's own rate is measured."""
+
+
+def bench_step(
+    *,
+    config: str | None = None,
+    ranks: int | None = None,
+    rounds: int = 7,
+    samples: int | None = None,
+    length: int | None = None,
+) -> dict[str, Any]:
+    """One optimizer step of each way in bf16: median seconds in interleaved rounds, samples per second, share of the
+    device's own matrix rate (counted over what the mix of frozen and trainable needs), peak memory, and both predicted.
+
+    config: preset or YAML file of a Flamingo, whose weights are drawn at random; unset, on GPUs ViT-L/14 and the layout
+    of Llama-3.2-1B, and tiny on the CPU. ranks: unset, all GPUs, or 2. samples, length: of a batch; unset, the
+    configuration's.
+    """
+    gpus = torch.cuda.device_count()
+    params = load(config) if config else load("clip_llama_1b").change(**LARGE) if gpus else load("tiny")
+    params = params.change(**{"train.batch_size": samples or params.train.batch_size})
+    params = params.change(**{"data.max_length": length or params.data.max_length, "fsdp.mixed_precision": "bf16"})
+    ranks = ranks or gpus or 2
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, (ranks, folder, params, rounds), nprocs=ranks, start_method="spawn")
+        return json.loads(Path(folder, "found.json").read_text())
+
+
+def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
+    try:
+        batch, machine = _batch(params, _model(params.model), rank), _rates(device, ranks)
+        ways, rows = [], []
+        for name in COMPARED:
+            way, row = _first(name, params, batch, device, machine)
+            ways.append(way)
+            rows.append(row)
+        seconds: dict[str, list[float]] = {way.name: [] for way in ways}
+        for _ in range(rounds):
+            for way in ways:
+                seconds[way.name].append(_timed(way, batch, device))
+        for row in rows:
+            mine, first = seconds[row["way"]], seconds[COMPARED[0]]
+            row["seconds"] = median(mine)
+            row["ratio"] = median(a / b for a, b in zip(mine, first, strict=True))
+            row["to_ddp"] = median(a / b for a, b in zip(mine, seconds["DDP"], strict=True))
+            row["samples_per_s"] = batch.size * ranks / row["seconds"]
+            row["utilization"] = row["flops"] / row["seconds"] / machine["flops"]
+        if rank == 0:
+            found = {"title": _title(params, ways[-1].model, ranks, device), "rounds": rounds, "rates": machine}
+            Path(folder, "found.json").write_text(json.dumps(found | {"rows": rows}))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _first(
+    name: str, params: RunParams, batch: Batch, device: torch.device, machine: dict[str, float]
+) -> tuple[Way, dict[str, Any]]:
+    """Wrap, take two steps, and look at the memory of the second; what was predicted of it."""
+    model = _model(params.model)
+    row: dict[str, Any] = {"way": name, "predicted_peak": None, "predicted_seconds": None}
+    fsdp = replace(params.fsdp, **OURS.get(name, {}))
+    plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=batch.inputs())
+    work = work_of(model, plan, batch.inputs())
+    row["flops"] = work.flops
+    if name in OURS:
+        cost = estimate(with_moments(model, plan, batch.inputs()), TrainParams(device=device.type))  # type: ignore[arg-type]
+        row["predicted_peak"] = cost.peak_bytes
+        held = sum(p.numel * 4 for u in plan.units for p in u.params if p.trainable) // (plan.shard or 1)
+        row["predicted_seconds"] = _predicted(work, cost.wire_bytes, held, machine)
+
+    def steps(mark: Callable[[], None]) -> Way:
+        way = wrapped(name, model, "flamingo", example=batch.inputs(), device=device)
+        way.step([batch.to(device)])
+        way.step([batch.to(device)])
+        gc.collect()
+        mark()
+        with Collectives() as counted:
+            way.step([batch.to(device)])
+            row["wire_bytes"] = counted.wire_bytes
+        return way
+
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        way = steps(lambda: torch.cuda.reset_peak_memory_stats(device))
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+    else:
+        with cpu_memory() as memory:
+            way = steps(memory.mark)
+        row["peak_bytes"] = memory.peak
+    return way, row
+
+
+def _predicted(work: Work, wire: int, held: int, machine: dict[str, float]) -> float:
+    """Seconds of a step: its kernels, AdamW's and the clip's passes over what a rank trains (`held` bytes), and what
+    goes over the wire: beside compute on a GPU, after it on a CPU, whose cores do both."""
+    update = 10 * held / machine["memory"]
+    compute = work.seconds(flops=machine["flops"], memory=machine["memory"], call=machine["call"]) + update
+    network = wire / machine["wire"] if machine["wire"] else 0.0
+    return max(compute, network) if machine["beside"] else compute + network
+
+
+def _model(params: ModelParams) -> Flamingo:
+    """The model with random weights, the same on every rank; its tables not tied, for those who cannot wrap such."""
+    torch.manual_seed(0)
+    config = dict(params.language.config or {}) | {"tie_word_embeddings": False}
+    language = replace(params.language, weights=None, config=config)
+    model, _ = build_model(replace(params, vision=replace(params.vision, weights=None), language=language))
+    assert isinstance(model, Flamingo), "config: names no Flamingo"
+    for name, p in model.named_parameters():
+        if name.endswith("_gate"):
+            p.data.fill_(0.5)  # at 0 nothing behind them would learn
+    freeze(model, params.freeze)
+    return model
+
+
+def _batch(params: RunParams, model: Flamingo, rank: int) -> Batch:
+    """Samples of a picture and text each, without padding."""
+    g = torch.Generator().manual_seed(rank)
+    size, length = params.train.batch_size, params.data.max_length
+    ids = torch.randint(0, model.tokens.known, (size, length), generator=g)
+    ids[:, 0] = model.tokens.image
+    labels = ids.clone()
+    labels[:, 0] = -100
+    pictures = torch.randn(size, 1, *model.vision_encoder.item_shape, generator=g)
+    media = {"vision": pictures if pictures.ndim == 6 else pictures[:, :, None]}
+    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
+
+
+def _timed(way: Way, batch: Batch, device: torch.device) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    way.step([batch.to(device)])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _rates(device: torch.device, ranks: int) -> dict[str, float]:
+    """This session's own: operations a second of a bf16 matrix product, bytes a second of a copy (read and written),
+    seconds of a call, bytes a second that a rank sends to the next (0: there is none)."""
+    side, cuda = SQUARE[device.type], device.type == "cuda"
+    a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    big = torch.empty(1 << (30 if cuda else 26), dtype=torch.uint8, device=device)
+    little = torch.empty(16, device=device)
+
+    def best(do: Callable[[], Any], times: int) -> float:
+        found = []
+        for _ in range(5):
+            if cuda:
+                torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            for _ in range(times):
+                do()
+            if cuda:
+                torch.cuda.synchronize(device)
+            found.append((time.perf_counter() - began) / times)
+        return min(found)
+
+    copy = torch.empty_like(big)
+    rates = {
+        "flops": 2 * side**3 / best(lambda: a @ a, 20 if cuda else 2),
+        "memory": 2 * big.nbytes / best(lambda: copy.copy_(big), 5),
+        "call": best(lambda: little.add_(1), 1000),
+        "beside": float(cuda),
+        "wire": 0.0,
+    }
+    if ranks > 1:
+        part = big[: big.numel() // ranks // 4]
+        whole = torch.empty(part.numel() * ranks, dtype=torch.uint8, device=device)
+        rates["wire"] = part.numel() * (ranks - 1) / best(lambda: dist.all_gather_into_tensor(whole, part), 3)
+    return rates
+
+
+def _title(params: RunParams, model: nn.Module, ranks: int, device: torch.device) -> str:
+    plan: Any = model.mmfsdp_plan
+    numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return (
+        f"{params.launch.name}, {numel / 1e6:,.1f} M parameters, {trains / numel:.1%} of them trainable; {ranks} x "
+        f"{name}; {params.train.batch_size} samples of a picture and {params.data.max_length} tokens a rank; bf16"
+    )
+
+
+def table(found: dict[str, Any]) -> str:
+    """The rows as text."""
+    rates = found["rates"]
+    lines = [
+        found["title"],
+        f"measured here: {rates['flops'] / 1e12:,.2f} TFLOP/s of bf16 matrices, {rates['memory'] / 1e9:,.1f} GB/s of "
+        f"memory, {rates['call'] * 1e6:.1f} microseconds a call, {rates['wire'] / 1e9:,.2f} GB/s between ranks",
+        f"{'':26}{'seconds':>9}{'x':>7}{'x DDP':>7}{'predicted':>10}{'samples/s':>11}{'of rate':>8}{'peak MB':>10}"
+        f"{'x':>7}{'predicted':>10}{'sent MB':>10}",
+    ]
+    for row in found["rows"]:
+        apart = _apart(row["predicted_seconds"], row["seconds"]), _apart(row["predicted_peak"], row["peak_bytes"])
+        lines.append(
+            f"{row['way']:26}{row['seconds']:>9.4f}{row['ratio']:>7.3f}{row['to_ddp']:>7.3f}"
+            f"{apart[0]:>10}"
+            f"{row['samples_per_s']:>11.2f}{row['utilization']:>8.1%}{row['peak_bytes'] / 1e6:>10.1f}"
+            f"{row['peak_bytes'] / found['rows'][0]['peak_bytes']:>7.3f}"
+            f"{apart[1]:>10}{row['wire_bytes'] / 1e6:>10.2f}"
+        )
+    lines.append("x: to the first row, medians over rounds of the round's ratio; predicted: beside measured")
+    return "\n".join(lines)
+
+
+def _apart(predicted: float | None, measured: float) -> str:
+    return "" if predicted is None else f"{predicted / measured - 1:+.1%}"
