@@ -5,10 +5,13 @@ import xml.etree.ElementTree as ET
 
 from mmfsdp.bench import checkpoint
 from mmfsdp.bench.data import SOURCES, _read, write_sources
+from mmfsdp.bench.startup import IMPORTS
+from mmfsdp.bench.step import COMPARED
 from mmfsdp.bench.ways import THEIRS, WAYS
 from mmfsdp.cli import main
 from mmfsdp.data import open_source
 from mmfsdp.params import DataParams
+from tests.tiny_run import tiny_run
 
 
 def test_every_source_holds_the_same_pictures_for_both_loops(tmp_path):
@@ -61,3 +64,27 @@ def test_bench_wrap_shows_every_way_and_ours_send_less(tmp_path, monkeypatch, ca
         assert abs(row["clipped_norm"] / 0.1 - 1) < 1e-4
     assert theirs["clipped_norm"] > 0.15  # each module clipped by itself
     assert 0 < found["counting"]["seconds_a_call"] < 1
+
+
+def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "2", "--length", "16"]) == 0
+    found = json.loads((tmp_path / "bench_step.json").read_text())
+    rows, text = {row["way"]: row for row in found["rows"]}, capsys.readouterr().out
+    assert tuple(rows) == COMPARED and all(way in text for way in COMPARED) and found["machine"] in text
+    for row in rows.values():
+        assert 0 < row["utilization"] < 1 and row["flops"] == rows["DDP"]["flops"] > 0
+    for policy in ("SHARD", "KEEP", "REPLICATE"):
+        row = rows[f"frozen-aware {policy}"]
+        assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.03 and row["predicted_seconds"] > 0
+
+
+def test_bench_startup_splits_the_time_to_the_first_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny_run(tmp_path, **{"launch.ranks": 1}).to_yaml(tmp_path / "run.yaml")
+    assert main(["bench", "startup", "--config", "run.yaml", "--rounds", "1"]) == 0
+    found = json.loads((tmp_path / "bench_startup.json").read_text())
+    text = capsys.readouterr().out
+    assert {"processes", "imports", "model and plan", "wrapping", "the first step"} <= set(found["first_step"])
+    assert all(what in text for what in [*IMPORTS, *found["first_step"]])
+    assert all(seconds > 0 for seconds in found["seconds"].values())

@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,13 +22,13 @@ from torch import nn
 
 from ..build import build_model
 from ..data import Batch
-from ..estimate import estimate
+from ..estimate import Machine, estimate, step_time
 from ..freeze import freeze
 from ..measure import Collectives, cpu_memory
 from ..models import Flamingo
-from ..params import ModelParams, RunParams, TrainParams, load
+from ..params import Device, ModelParams, RunParams, TrainParams, load
 from ..plan import make_plan, with_moments
-from ..plan.work import Work, work_of
+from ..train.machine import machine_here
 from .ways import OURS, THEIRS, Way, wrapped
 
 COMPARED = (THEIRS[0], "DDP", *(name for name in OURS if name.startswith("frozen-aware")))
@@ -36,8 +36,6 @@ LARGE: dict[str, Any] = {"model.vision.source": "open_clip", "model.vision.name"
 LARGE |= {"model.vision.weights": None, "model.vision.config": None, "model.cross_attention_every": 1}
 LARGE |= {"data.max_length": 512, "launch.name": "ViT-L/14 and Llama-3.2-1B"}
 """What is put on a GPU, as changes of the preset clip_llama_1b."""
-SQUARE = {"cuda": 8192, "cpu": 1024}
-"""Side of the matrices by which a device's own rate is measured."""
 
 
 def bench_step(
@@ -73,7 +71,10 @@ def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) ->
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
     try:
-        batch, machine = _batch(params, _model(params.model), rank), _rates(device, ranks)
+        batch, machine = (
+            _batch(params, _model(params.model), rank),
+            machine_here(params.launch, device, dtype=torch.bfloat16),
+        )
         ways, rows = [], []
         for name in COMPARED:
             way, row = _first(name, params, batch, device, machine)
@@ -89,9 +90,9 @@ def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) ->
             row["ratio"] = median(a / b for a, b in zip(mine, first, strict=True))
             row["to_ddp"] = median(a / b for a, b in zip(mine, seconds["DDP"], strict=True))
             row["samples_per_s"] = batch.size * ranks / row["seconds"]
-            row["utilization"] = row["flops"] / row["seconds"] / machine["flops"]
+            row["utilization"] = row["flops"] / row["seconds"] / machine.flops
         if rank == 0:
-            found = {"title": _title(params, ways[-1].model, ranks, device), "rounds": rounds, "rates": machine}
+            found = {"title": _title(params, ways[-1].model, ranks, device), "rounds": rounds, "rates": asdict(machine)}
             Path(folder, "found.json").write_text(json.dumps(found | {"rows": rows}))
         dist.barrier()
     finally:
@@ -99,20 +100,19 @@ def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) ->
 
 
 def _first(
-    name: str, params: RunParams, batch: Batch, device: torch.device, machine: dict[str, float]
+    name: str, params: RunParams, batch: Batch, device: torch.device, machine: Machine
 ) -> tuple[Way, dict[str, Any]]:
     """Wrap, take two steps, and look at the memory of the second; what was predicted of it."""
     model = _model(params.model)
-    row: dict[str, Any] = {"way": name, "predicted_peak": None, "predicted_seconds": None}
     fsdp = replace(params.fsdp, **OURS.get(name, {}))
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=batch.inputs())
-    work = work_of(model, plan, batch.inputs())
-    row["flops"] = work.flops
+    plan = with_moments(model, plan, batch.inputs())
+    row: dict[str, Any] = {"way": name, "flops": plan.flops, "predicted_peak": None, "predicted_seconds": None}
     if name in OURS:
-        cost = estimate(with_moments(model, plan, batch.inputs()), TrainParams(device=device.type))  # type: ignore[arg-type]
-        row["predicted_peak"] = cost.peak_bytes
-        held = sum(p.numel * 4 for u in plan.units for p in u.params if p.trainable) // (plan.shard or 1)
-        row["predicted_seconds"] = _predicted(work, cost.wire_bytes, held, machine)
+        train = TrainParams(device=Device(device.type))
+        times = step_time(plan, train, machine=machine)
+        row["predicted_peak"] = estimate(plan, train).peak_bytes
+        row["predicted_seconds"] = times.overlapped if device.type == "cuda" else times.serial
 
     def steps(mark: Callable[[], None]) -> Way:
         way = wrapped(name, model, "flamingo", example=batch.inputs(), device=device)
@@ -134,15 +134,6 @@ def _first(
             way = steps(memory.mark)
         row["peak_bytes"] = memory.peak
     return way, row
-
-
-def _predicted(work: Work, wire: int, held: int, machine: dict[str, float]) -> float:
-    """Seconds of a step: its kernels, AdamW's and the clip's passes over what a rank trains (`held` bytes), and what
-    goes over the wire: beside compute on a GPU, after it on a CPU, whose cores do both."""
-    update = 10 * held / machine["memory"]
-    compute = work.seconds(flops=machine["flops"], memory=machine["memory"], call=machine["call"]) + update
-    network = wire / machine["wire"] if machine["wire"] else 0.0
-    return max(compute, network) if machine["beside"] else compute + network
 
 
 def _model(params: ModelParams) -> Flamingo:
@@ -181,42 +172,6 @@ def _timed(way: Way, batch: Batch, device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def _rates(device: torch.device, ranks: int) -> dict[str, float]:
-    """This session's own: operations a second of a bf16 matrix product, bytes a second of a copy (read and written),
-    seconds of a call, bytes a second that a rank sends to the next (0: there is none)."""
-    side, cuda = SQUARE[device.type], device.type == "cuda"
-    a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
-    big = torch.empty(1 << (30 if cuda else 26), dtype=torch.uint8, device=device)
-    little = torch.empty(16, device=device)
-
-    def best(do: Callable[[], Any], times: int) -> float:
-        found = []
-        for _ in range(5):
-            if cuda:
-                torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            for _ in range(times):
-                do()
-            if cuda:
-                torch.cuda.synchronize(device)
-            found.append((time.perf_counter() - began) / times)
-        return min(found)
-
-    copy = torch.empty_like(big)
-    rates = {
-        "flops": 2 * side**3 / best(lambda: a @ a, 20 if cuda else 2),
-        "memory": 2 * big.nbytes / best(lambda: copy.copy_(big), 5),
-        "call": best(lambda: little.add_(1), 1000),
-        "beside": float(cuda),
-        "wire": 0.0,
-    }
-    if ranks > 1:
-        part = big[: big.numel() // ranks // 4]
-        whole = torch.empty(part.numel() * ranks, dtype=torch.uint8, device=device)
-        rates["wire"] = part.numel() * (ranks - 1) / best(lambda: dist.all_gather_into_tensor(whole, part), 3)
-    return rates
-
-
 def _title(params: RunParams, model: nn.Module, ranks: int, device: torch.device) -> str:
     plan: Any = model.mmfsdp_plan
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
@@ -232,8 +187,8 @@ def table(found: dict[str, Any]) -> str:
     rates = found["rates"]
     lines = [
         found["title"],
-        f"measured here: {rates['flops'] / 1e12:,.2f} TFLOP/s of bf16 matrices, {rates['memory'] / 1e9:,.1f} GB/s of "
-        f"memory, {rates['call'] * 1e6:.1f} microseconds a call, {rates['wire'] / 1e9:,.2f} GB/s between ranks",
+        f"measured here: {rates['flops'] / 1e12:,.2f} TFLOP/s in bf16, {rates['memory'] / 1e9:,.1f} GB/s memory, "
+        f"{rates['overhead'] * 1e6:.1f} microseconds a call, {rates['bandwidth'] / 1e9:,.2f} GB/s between ranks",
         f"{'':26}{'seconds':>9}{'x':>7}{'x DDP':>7}{'predicted':>10}{'samples/s':>11}{'of rate':>8}{'peak MB':>10}"
         f"{'x':>7}{'predicted':>10}{'sent MB':>10}",
     ]
