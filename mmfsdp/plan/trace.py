@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -141,8 +141,8 @@ def fake_copy(
 
 def fake(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor of that shape without storage."""
-    with mode:
-        return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
+    shape = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
+    return FakeTensor(mode, shape, torch.device("cpu"))  # as under the mode, in a third of the time
 
 
 class _Watch(TorchFunctionMode):

@@ -13,9 +13,9 @@ from torch.distributed.fsdp.wrap import _recursive_wrap
 from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ModelParams, ParamError, load, preset_names
-from mmfsdp.plan import WrapPlan, describe, make_plan
+from mmfsdp.plan import WrapPlan, describe, make_plan, with_moments
 from mmfsdp.plan.group import _asks
-from mmfsdp.preview import frozen_model
+from mmfsdp.preview import example_of, frozen_model
 
 
 def plan_of(model: nn.Module, *, world_size: int = 2, example=None, **fields) -> WrapPlan:
@@ -258,3 +258,10 @@ def test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead(prese
     ahead = [u for u in plan.units if u.ahead_backward]
     assert bool(ahead) == any(u.gathers_backward for u in plan.units[:-1]) and not any(u.ahead_forward for u in ahead)
     assert all(names[u.ahead_backward].ends < u.ends and names[u.ahead_backward].gathers_backward for u in ahead)
+
+
+def test_the_same_example_gives_the_same_moments():
+    params = load("tiny")
+    model = frozen_model(params.model)
+    plan, example = make_plan(model, params.fsdp, world_size=2), example_of(model, params)
+    assert len({with_moments(model, plan, example) for _ in range(3)}) == 1, "a storage may take another's place"
