@@ -1,12 +1,13 @@
-# make lab    opens the table of contents         make test   runs every test
-# make demo   the same job, no browser          make lint   ruff and mypy
-# make slides the workshop's deck, as HTML and PDF, into slides/build
+# make lab        opens the table of contents      make demo   the same job, no browser
+# make test       runs every test                  make lint   ruff and mypy
+# make test-fast  those without ranks, browser, kernels and Slurm, in about a minute
+# make slides     the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
 BIN := .venv/bin
 # In a container one often is root, which JupyterLab refuses unless told.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab demo test lint slides
+.PHONY: lab demo test test-fast lint slides
 .DEFAULT_GOAL := demo
 
 lab: .venv/.installed
@@ -17,6 +18,9 @@ demo: .venv/.installed
 
 test: .venv/.installed-test
 	$(BIN)/python -m pytest
+
+test-fast: .venv/.installed-test
+	$(BIN)/python -m pytest -n 2 -m 'not real'
 
 slides: .venv/.installed
 	$(BIN)/python slides/build.py

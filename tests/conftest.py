@@ -22,9 +22,22 @@ def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
 
+REAL_FOLDERS = {"browser", "course", "notebooks", "slides", "slurm", "ways_in"}
+REAL_MODULES = ("tests.ranks", "ranks", "tests.tiny_run", "tiny_run", "mmfsdp.launch", "mmfsdp.bench", "mmfsdp.train")
+REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_environment.py"}
+
+
 def pytest_collection_modifyitems(items):
-    """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use."""
+    """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use.
+
+    Files that start ranks, runs, a browser, a kernel or Slurm are marked `real`.
+    """
     items.sort(key=lambda item: item.path.name != "test_demo.py")
+    for item in items:
+        owners = {getattr(value, "__module__", None) or "" for value in vars(item.module).values()}
+        place = item.path.parent.name in REAL_FOLDERS or item.path.name in REAL_FILES
+        if place or any(owner.startswith(REAL_MODULES) for owner in owners):
+            item.add_marker("real")
 
 
 @pytest.fixture(scope="session", autouse=True)
