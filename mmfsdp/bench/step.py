@@ -20,18 +20,23 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from .. import runs
 from ..build import build_model
 from ..data import Batch
 from ..estimate import Machine, estimate, step_time
 from ..freeze import freeze
-from ..measure import Collectives, cpu_memory
+from ..measure import Collectives, cpu_memory, memory_bytes
 from ..models import Flamingo
 from ..params import Device, ModelParams, RunParams, TrainParams, load
 from ..plan import make_plan, with_moments
+from ..step import train_step
 from ..train.machine import machine_here
-from .ways import OURS, THEIRS, Way, wrapped
+from ..train.place import Place
+from ..train.record import Record
+from .ways import OURS, THEIRS, WAYS, Way, wrapped
 
-COMPARED = (THEIRS[0], "DDP", *(name for name in OURS if name.startswith("frozen-aware")))
+COMPARED = (THEIRS[0], "DDP", *(name for name in WAYS if name.startswith("frozen-aware")))
+COMPILED = f"{COMPARED[-1]}, compiled"
 LARGE: dict[str, Any] = {"model.vision.source": "open_clip", "model.vision.name": "ViT-L-14"}
 LARGE |= {"model.vision.weights": None, "model.vision.config": None, "model.cross_attention_every": 1}
 LARGE |= {"data.max_length": 512, "launch.name": "ViT-L/14 and Llama-3.2-1B"}
@@ -45,13 +50,14 @@ def bench_step(
     rounds: int = 7,
     samples: int | None = None,
     length: int | None = None,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """One optimizer step of each way in bf16: median seconds in interleaved rounds, samples per second, share of the
     device's own matrix rate (counted over what the mix of frozen and trainable needs), peak memory, and both predicted.
 
     config: preset or YAML file of a Flamingo, whose weights are drawn at random; unset, on GPUs ViT-L/14 and the layout
     of Llama-3.2-1B, and tiny on the CPU. ranks: unset, all GPUs, or 2. samples, length: of a batch; unset, the
-    configuration's.
+    configuration's. compiled: REPLICATE once more, its units compiled.
     """
     gpus = torch.cuda.device_count()
     params = load(config) if config else load("clip_llama_1b").change(**LARGE) if gpus else load("tiny")
@@ -59,11 +65,11 @@ def bench_step(
     params = params.change(**{"data.max_length": length or params.data.max_length, "fsdp.mixed_precision": "bf16"})
     ranks = ranks or gpus or 2
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (ranks, folder, params, rounds), nprocs=ranks, start_method="spawn")
+        mp.start_processes(_rank, (ranks, folder, params, rounds, compiled), nprocs=ranks, start_method="spawn")
         return json.loads(Path(folder, "found.json").read_text())
 
 
-def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) -> None:
+def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int, compiled: bool) -> None:
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -76,7 +82,7 @@ def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) ->
             machine_here(params.launch, device, dtype=torch.bfloat16),
         )
         ways, rows = [], []
-        for name in COMPARED:
+        for name in (*COMPARED, COMPILED)[: len(COMPARED) + compiled]:
             way, row = _first(name, params, batch, device, machine)
             ways.append(way)
             rows.append(row)
@@ -91,8 +97,10 @@ def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int) ->
             row["to_ddp"] = median(a / b for a, b in zip(mine, seconds["DDP"], strict=True))
             row["samples_per_s"] = batch.size * ranks / row["seconds"]
             row["utilization"] = row["flops"] / row["seconds"] / machine.flops
+        metrics_s = _metrics(params, ways[-1], batch, device)
         if rank == 0:
             found = {"title": _title(params, ways[-1].model, ranks, device), "rounds": rounds, "rates": asdict(machine)}
+            found["metrics_s"] = metrics_s
             Path(folder, "found.json").write_text(json.dumps(found | {"rows": rows}))
         dist.barrier()
     finally:
@@ -163,6 +171,22 @@ def _batch(params: RunParams, model: Flamingo, rank: int) -> Batch:
     return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
 
 
+def _metrics(params: RunParams, way: Way, batch: Batch, device: torch.device) -> float:
+    """Seconds that writing down a step takes a rank."""
+    row = train_step(way.model, [batch], way.optimizer)
+    with tempfile.TemporaryDirectory() as name:
+        folder, place, often = Path(name), Place(step=2), 200
+        beat = runs.Beat(folder, 1)
+        record = Record(folder, params.train, device, place, runs.MetricsWriter(folder, 1))
+        began = time.perf_counter()
+        for _ in range(often):
+            beat("step 2 data")
+            beat("step 2 compute")
+            row._read.clear()
+            record.add(row, [batch], step_s=1.0, data_s=0.0, wire_bytes=0, memory_bytes=memory_bytes(device))
+        return (time.perf_counter() - began) / often
+
+
 def _timed(way: Way, batch: Batch, device: torch.device) -> float:
     dist.barrier()
     began = time.perf_counter()
@@ -202,6 +226,9 @@ def table(found: dict[str, Any]) -> str:
             f"{apart[1]:>10}{row['wire_bytes'] / 1e6:>10.2f}"
         )
     lines.append("x: to the first row, medians over rounds of the round's ratio; predicted: beside measured")
+    ours = found["rows"][len(COMPARED) - 1]
+    share = found["metrics_s"] / ours["seconds"]
+    lines.append(f"A row of metrics takes {found['metrics_s'] * 1e6:.0f} microseconds, {share:.3%} of a step.")
     return "\n".join(lines)
 
 

@@ -38,8 +38,9 @@ OURS: dict[str, dict[str, Any]] = {
     "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEPT},
     "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", **KEPT},
 }
+OURS["frozen-aware REPLICATE, compiled"] = OURS["frozen-aware REPLICATE"] | {"compile_units": True}
 THEIRS = ("OpenFlamingo's scheme", "the same in our formats", "FSDP2 per layer (Cornstarch)")
-WAYS = (*THEIRS, *OURS)
+WAYS = (*THEIRS, *(name for name in OURS if not name.endswith("compiled")))
 
 
 @dataclass
