@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mmfsdp.style import ACTIVATIONS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
+from mmfsdp.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
@@ -157,6 +157,35 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str) -> Pictu
     return Picture(
         f"{head}height='{height:.0f}' role='img' aria-label='{escape(label)}' style='{style}'>{''.join(parts)}</svg>"
     )
+
+
+def curves(lines: Mapping[str, Sequence[float]], *, title: str = "loss") -> Picture:
+    """Values over the steps, a line for each name, with the package's own chart."""
+    from mmfsdp.plots.curves import Line, Metric, Series, chart, figure
+
+    drawn, names = [], {}
+    for (name, values), color in zip(lines.items(), COLORS, strict=False):
+        series = Series()
+        for step, value in enumerate(values, start=1):
+            series.add(step, value)
+        drawn.append(Line(name, series, color))
+        names[name] = (color, "")
+    return Picture(figure([chart(Metric(title, from_zero=True), drawn)], names=names, columns=1))
+
+
+def shares(rows: Mapping[str, Mapping[str, float]]) -> Picture:
+    """A table of shares by row and column, each a box that is as full as the share is large."""
+    columns = list(next(iter(rows.values())))
+    left, wide = max(map(len, rows)) * 8 + 16, 96
+    parts = [_text(left + (i + 0.5) * wide, 16, name) for i, name in enumerate(columns)]
+    for j, (name, row) in enumerate(rows.items()):
+        y = 26 + 34 * j
+        parts.append(_text(left - 8, y + 19, name, anchor="end"))
+        for i, value in enumerate(row.values()):
+            x, full = left + i * wide, wide - 8
+            parts += [_box(x, y, full, 28, f"{INK}33"), _box(x, y, full * value, 28, f"{FROZEN}77")]
+            parts.append(_text(x + full / 2, y + 19, f"{value:.0%}"))
+    return _svg(left + wide * len(columns) + 8, 32 + 34 * len(rows), parts, "shares: " + "; ".join(rows))
 
 
 def grid(values: Any, *, rows: Sequence[str], columns: Sequence[str]) -> Picture:

@@ -1,0 +1,231 @@
+"""Material of 09_multimodal_any: pictures with sounds, a model that sees and hears, and documents of several pictures.
+
+A sound's beeps say how many there are, its pitch how large; what they look like is in the picture alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mmfsdp import BackboneParams, ModelParams, RunParams
+from mmfsdp.data.batch import Batch, Sample
+from mmfsdp.data.multimodal import HOP, RATE
+from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
+from mmfsdp.data.render import render
+from mmfsdp.data.scenes import COUNTS, SHAPES, SIZES, Combination, draw_scene, split_combinations
+from mmfsdp.evaluate import captions
+from mmfsdp.params import load
+from mmfsdp.plots.svg import path, svg
+from mmfsdp.style import FROZEN
+
+WORDS = ("count", "size", "color", "shape")
+TOKENS = 12
+"""Tokens that the ear makes of a sound: 20 ms each."""
+PITCH = {"small": 1600.0, "large": 300.0}
+EAR = BackboneParams(
+    config={"model_type": "whisper", "d_model": 48, "encoder_layers": 2, "encoder_attention_heads": 4}
+    | {"encoder_ffn_dim": 96, "num_mel_bins": 20, "max_source_positions": TOKENS, "vocab_size": 8, "pad_token_id": 0}
+    | {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "decoder_layers": 1}
+    | {"decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+)
+
+
+def senses(**fields: Any) -> ModelParams:
+    """The model of the lesson: the demo's CLIP and language model, and an ear."""
+    tiny = pretrained().model
+    ear = {"config": EAR.config, "projector": "mlp"}
+    return ModelParams(kind="multimodal", vision=tiny.vision, language=tiny.language, encoders=[ear], **fields)
+
+
+def pretrained() -> RunParams:
+    """The demo's parameters; its two backbones are pretrained here if no run has done so yet (two minutes)."""
+    from mmfsdp.pretrain import ensure_backbones
+
+    params = load("tiny")
+    ensure_backbones(params, progress=lambda label, share: print(f"\rpretraining the {label}: {share:4.0%}", end=""))
+    return params
+
+
+def sound(count: int, size: str, rng: random.Random) -> np.ndarray:
+    """A quarter of a second with so many beeps, deep for large things and high for small ones."""
+    seconds = TOKENS * 2 * HOP / RATE
+    time = np.arange(int(seconds * RATE)) / RATE
+    beat = seconds / len(COUNTS)
+    on = (time // beat < count) & (time % beat < 0.6 * beat)
+    return (0.5 * on * np.sin(2 * np.pi * PITCH[size] * rng.uniform(0.9, 1.1) * time)).astype(np.float32)
+
+
+def sample(index: int, split: str = "train") -> Sample:
+    """One shape in the picture; the sound says how many of them are meant, and how large."""
+    rng = random.Random(f"{split}/{index}")
+    single = tuple(c for c in split_combinations()[0] if c.count == 1)
+    scene = draw_scene(rng, single)
+    (group,) = scene.groups
+    count, size = rng.randint(1, len(COUNTS)), rng.choice(list(SIZES))
+    said = Combination(count, size, group.combination.color, group.combination.shape)
+    name = f"{split}/{index}"
+    return Sample("<image> <audio>", str(said), (render(scene, 48),), name, sounds=(sound(count, size, rng),))
+
+
+def pretrain_ear(model: Any, processor: Any, *, steps: int = 80) -> float:
+    """The ear learns to tell its eight kinds of sound apart; returns the share it gets right at the end."""
+    ear, rng = model.encoders.audio, random.Random(0)
+    kinds = [(count, size) for count in range(1, len(COUNTS) + 1) for size in PITCH]
+    heard = [(processor._sound(Sample("", ""), sound(*kinds[i % 8], rng)), i % 8) for i in range(256)]
+    sounds, kind = torch.stack([x for x, _ in heard]), torch.tensor([k for _, k in heard])
+    head = nn.Linear(ear.dim, len(kinds))
+    optimizer = torch.optim.AdamW([*ear.parameters(), *head.parameters()], lr=3e-3)
+    right = 0.0
+    for step in range(steps):
+        some = torch.tensor(random.Random(step).sample(range(256), 32))
+        guess = head(ear(sounds[some])).flatten(0, 1)
+        target = kind[some].repeat_interleave(TOKENS)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(guess, target).backward()
+        optimizer.step()
+        right = (guess.argmax(-1) == target).float().mean().item()
+    return right
+
+
+@dataclass
+class Seen:
+    """Samples as one batch, with what the frozen encoders make of their media: computed once, used in every step."""
+
+    samples: Sequence[Sample]
+    batch: Batch
+
+    @classmethod
+    @torch.no_grad()
+    def by(cls, model: Any, processor: Any, samples: Sequence[Sample]) -> Seen:
+        batch = processor(samples)
+        media = {}
+        for key, items in batch.media.items():
+            encoder = model.encoders[key] if hasattr(model, "encoders") else model.vision_encoder
+            lead = items.shape[: -len(encoder.item_shape)]
+            flat = items.flatten(0, len(lead) - 1).split(64)
+            media[f"{key}_features"] = torch.cat([encoder(part) for part in flat]).unflatten(0, lead)
+        return cls(samples, replace(batch, media=media))
+
+    def some(self, step: int, count: int) -> dict[str, Any]:
+        """Inputs of a random few."""
+        rows = torch.tensor(random.Random(step).sample(range(self.batch.size), count))
+        values = self.batch.inputs()
+        return {
+            key: {k: v[rows] for k, v in value.items()} if key == "media" else value[rows]
+            for key, value in values.items()
+        }
+
+
+def fit(model: Any, seen: Seen, *, steps: int, lr: float, batch: int = 16) -> list[float]:
+    """Train what is trainable; the losses."""
+    trains = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trains, lr=lr)
+    losses = []
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 10) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+        loss = model(**seen.some(step, batch)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(trains, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    return losses
+
+
+def word_by_word(model: Any, processor: Any, samples: Sequence[Sample], *, without: str = "") -> dict[str, float]:
+    """Share of right words by their place in the caption; `without` a medium (audio, vision), which is then empty."""
+
+    class Deaf:
+        """The processor with an empty medium."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(processor, name)
+
+        def prompts(self, some: Sequence[Sample]) -> Batch:
+            found = processor.prompts(some)
+            return replace(found, media={k: v * 0 if k == without else v for k, v in found.media.items()})
+
+    said = captions(model, Deaf(), samples)  # type: ignore[arg-type]
+    pairs = [(a.split(), b.text.split()) for a, b in zip(said, samples, strict=True)]
+    return {
+        word: sum(len(a) > i and a[i].rstrip("es") == b[i].rstrip("es") for a, b in pairs) / len(pairs)
+        for i, word in enumerate(WORDS)
+    }
+
+
+def gallery(samples: Sequence[Sample], said: Sequence[str] = ()) -> Any:
+    """Samples as HTML: the pictures, the sound drawn, the truth, and what a model said."""
+    from IPython.display import HTML
+
+    cards = []
+    for i, one in enumerate(samples):
+        shown = "".join(_png(image) for image in one.images) + "".join(_wave(wave) for wave in one.sounds)
+        words = f"{escape(one.text)}{f'<br><b>said:</b> {escape(said[i])}' if said else ''}"
+        cards.append(f"<div style='max-width:250px'>{shown}<div>{words}</div></div>")
+    return HTML(f"<div style='display:flex;flex-wrap:wrap;gap:16px'>{''.join(cards)}</div>")
+
+
+def _png(image: Any) -> str:
+    held = BytesIO()
+    image.resize((96, 96), 0).save(held, "PNG")
+    return f"<img src='data:image/png;base64,{b64encode(held.getvalue()).decode()}' alt='' width='96' height='96'> "
+
+
+def _wave(wave: np.ndarray) -> str:
+    points = [(i * 140 / len(wave), 48 - 80 * float(wave[i])) for i in range(0, len(wave), 8)]
+    return svg(140, 96, "a sound", path(points, FROZEN, width=1))
+
+
+STYLES: dict[str, Callable[[Combination], str]] = {
+    "color": lambda it: it.color,
+    "shape": lambda it: SHAPES[it.shape],
+}
+
+
+def document(index: int, *, pictures: int = 4, style: str = "", split: str = "train") -> Sample:
+    """Pictures, each followed by a word about it: in one document always its color, in another always its shape."""
+    rng = random.Random(f"document/{split}/{index}")
+    style = style or rng.choice(list(STYLES))
+    scenes = [draw_scene(rng, split_combinations()[0]) for _ in range(pictures)]
+    said = f"{END_OF_CHUNK}".join(f"{IMAGE} {STYLES[style](s.groups[0].combination)}" for s in scenes)
+    images = tuple(render(scene, 48) for scene in scenes)
+    return Sample(IMAGE, said.removeprefix(IMAGE).strip(), images, f"{style}/{split}/{index}")
+
+
+@torch.no_grad()
+def right_by_shots(model: Any, processor: Any, seen: Seen) -> list[float]:
+    """Share of documents whose word after picture i is right, given the i pictures and words before it."""
+    logits = model(**seen.batch.inputs()).logits.argmax(-1)
+    ids = seen.batch.input_ids
+    places = (ids == processor.image_id).nonzero()[:, 1].unflatten(0, (len(ids), -1))
+    right = logits.gather(1, places) == ids.gather(1, places + 1)
+    return right.float().mean(0).tolist()
+
+
+def three() -> Sample:
+    """Three new pictures, to be asked about."""
+    rng = random.Random("three")
+    kinds = (("red", "circle", 2), ("black", "heart", 1), ("blue", "star", 3))
+    scenes = [draw_scene(rng, (Combination(count, "large", color, shape),)) for color, shape, count in kinds]
+    return Sample("", "red circles, a black heart, blue stars", tuple(render(scene, 48) for scene in scenes))
+
+
+def ask(model: Any, processor: Any, prompt: Any, pictures: Sample) -> str:
+    """What the model says after a prompt with these pictures; nothing to a prompt that does not fit them."""
+    if not isinstance(prompt, str) or prompt.count(IMAGE) != len(pictures.images):
+        return ""
+    return captions(model, processor, [replace(pictures, prompt=prompt)])[0]
