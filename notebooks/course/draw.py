@@ -10,6 +10,7 @@ from mmfsdp.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPTIMIZER, 
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
+LEDGER_COLORS |= {"computing": FROZEN, "exposed": TRAINABLE}
 BOX, GAP = 34, 4
 
 
@@ -141,7 +142,7 @@ def _box(x: float, y: float, dx: float, dy: float, color: str, *, title: str = "
     return f"<rect x='{x:.1f}' y='{y:.1f}' width='{max(dx, 0):.1f}' height='{dy}' rx='3' fill='{color}'>{hover}</rect>"
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "middle", fill: str = INK) -> str:
+def _text(x: float, y: float, words: str, *, anchor: str = "middle", fill: str = "currentColor") -> str:
     return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' fill='{fill}'>{escape(words)}</text>"
 
 
@@ -152,7 +153,7 @@ def _arrow(x1: float, y1: float, x2: float, y2: float, words: str) -> str:
 
 
 def _svg(width: float, height: float, parts: Sequence[str], label: str) -> Picture:
-    style = "font-family:system-ui,sans-serif;font-size:13px;max-width:100%"
+    style = "font-family:system-ui,sans-serif;font-size:14px;max-width:100%"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' width='{width:.0f}' "
     return Picture(
         f"{head}height='{height:.0f}' role='img' aria-label='{escape(label)}' style='{style}'>{''.join(parts)}</svg>"
@@ -183,7 +184,7 @@ def shares(rows: Mapping[str, Mapping[str, float]]) -> Picture:
         parts.append(_text(left - 8, y + 19, name, anchor="end"))
         for i, value in enumerate(row.values()):
             x, full = left + i * wide, wide - 8
-            parts += [_box(x, y, full, 28, f"{INK}33"), _box(x, y, full * value, 28, f"{FROZEN}77")]
+            parts += [_box(x, y, full, 28, f"{INK}33"), _box(x, y, full * value, 28, f"{GATHERED}66")]
             parts.append(_text(x + full / 2, y + 19, f"{value:.0%}"))
     return _svg(left + wide * len(columns) + 8, 32 + 34 * len(rows), parts, "shares: " + "; ".join(rows))
 

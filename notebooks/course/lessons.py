@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,69 @@ def train(params: RunParams, name: str, *, until: int | None = None) -> Run:
     run = launch(params.change(**{"launch.name": name, "launch.replace": True, **steps}))
     run.wait()
     return run
+
+
+def profiled(policy: str) -> dict[str, Any]:
+    """What rank 0's profile says of three steps of the demo's model under a frozen policy."""
+    from .senses import pretrained
+
+    changes = {"fsdp.frozen_policy": policy, "train.steps": 5, "train.warmup_steps": 1, "train.profile": 3}
+    params = pretrained().change(**changes, **{"train.batch_size": 16, "launch.folder": str(artifacts("runs"))})
+    run = train(params, f"profile_{policy.lower()}")
+    return json.loads((run.path / "profile" / "rank0.json").read_text())
+
+
+def cached() -> str:
+    """What rank 0 says of its pictures' features after some epochs of a run over a new cache."""
+    folder = artifacts("features")
+    shutil.rmtree(folder, ignore_errors=True)
+    params = small_run(**{"data.augment": False, "data.feature_cache": str(folder), "train.steps": 24})
+    log = train(params, "cached").logs(0)
+    return next(line.strip() for line in log.splitlines() if "features of" in line)
+
+
+def operations() -> dict[str, int]:
+    """How often each operation runs in one decoder layer's forward; `mm` are the matrix products."""
+    from collections import Counter
+
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        found: Counter[str] = Counter()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            if not func.is_view:
+                self.found["mm" if name in ("mm", "addmm", "bmm", "baddbmm") else name] += 1
+            return func(*args, **(kwargs or {}))
+
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
+    config._attn_implementation = "sdpa"
+    layer, x = LlamaDecoderLayer(config, 0), torch.randn(2, 16, 64)
+    place = LlamaRotaryEmbedding(config)(x, torch.arange(16)[None])
+    with torch.no_grad(), Counting() as counting:
+        layer(x, position_embeddings=place)
+    return dict(counting.found.most_common())
+
+
+def fused() -> None:
+    """Say how long a norm and a gated activation take as they are, and compiled into one kernel."""
+
+    def eager(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        return x * torch.sigmoid(x) * y
+
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        print("there is no C++ compiler here, which torch.compile needs on a CPU (Debian: sudo apt install g++)")
+        return
+    x, y = torch.randn(2, 2048, 512)
+    compiled = torch.compile(eager)
+    assert torch.allclose(eager(x, y), compiled(x, y), atol=1e-5)
+    for name, function in (("eager", eager), ("compiled", compiled)):
+        print(f"{name:9} {1e3 * min(timeit.repeat(lambda: function(x, y), number=1, repeat=20)):6.2f} ms")  # noqa: B023
 
 
 def _write_parts(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 
 from mmfsdp import BackboneParams, ModelParams, RunParams
@@ -52,6 +53,7 @@ def pretrained() -> RunParams:
     """The demo's parameters; its two backbones are pretrained here if no run has done so yet (two minutes)."""
     from mmfsdp.pretrain import ensure_backbones
 
+    transformers.utils.logging.disable_progress_bar()
     params = load("tiny")
     ensure_backbones(params, progress=lambda label, share: print(f"\rpretraining the {label}: {share:4.0%}", end=""))
     return params
@@ -174,8 +176,10 @@ def gallery(samples: Sequence[Sample], said: Sequence[str] = ()) -> Any:
     cards = []
     for i, one in enumerate(samples):
         shown = "".join(_png(image) for image in one.images) + "".join(_wave(wave) for wave in one.sounds)
-        words = f"{escape(one.text)}{f'<br><b>said:</b> {escape(said[i])}' if said else ''}"
-        cards.append(f"<div style='max-width:250px'>{shown}<div>{words}</div></div>")
+        text = one.text.replace(IMAGE, "").replace(END_OF_CHUNK, " |")
+        words = f"{escape(text)}{f'<br><b>said:</b> {escape(said[i])}' if said else ''}"
+        wide = 104 * (3 if len(one.images) % 2 and not one.sounds and len(one.images) > 1 else 2)
+        cards.append(f"<div style='width:{wide}px'>{shown}<div>{words}</div></div>")
     return HTML(f"<div style='display:flex;flex-wrap:wrap;gap:16px'>{''.join(cards)}</div>")
 
 
@@ -186,8 +190,8 @@ def _png(image: Any) -> str:
 
 
 def _wave(wave: np.ndarray) -> str:
-    points = [(i * 140 / len(wave), 48 - 80 * float(wave[i])) for i in range(0, len(wave), 8)]
-    return svg(140, 96, "a sound", path(points, FROZEN, width=1))
+    points = [(i * 96 / len(wave), 48 - 80 * float(wave[i])) for i in range(0, len(wave), 4)]
+    return svg(96, 96, "a sound", path(points, FROZEN, width=0.7))
 
 
 STYLES: dict[str, Callable[[Combination], str]] = {

@@ -1,4 +1,4 @@
-"""`python -m course.verify [NOTEBOOK ...]`, in notebooks/: run lessons with their solutions; write cards.
+"""`python -m course.verify [NOTEBOOK ...]`, in notebooks/: run lessons with their solutions; write cards and pages.
 
 `python -m course.verify --class FOLDER` makes the copy for the class instead: no solutions, no outputs.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+
+from .rendered import render
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -68,18 +70,20 @@ def with_card(text: str, *, minutes: float, day: str) -> str:
 
 
 def verify(path: Path) -> None:
-    """Run a lesson with its solutions, and write minutes and day into its card. A cell that raises, raises."""
+    """Run a lesson with its solutions; write minutes and day into its card, and its page for the web. A cell that
+    raises, raises."""
     import torch
 
     book = nbformat.read(path, as_version=4)
     began = time.monotonic()
     here = {"metadata": {"path": str(HERE)}}
-    NotebookClient(solved(book), timeout=1200, kernel_name="python3", resources=here).execute()
+    ran = NotebookClient(solved(book), timeout=1200, kernel_name="python3", resources=here).execute()
     minutes = (time.monotonic() - began) / 60
     day = f"{datetime.date.today().isoformat()}, torch {torch.__version__.split('+')[0]}"
     book.cells[0].source = with_card(book.cells[0].source, minutes=minutes, day=day)
     book.metadata["mmfsdp"] = {"minutes": max(1, round(minutes))}
     nbformat.write(book, path)
+    render(book, ran, HERE / "rendered" / f"{path.stem}.md")
     print(f"{path.name}: {minutes:.1f} minutes")
 
 

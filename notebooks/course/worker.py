@@ -15,12 +15,17 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
+
+IDLE_S = 6
+"""Ranks that all do nothing for so long hang."""
 
 
 def serve() -> None:
@@ -61,10 +66,13 @@ def _run(folder: Path, ranks: int, limit_s: float) -> None:
 
 def _wait(running: dict[int, int], end: float, folder: Path) -> None:
     """Until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
-    why = ""
+    why, looked, busy = "", time.monotonic(), 0.0
     while running and not why:
         failed = [rank for rank, status in _ended(running) if status]
         why = f"rank {failed[0]} had failed" if failed else "nothing moved" if time.monotonic() > end else ""
+        if time.monotonic() - looked > IDLE_S:  # ranks that wait for each other compute next to nothing
+            before, busy, looked = busy, _cpu_seconds(running), time.monotonic()
+            why = why or ("nothing moved" if busy - before < IDLE_S / 100 else "")
         time.sleep(0.01)
     time.sleep(0.3 if running else 0)  # the others may be about to fail as well
     list(_ended(running))
@@ -74,6 +82,10 @@ def _wait(running: dict[int, int], end: float, folder: Path) -> None:
     for rank in running.values():
         with (folder / f"{rank}.log").open("a") as log:
             log.write(f"\n[ended here, since {why}]\n")
+
+
+def _cpu_seconds(pids: Iterable[int]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def _ended(running: dict[int, int]):

@@ -6,6 +6,8 @@ from course.checks import hint_for, number, passed, progress
 from course.ranks import run_on_ranks
 
 G = 7 / 8
+TOKENS = ["there", "<image>", "red", "<|endofchunk|>", "<image>", "blue", "<|endofchunk|>"]
+SHOTS = "<image> {}<|endofchunk|><image> {}<|endofchunk|><image>"
 VALUES = [
     ("01.wire", (350,), "one half of it"),
     ("01.wire", (800,), "keeps its own part"),
@@ -36,6 +38,33 @@ VALUES = [
     ("03.mend", ({"sharding_strategy": "ALL"},), "sharding_strategy"),
     ("03.mend", ({"frozen_policy": "KEEP"},), "sends none of them"),
     ("03.mend", ({"backend": "DDP", "mixed_precision": "bf16"},), "hold"),
+    ("09.freeze", (["language_model.*"],), "An encoder trains"),
+    ("09.freeze", (["llava_stage1"],), "`projectors.*` are two"),
+    ("09.freeze", (["encoder.*"],), "matches no parameter"),
+    ("09.freeze", (["encoders.*", "projectors.vision.*"],), "The language model trains"),
+    ("09.lora", (8 * 128 * 256,), "thin"),
+    ("09.lora", (1024,), "the second goes back up"),
+    ("09.lora", (32768,), "frozen matrix"),
+    ("09.labels", (TOKENS, [True] * 7), "Before the first picture"),
+    ("09.labels", (TOKENS, [False, True, True, True, True, True, True]), "Nobody has to *predict*"),
+    ("09.labels", (TOKENS, [False, False, True, False, False, True, False]), "when to stop"),
+    ("09.labels", (TOKENS, [False, False, True, True, False, False, True]), "'blue'"),
+    ("09.prompt", ("<image> circles<image> hearts<image>", ""), "ends with `<|endofchunk|>`"),
+    ("09.prompt", (SHOTS.format("red", "black"), "blue"), "goes on with a color"),
+    ("09.prompt", (SHOTS.format("circles", "hearts") + " stars", ""), "Leave the last"),
+    ("09.prompt", ("<image>", ""), "three pictures"),
+    ("10.exposed", (lambda compute, talk: sum(b - a for a, b in talk),), "all the communication"),
+    ("10.exposed", (lambda compute, talk: None,), "returns nothing"),
+    ("10.exposed", (lambda compute, talk: max(0, talk[-1][1] - compute[-1][1]),), "IndexError"),
+    ("10.gain", (60.6,), "no shorter"),
+    ("10.gain", (15,), "of the *step*"),
+    ("10.gain", (10,), "not of 300"),
+    ("10.tokens", (512,), "still holds it"),
+    ("10.tokens", (65536,), "Half as many"),
+    ("10.tokens", (1000,), "power of two"),
+    ("10.cache", (1048.6,), "not 4"),
+    ("10.cache", (2.048,), "256 tokens"),
+    ("10.cache", (488.3,), "GiB"),
 ]
 
 
@@ -76,7 +105,7 @@ def test_wrong_code_gets_its_hint(name, right, wrong, words):
     whole = f"{first}\n{code}"
     assert right in whole
     first, code = whole.replace(right, wrong, 1).split("\n", 1)
-    run_on_ranks(code, int(first.split()[1]), name, limit_s=8 if words == "waited" else 60)
+    run_on_ranks(code, int(first.split()[1]), name)
     hint = hint_for(name)
     assert hint and words in hint, hint
 
