@@ -14,8 +14,8 @@ import mistune  # JupyterLab brings it
 
 HERE = Path(__file__).resolve().parent
 FIGURE = re.compile(r"\{\{(\w+)\}\}")
-OPTIONS = """{hash: true, transition: "none", slideNumber: "c/t", width: 1280, height: 720, margin: 0.04,
-  plugins: [RevealNotes]}"""
+OPTIONS = """{hash: true, transition: "none", slideNumber: "c/t", controls: false, width: 1280, height: 720,
+  margin: 0.04, plugins: [RevealNotes]}"""
 
 
 def slides(deck: str, figures: dict[str, str]) -> list[str]:

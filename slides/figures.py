@@ -29,6 +29,7 @@ def figures() -> dict[str, str]:
         "ledger_fsdp": lambda: draw.ledger({"DDP": _states(7e9, 1), "FSDP, 8 ranks": _states(7e9, 8)}, limit=80),
         "media_mask": media_mask,
         "nine_billion": nine_billion,
+        "waits": waits,
         "bench_bytes": lambda: measured("wire_bytes", "MB", 1e6),
         "bench_peak": lambda: measured("peak_bytes", "MB", 1e6),
         "bench_seconds": lambda: measured("seconds", "s", 1),
@@ -71,6 +72,13 @@ def nine_billion() -> str:
         kinds = ("parameters", "gradients", "optimizer")
         rows[policy] = {kind: getattr(memory, kind) / GiB for kind in kinds}
     return draw.ledger(rows, limit=24)
+
+
+def waits() -> str:
+    """A step of OpenFlamingo's 9B on three numbers of GPUs, by frozen policy: computing, and what is exposed."""
+    from course import draw, lessons
+
+    return draw.ledger(lessons.waits(), unit="ms")
 
 
 def media_mask() -> str:

@@ -36,7 +36,10 @@ def hint_for(name: str, *given: Any) -> str | None:
         raise ValueError(f"exercise: {name!r} is not one of {', '.join(sorted(_CHECKS))}")
     if any(value is ... for value in given):
         return "Not answered yet: put your own in place of the three dots `...`, run that cell, then this one."
-    return _CHECKS[name](*given)
+    try:
+        return _CHECKS[name](*given)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"That is not of the kind that is asked for, so it cannot be checked ({type(error).__name__}: {error})."
 
 
 def check(name: str, *given: Any) -> None:

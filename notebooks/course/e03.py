@@ -77,12 +77,12 @@ def floor(shard: float, keep: float, replicate: float) -> str | None:
 @exercise("03.mend")
 def mend(fields: dict[str, Any]) -> str | None:
     """No finding, at most 6 GiB at rest, less than a fifth of the bytes."""
-    from mmfsdp import FSDPParams, build_model, estimate, freeze, make_plan
-    from mmfsdp.params import ParamError, load
+    from mmfsdp import FSDPParams, estimate, make_plan
+    from mmfsdp.params import ParamError
 
-    params = load("clip_llama_1b")
-    model, _ = build_model(params.model, meta=True)
-    freeze(model, params.model.freeze)
+    from .lessons import frozen
+
+    model = frozen("clip_llama_1b")
     first = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
     before = estimate(make_plan(model, FSDPParams(**first, frozen_dtype="bf16"), world_size=8)).wire_bytes
     try:

@@ -72,7 +72,7 @@ def bound(machines: Sequence[str]) -> str | None:
     if isinstance(machines, str):
         return "A list of names, such as ['a100-nvlink']."
     plans = {policy: planned("openflamingo_9b", 64, frozen_policy=policy) for policy in ("SHARD", "REPLICATE")}
-    bounds = {m: [step_time(plan, machine=m, tokens=8 * 512).bound for plan in plans.values()] for m in MACHINES}
+    bounds = {m: [step_time(plan, machine=m, tokens=512).bound for plan in plans.values()] for m in MACHINES}
     want = {m for m, (shard, replicate) in bounds.items() if shard == "network" != replicate}
     for name in machines:
         if name not in bounds:

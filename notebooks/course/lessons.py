@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import timeit
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,36 @@ def encoder_plan(layer_class: str) -> Any:
     return make_plan(model, FSDPParams(**layers), world_size=8)
 
 
+@cache
+def frozen(preset: str) -> nn.Module:
+    """A preset's model on the meta device, frozen as it would be trained."""
+    from mmfsdp.params import load
+    from mmfsdp.preview import frozen_model
+
+    return frozen_model(load(preset).model)
+
+
+@cache
 def planned(preset: str, ranks: int, **fields: Any) -> Any:
     """The plan of a preset's model on so many ranks, in bf16, on the meta device."""
-    from mmfsdp import FSDPParams, build_model, freeze, make_plan
-    from mmfsdp.params import load
+    from mmfsdp import FSDPParams, make_plan
 
-    params = load(preset)
-    model, _ = build_model(params.model, meta=True)
-    freeze(model, params.model.freeze)
     precision = {"mixed_precision": "bf16", "frozen_dtype": "bf16"}
-    return make_plan(model, FSDPParams(**(precision | fields)), world_size=ranks)
+    return make_plan(frozen(preset), FSDPParams(**(precision | fields)), world_size=ranks)
+
+
+def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = "h100-infiniband") -> dict[str, Any]:
+    """Milliseconds of a step on paper, by GPUs and frozen policy: computing, and communication with nothing beside."""
+    from mmfsdp.estimate import on_mesh, step_time
+
+    plans = {policy: planned(preset, 8, frozen_policy=policy) for policy in ("SHARD", "KEEP", "REPLICATE")}
+    rows = {}
+    for ranks in (8, 64, 1024):
+        for policy, plan in plans.items():
+            times = step_time(on_mesh(plan, 1, ranks), machine=machine, tokens=tokens)
+            busy = max(times.compute, times.memory)
+            rows[f"{ranks:,}, {policy}"] = {"computing": 1e3 * busy, "exposed": 1e3 * (times.overlapped - busy)}
+    return rows
 
 
 WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two"]

@@ -37,7 +37,8 @@ def render(book: NotebookNode, ran: NotebookNode, page: Path) -> None:
     ]
     for cell, done in zip(book.cells, ran.cells, strict=True):
         if cell.cell_type == "markdown":
-            parts.append(re.sub(r"\]\((?!https?:|#)", "](../", cell.source))
+            text = re.sub(r"\]\((?!https?:|#)", "](../", cell.source)
+            parts.append(re.sub(r"\]\(\.\./((?!00)\d\d_\w+)\.ipynb\)", r"](\1.md)", text))
             continue
         parts.append(_fenced(cell.source, "python"))
         if "check(" not in cell.source:

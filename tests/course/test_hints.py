@@ -1,8 +1,10 @@
 """Wrong answers get the hint that is meant for them; right ones pass (that is in tests/notebooks/test_lessons.py)."""
 
+from inspect import signature
+
 import pytest
 from books import LESSONS, read, solutions
-from course.checks import hint_for, number, passed, progress
+from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.ranks import run_on_ranks
 
 G = 7 / 8
@@ -108,6 +110,15 @@ def test_wrong_code_gets_its_hint(name, right, wrong, words):
     run_on_ranks(code, int(first.split()[1]), name)
     hint = hint_for(name)
     assert hint and words in hint, hint
+
+
+@pytest.mark.parametrize("given", [None, "some words", [], {"a": None}], ids=str)
+def test_what_is_no_answer_at_all_gets_a_hint_too(given):
+    exercises = {name for path in LESSONS for name in solutions(read(path))}
+    for name in sorted(exercises):
+        hint_for(name, ...)
+        count = len(signature(_CHECKS[name]).parameters)
+        assert hint_for(name, *[given] * count), (name, given)
 
 
 def test_nothing_to_check_yet_is_said():
