@@ -190,8 +190,10 @@ def _counting(name: str, kind: str, whole: int, group: int) -> Callable[..., Any
         tensors = args[whole]
         nbytes = tensors.nbytes if isinstance(tensors, torch.Tensor) else sum(t.nbytes for t in tree_leaves(tensors))
         ranks = ProcessGroup.unbox(args[group]).size()
-        for counter in _active:
-            counter._count(*(gloo.standing_for or (kind, nbytes)), ranks)
+        if gloo.standing_for is None or gloo.standing_for:
+            what = gloo.standing_for.pop() if gloo.standing_for else (kind, nbytes)
+            for counter in _active:
+                counter._count(*what, ranks)
         return operator.redispatch(keys & below, *args, **kwargs)
 
     return kernel

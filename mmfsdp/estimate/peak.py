@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..params import Backend, BackwardPrefetch
 from ..plan import ITEMSIZE, Unit, WrapPlan
-from ..plan.cost import shard_bytes, whole_gradients
+from ..plan.cost import cast_bytes, shard_bytes, whole_gradients
 
 _HELD = ("parameters", "module_buffers", "optimizer", "gathered", "gradients", "buffers", "activations")
 
@@ -62,7 +62,7 @@ class _Play:
     def __init__(self, plan: WrapPlan, fixed: Peak, gloo: bool):
         self.plan, self.worst, self.gloo = plan, fixed, gloo
         self.now = fixed
-        self.units = {u.order: u for u in plan.units if u.sharded and u.params}
+        self.units = {u.order: u for u in plan.units if u.params and (u.sharded or plan.backend is Backend.DDP)}
         self.gathered: set[int] = set()
         self.flat: dict[int, int] = {}
         """Gathers that wait to be copied out."""
@@ -175,7 +175,8 @@ class _Fsdp2(_Play):
         self.see(live, passing=mine)
         left = live if mine else live - whole_gradients(unit)
         self.reduced += shard_bytes(self.plan, unit)
-        got = unit.reduced_bytes - unit.reduced_bytes // self.plan.shard  # by parts, see wrap.gloo
+        # By parts, see wrap.gloo: of two ranks neither sends itself its own.
+        got = unit.reduced_bytes // 2 if self.plan.shard == 2 else unit.reduced_bytes
         self.see(left, passing=got * self.gloo)
         if self.gloo:
             self.reducing = 0  # freed there at once; elsewhere held to the next reduction
@@ -190,8 +191,7 @@ class _Fsdp2(_Play):
             return
         self.gathers["forward" if self.forward else "backward", unit.order] += 1
         self.flat[unit.order] = unit.gathered_bytes if self.plan.shard > 1 else 0
-        cast = unit.gathered_bytes // self.plan.shard if unit.compute_dtype else 0
-        self.see(live, passing=cast + unit.gathered_bytes * self.gloo)
+        self.see(live, passing=cast_bytes(self.plan, unit))
 
     def _copy_out(self, unit: Unit, live: int) -> None:
         if unit.order in self.gathered:
@@ -201,7 +201,7 @@ class _Fsdp2(_Play):
         self.gathered.add(unit.order)
         self.see(live)
         del self.flat[unit.order]
-        self.kept = flat if self.forward else 0
+        self.kept = flat if self.forward and not self.gloo else 0  # there a gather is waited for, and let go of at once
 
 
 class _Fsdp1(_Play):
@@ -246,7 +246,8 @@ class _Fsdp1(_Play):
         self._free(unit)
         if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
             self._ahead(unit, left + flat)
-        cast = unit.reduced_bytes if unit.reduced_bytes != flat else 0
+        dtypes = {unit.compute_dtype or p.dtype for p in unit.params}
+        cast = 0 if dtypes == {self.plan.fsdp.reduce_dtype.torch_name} else unit.reduced_bytes
         self.reduced += shard_bytes(self.plan, unit)
         # Views of the gradient that was accumulated stay with the original parameters to the end of the reduction.
         self.see(left, passing=mine + flat + cast + unit.reduced_bytes * self.gloo)
@@ -259,8 +260,7 @@ class _Fsdp1(_Play):
             return
         self.gathers["forward" if self.forward else "backward", unit.order] += 1
         self.gathered.add(unit.order)
-        cast = unit.gathered_bytes // self.plan.shard if unit.compute_dtype else 0
-        self.see(live, passing=cast + unit.gathered_bytes * self.gloo)
+        self.see(live, passing=cast_bytes(self.plan, unit) + unit.gathered_bytes * self.gloo)
 
     def _free(self, unit: Unit) -> None:
         if self.last or not unit.hold:
@@ -274,7 +274,11 @@ class _Fsdp1(_Play):
 
 
 class _Ddp(_Play):
-    """Whole gradients are in buckets, which count as `fixed`."""
+    """Whole gradients are in buckets, which count as `fixed`; those of earlier micro-steps beside them."""
+
+    def after(self, unit: Unit | None, live: int) -> None:
+        if unit is not None:
+            self.whole[unit.order] = 0 if self.last else unit.reduced_bytes
 
 
 _PLAYS = {Backend.FSDP2: _Fsdp2, Backend.FSDP1: _Fsdp1, Backend.DDP: _Ddp}

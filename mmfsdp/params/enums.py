@@ -145,11 +145,16 @@ class Precision(Choice):
     BF16 = "bf16"
     FP16 = "fp16"
 
+    @property
+    def torch_name(self) -> str:
+        """Torch's name for it."""
+        return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.value]
+
     def to_torch(self) -> torch.dtype:
         """The torch dtype."""
         import torch
 
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.value]
+        return getattr(torch, self.torch_name)
 
 
 class BackboneSource(Choice):

@@ -29,6 +29,13 @@ def gather_buffer(plan: WrapPlan, unit: Unit) -> int:
     return unit.gathered_bytes if plan.backend is Backend.FSDP2 else 0
 
 
+def cast_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """What a rank's part is cast to before it is gathered, where it does not rest as it computes."""
+    if not unit.compute_dtype or all(p.dtype == unit.compute_dtype for p in unit.params):
+        return 0
+    return unit.gathered_bytes // plan.shard
+
+
 def reduce_buffer(plan: WrapPlan) -> int:
     """Whole gradients of the largest unit, and the buffer that they are reduced from."""
     return max((u.reduced_bytes + whole_gradients(u) for u in plan.units if u.sharded), default=0)

@@ -22,7 +22,7 @@ from ..params import BackwardPrefetch
 from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
 from ..plan.ties import inner_first
-from .gloo import reduce_by_parts
+from .gloo import exchange_by_parts
 from .replicated import replicated_params, serve_replicated
 from .start import Source, hand_out
 
@@ -48,7 +48,7 @@ def wrap_fsdp2(
             offload_policy=offload,
             ignored_params=whole,
         )
-        reduce_by_parts(_module(model, unit), mesh)
+        exchange_by_parts(_module(model, unit), mesh)
     _order_gathers(model, plan, sharded)
     for name in FORWARD_METHODS:
         if hasattr(model, name):
