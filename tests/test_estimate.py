@@ -103,6 +103,25 @@ def test_memory_at_rest(policy, parts):
     assert max(map(len, str(cost).splitlines())) <= 120
 
 
+def test_offloaded_shards_lie_with_the_host():
+    for device, frozen in (("cuda", "SHARD"), ("cuda", "REPLICATE"), ("cpu", "SHARD")):
+        fields = {"mixed_precision": "bf16", "frozen_policy": frozen}
+        plans = [
+            make_plan(Mostly(), FSDPParams(**fields, **more), world_size=WORLD, example={"x": torch.ones(2, DIM)})
+            for more in ({}, {"cpu_offload": True})
+        ]
+        near, far = (estimate(plan, TrainParams(device=device)) for plan in plans)
+        assert near.memory == far.memory and near.host is None and near.device_bytes == near.memory_bytes
+        if device == "cpu":
+            assert far.host is None and far.peak == near.peak
+            continue
+        whole = sum(u.held_bytes for u in plans[1].units if not u.sharded)
+        assert far.host.parameters == near.memory.parameters - whole and far.host.optimizer == near.memory.optimizer
+        assert far.device_bytes + far.host.total == far.memory_bytes
+        assert far.peak.parameters == whole and far.peak.optimizer == 0 and far.peak_bytes < near.peak_bytes
+        assert far.to_dict()["host"]["gradients"] == T * 4 / WORLD and "offloaded to the host" in str(far)
+
+
 def test_hybrid_shards_inside_and_reduces_across():
     plan, cost = made(sharding_strategy="HYBRID_SHARD", dp_replicate=4, dp_shard=2)
     across = [w for w in cost.wire if w.kind == "all-reduce" and w.phase == "backward"]

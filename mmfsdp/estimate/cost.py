@@ -74,6 +74,8 @@ class Estimate:
     """When a step holds most, activations included; None for a plan made without an example."""
     times: Times | None = None
     """How long a step takes; None where no machine was named."""
+    host: Memory | None = None
+    """Of `memory`, what lies with the host and not on the device, with `cpu_offload`; the peak is then the device's."""
 
     @property
     def rest_bytes(self) -> int:
@@ -96,6 +98,11 @@ class Estimate:
         return self.memory.total
 
     @property
+    def device_bytes(self) -> int:
+        """Of `memory_bytes`, what is not offloaded."""
+        return self.memory.total - (self.host.total if self.host else 0)
+
+    @property
     def wire_bytes(self) -> int:
         """Bytes this rank sends in one optimizer step."""
         return sum(w.wire_bytes for w in self.wire)
@@ -103,10 +110,11 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, totals included."""
         totals: dict[str, Any] = {"memory_bytes": self.memory_bytes, "wire_bytes": self.wire_bytes}
-        totals |= {"peak_bytes": self.peak_bytes, "peak_when": self.peak_when}
+        totals |= {"device_bytes": self.device_bytes, "peak_bytes": self.peak_bytes, "peak_when": self.peak_when}
         parts = {"memory": asdict(self.memory), "wire": [asdict(w) for w in self.wire]}
-        peak, times = asdict(self.peak) if self.peak else None, self.times.to_dict() if self.times else None
-        return totals | parts | {"peak": peak, "times": times}
+        items = (("host", self.host), ("peak", self.peak))
+        times = self.times.to_dict() if self.times else None
+        return totals | parts | {name: v and asdict(v) for name, v in items} | {"times": times}
 
     def to_json(self) -> str:
         """The estimate as JSON."""
@@ -115,6 +123,12 @@ class Estimate:
     def __str__(self) -> str:
         memory = ", ".join(f"{name} {size(value)}" for name, value in asdict(self.memory).items())
         lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", f"  {memory}"]
+        if self.host:
+            parts = {name: value for name, value in asdict(self.host).items() if value}
+            lines.append(
+                f"of it offloaded to the host: {size(self.host.total)}; on the device {size(self.device_bytes)}"
+            )
+            lines.append("  " + ", ".join(f"{name} {size(value)}" for name, value in parts.items()))
         if self.peak:
             parts = {k: v for k, v in asdict(self.peak).items() if k != "when" and v}
             lines.append(f"peak of a rank: {size(self.peak.bytes)}, in {self.peak.when}")
@@ -136,7 +150,10 @@ def estimate(
     train = train or TrainParams()
     micro_steps = train.accumulation * sources
     wire = tuple(w for w in _wire(plan, micro_steps, sources) if w.count)
-    cost = Estimate(memory=_memory(plan), wire=wire, peak=_peak(plan, train, micro_steps) if plan.moments else None)
+    memory, cpu = _memory(plan), train.device is Device.CPU
+    host = None if cpu or not plan.fsdp.cpu_offload else _host(plan)
+    peak = _peak(plan, memory, host, micro_steps, gloo=cpu) if plan.moments else None
+    cost = Estimate(memory=memory, wire=wire, peak=peak, host=host)
     if machine is None:
         return cost
     from .times import step_time  # which asks for the cost
@@ -144,11 +161,19 @@ def estimate(
     return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
 
 
-def _peak(plan: WrapPlan, train: TrainParams, micro_steps: int) -> Peak:
-    memory = _memory(plan)
+def _peak(plan: WrapPlan, memory: Memory, host: Memory | None, micro_steps: int, *, gloo: bool) -> Peak:
     buckets = memory.gradients if plan.backend is Backend.DDP else 0
-    fixed = Peak("", memory.parameters, memory.module_buffers, memory.optimizer, buckets)
-    return peak_of(plan, fixed, micro_steps=micro_steps, gloo=train.device is Device.CPU)
+    away = host or Memory(0, 0, 0, 0, 0, 0)
+    parameters, optimizer = memory.parameters - away.parameters, memory.optimizer - away.optimizer
+    fixed = Peak("", parameters, memory.module_buffers, optimizer, buckets)
+    return peak_of(plan, fixed, micro_steps=micro_steps, gloo=gloo, offload=host is not None)
+
+
+def _host(plan: WrapPlan) -> Memory:
+    """Shards lie with the host, with their gradients and states; what every rank holds whole stays on the device."""
+    sharded = [u for u in plan.units if u.sharded]
+    trained = sum(shard_bytes(plan, u) for u in sharded)
+    return Memory(sum(u.held_bytes for u in sharded), 0, 0, gradients=trained, optimizer=2 * trained, buffers=0)
 
 
 def _memory(plan: WrapPlan) -> Memory:

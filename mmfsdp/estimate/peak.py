@@ -45,12 +45,13 @@ class Peak:
         return sum(getattr(self, name) for name in _HELD)
 
 
-def peak_of(plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = False) -> Peak:
+def peak_of(plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = False, offload: bool = False) -> Peak:
     """The peak of a step whose optimizer states are there already.
 
     fixed: what is held all the time. gloo: ranks on CPUs, where collectives pass through buffers of their own.
+    offload: shards and their gradients lie with the host, and are copied to the device to be gathered.
     """
-    play = _PLAYS[plan.backend](plan, fixed, gloo)
+    play = _PLAYS[plan.backend](plan, fixed, gloo, offload)
     for i in sorted({0, min(1, micro_steps - 1), micro_steps - 1}):  # those between are alike
         play.micro_step(first=i == 0, last=i == micro_steps - 1)
     return play.worst
@@ -59,8 +60,8 @@ def peak_of(plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = F
 class _Play:
     """What a rank holds while the moments of its micro-steps pass."""
 
-    def __init__(self, plan: WrapPlan, fixed: Peak, gloo: bool):
-        self.plan, self.worst, self.gloo = plan, fixed, gloo
+    def __init__(self, plan: WrapPlan, fixed: Peak, gloo: bool, offload: bool):
+        self.plan, self.worst, self.gloo, self.offload = plan, fixed, gloo, offload
         self.now = fixed
         self.units = {u.order: u for u in plan.units if u.params and (u.sharded or plan.backend is Backend.DDP)}
         self.gathered: set[int] = set()
@@ -110,6 +111,10 @@ class _Play:
         )
         if now.bytes > self.worst.bytes:
             self.worst = now
+
+    def _passing(self, unit: Unit) -> int:
+        """What a rank's part becomes on its way into a gather: a copy of the host's, and in the format of compute."""
+        return unit.held_bytes * self.offload + cast_bytes(self.plan, unit)
 
     def enter(self, unit: Unit | None, live: int) -> None:
         """A unit's forward begins."""
@@ -174,7 +179,7 @@ class _Fsdp2(_Play):
         self.reducing = unit.reduced_bytes
         self.see(live, passing=mine)
         left = live if mine else live - whole_gradients(unit)
-        self.reduced += shard_bytes(self.plan, unit)
+        self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
         # By parts, see wrap.gloo: of two ranks neither sends itself its own.
         got = unit.reduced_bytes // 2 if self.plan.shard == 2 else unit.reduced_bytes
         self.see(left, passing=got * self.gloo)
@@ -191,7 +196,7 @@ class _Fsdp2(_Play):
             return
         self.gathers["forward" if self.forward else "backward", unit.order] += 1
         self.flat[unit.order] = unit.gathered_bytes if self.plan.shard > 1 else 0
-        self.see(live, passing=cast_bytes(self.plan, unit))
+        self.see(live, passing=self._passing(unit))
 
     def _copy_out(self, unit: Unit, live: int) -> None:
         if unit.order in self.gathered:
@@ -248,7 +253,7 @@ class _Fsdp1(_Play):
             self._ahead(unit, left + flat)
         dtypes = {unit.compute_dtype or p.dtype for p in unit.params}
         cast = 0 if dtypes == {self.plan.fsdp.reduce_dtype.torch_name} else unit.reduced_bytes
-        self.reduced += shard_bytes(self.plan, unit)
+        self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
         # Views of the gradient that was accumulated stay with the original parameters to the end of the reduction.
         self.see(left, passing=mine + flat + cast + unit.reduced_bytes * self.gloo)
 
@@ -260,7 +265,7 @@ class _Fsdp1(_Play):
             return
         self.gathers["forward" if self.forward else "backward", unit.order] += 1
         self.gathered.add(unit.order)
-        self.see(live, passing=cast_bytes(self.plan, unit) + unit.gathered_bytes * self.gloo)
+        self.see(live, passing=self._passing(unit) + unit.gathered_bytes * self.gloo)
 
     def _free(self, unit: Unit) -> None:
         if self.last or not unit.hold:
