@@ -1,7 +1,6 @@
 """What an option promises is seen in the wrapped model on real ranks: recomputing, compiling, formats."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from mmfsdp.measure import cpu_memory
 from mmfsdp.params import FSDPParams, ParamError
-from mmfsdp.params.options import options_page
 from mmfsdp.plan import make_plan
 from mmfsdp.wrap import apply_plan, wrap_fsdp
 
@@ -178,8 +176,3 @@ def test_compiling_without_a_compiler_is_refused_before_launch(monkeypatch):
         FSDPParams(compile_units=True).check_machine()
     with pytest.raises(ParamError, match="compile_units: .* remove use_orig_params"):
         FSDPParams(backend="FSDP1", use_orig_params=False, compile_units=True)
-
-
-def test_the_page_of_options_is_what_the_code_says():
-    page = Path(__file__).parent.parent / "notebooks" / "reference" / "options.md"
-    assert page.read_text() == options_page(), "run python -m mmfsdp.params.options > notebooks/reference/options.md"

@@ -1,0 +1,144 @@
+"""What README.md, CONTRIBUTING.md, CHANGELOG.md and the reference pages promise is there: links with their anchors,
+files and the names in them, make targets, commands with their flags, snippets that compile, the picture. What the code
+says itself is on its page as it says it. `test_doc_snippets.py` runs the snippets."""
+
+import ast
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+import mmfsdp
+from mmfsdp import cli, cli_sweep
+from mmfsdp.export import LAYOUTS
+from mmfsdp.params import RunParams
+from mmfsdp.plan.table import COLUMNS
+from tests import pages
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text()
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted(pages.PAGES.glob("*.md"))]
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    """The code blocks of one language."""
+    return [text for name, text in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), flags=re.S) if name == kind]
+
+
+COMMANDS = [shlex.split(line, comments=True) for p in PAGES for b in blocks(p, "sh") for line in b.splitlines() if line]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of the page may end in, on the web and in JupyterLab."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    titles = [title.lower().replace("`", "") for title in re.findall(r"^#+ (.+)$", text, flags=re.M)]
+    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_named_paths_lead_somewhere(page):
+    text = page.read_text()
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    paths = re.findall(r"`((?:mmfsdp|notebooks|tests)/[\w/.]*)`", text)
+    for path in [page.parent / name for name, _, _ in links] + [ROOT / name for name in paths if "NAME" not in name]:
+        assert path.exists(), path
+    for name, _, anchor in links:
+        assert not anchor or anchor in anchors(page.parent / name if name else page), (name, anchor)
+    assert page.name != "README.md" or (links and paths)
+
+
+def test_every_reference_page_is_linked_from_the_readme():
+    for page in pages.PAGES.glob("*.md"):
+        assert f"notebooks/reference/{page.name}" in TEXT, page.name
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "<!-- made: " in p.read_text()], ids=lambda page: page.stem)
+def test_what_the_code_says_is_on_its_page(page):
+    text = page.read_text()
+    assert text.count("<!-- made: ") == len(pages.MARKED.findall(text))
+    assert pages.made(text) == text, "python -m tests.pages writes it anew"
+
+
+def test_every_error_has_a_room_on_the_page_of_errors():
+    assert pages.rooms() <= {room for rooms in pages.ROOMS.values() for room in rooms}
+
+
+def test_the_plans_columns_are_explained():
+    table = re.findall(r"^\| `(\w+)` \|", (pages.PAGES / "plan.md").read_text().split("## A unit")[0], flags=re.M)
+    assert table == COLUMNS.split()
+
+
+ROWS = re.findall(r"^\|.*\]\(([^)]+)\).*\| `(\w+)` \|$", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
+
+
+def test_what_contributing_names_is_in_its_file():
+    assert len(ROWS) > 10
+    for file, name in ROWS:
+        tree = ast.parse((ROOT / file).read_text())
+        named = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        named |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        assert name in named, (file, name)
+
+
+def test_the_citation_is_whole_and_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software" and cited["message"] and cited["title"]
+    assert all(author["name"] for author in cited["authors"])
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{cited["version"]}"' in project and f'license = "{cited["license"]}"' in project
+    assert cited["version"] == mmfsdp.__version__
+    assert f"## {cited['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_part_of_the_package_is_on_the_map():
+    for path in (ROOT / "mmfsdp").iterdir():
+        if path.is_dir() and path.name not in ("__pycache__", "presets"):
+            assert f"`mmfsdp/{path.name}/`" in TEXT, path.name
+
+
+def test_make_targets_exist():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    named = [words[1] for words in COMMANDS if words[0] == "make"]
+    named += re.findall(r"`make ([\w-]+)`", "".join(p.read_text() for p in PAGES))
+    assert {"lab", "demo", "test", "lint"} <= set(named) <= set(targets)
+
+
+@pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] != "make"], ids=shlex.join)
+def test_commands_are_understood(words):
+    if words[:2] == ["python", "-m"]:
+        assert find_spec(words[2])
+        return
+    assert words[0] == "mmfsdp"
+    _, command, *rest = words
+    assert command in cli.COMMANDS
+    if command == "plan":
+        cli._taken(rest, "--machine"), cli._taken(rest, "--world-size")  # plan's own, before it reads the fields
+    if command in ("plan", "run", "launch"):
+        assert isinstance(cli.parse(command, [word for word in rest if word != "--dry-run"]), RunParams)
+    elif command == "resume":
+        assert isinstance(cli.parse(command, rest[3:] if rest[1:2] == ["--step"] else rest[1:]), RunParams)
+    elif command == "sweep" and rest[0].startswith("-"):
+        assert isinstance(cli_sweep.read(rest)[0], RunParams)
+    elif command == "export":
+        assert len(rest) == 2 or rest[2] in LAYOUTS
+    elif command == "bench":
+        assert rest[0] in cli.BENCHES
+    else:
+        assert not [word for word in rest if word.startswith("-") and word != "--again"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_snippets_compile_and_import_what_there_is(page):
+    for block in blocks(page, "python"):
+        compile(block, page.name, "exec")
+        for names in re.findall(r"^from mmfsdp import ([\w, ]+\w)", block, flags=re.M):
+            assert set(names.split(", ")) <= set(mmfsdp.__all__)
+
+
+def test_the_picture_is_real_and_light():
+    path = ROOT / re.search(r"!\[.+\]\((.+)\)", TEXT)[1]
+    assert Image.open(path).size[0] >= 800 and path.stat().st_size < 300_000
