@@ -54,11 +54,12 @@ def report_html(folder: str | Path) -> str:
     history = History()
     history.add(rows)
     total = params["train"]["steps"] if "train" in params else None
+    predicted = levels(cost, rows[-1] if rows else {})
     sections = [
         ("", figures(result)),
         ("What it says about new pictures", captions(folder)),
         ("What the data lacked", lacked(result)),
-        ("The way it went", charts(history, total=total, predicted=levels(cost), marks=runs.marks(folder))),
+        ("The way it went", charts(history, total=total, predicted=predicted, marks=runs.marks(folder))),
         ("Predicted beside measured", compared(cost, result, rows)),
         ("Where the seconds go", seconds_of(folder, rows)),
         ("The plan", plan_html(plan, cost) if plan else ""),
@@ -149,8 +150,10 @@ def compared(cost: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[
         said, seen = (of.get(key, {"count": 0, "wire_bytes": 0}) for of in kinds)
         bytes_ = said["wire_bytes"], seen["wire_bytes"]
         lines.append([f"{key[0]} in {key[1]}", said["count"], seen["count"], *bytes_, _apart(*bytes_)])
-    if cost.get("peak_bytes"):  # what a rank on the CPU takes in all is more than its tensors
-        lines.append([f"tensors of a rank, at most, in {cost['peak_when']}", "", "", cost["peak_bytes"], "", ""])
+    if most := cost.get("peak_bytes"):
+        held = rows[-1].get("memory_bytes")
+        words = f"peak memory of rank 0, in {cost['peak_when']}; predicted for the longest texts"
+        lines.append([words, "", "", most, "" if held is None else held, _apart(most, held)])
     head = ["", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     return picture + table(head, lines) + _step_time(cost.get("times"), rows)
 
@@ -185,12 +188,12 @@ def _apart(predicted: float, measured: float | None) -> str:
     return "" if measured is None else f"{(measured - predicted) / (predicted or 1):+.1%}"
 
 
-def levels(cost: Mapping[str, Any]) -> dict[str, float]:
-    """What was predicted of the metrics that are drawn, by their keys.
-
-    Tensors are predicted. A GPU counts its own; on the CPU a process is measured whole, Python and libraries included.
-    """
-    return {"memory_bytes": cost["peak_bytes"]} if cost.get("peak_bytes") and cost.get("device") == "cuda" else {}
+def levels(cost: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+    """What was predicted of the metrics that are drawn, by their keys. row: any of metrics.jsonl, for its samples."""
+    step_s = (cost.get("times") or {}).get("step_s")
+    rate = row["samples"] / step_s if step_s and row.get("samples") else None
+    found = {"memory_bytes": cost.get("peak_bytes"), "step_s": step_s, "samples_per_s": rate}
+    return {key: value for key, value in found.items() if value}
 
 
 def figures(result: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
 """Collectives are counted as they happen, whoever asks for them; what counting costs is in `mmfsdp bench wrap`."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
+from torch import nn
 
-from mmfsdp.measure import Collectives, memory_bytes
+from mmfsdp.measure import Collectives, PeakMemory
 
 
 def count_all() -> dict:
@@ -41,7 +43,14 @@ def test_kinds_bytes_and_wire_bytes():
         assert found["sum"] == [8.0] * 6
 
 
-def test_memory_is_that_of_this_process():
-    before = memory_bytes(torch.device("cpu"))
-    held = torch.ones(64 * 2**20, dtype=torch.uint8)
-    assert memory_bytes(torch.device("cpu")) >= max(before, held.numel())
+def test_memory_is_what_tensors_have_held_at_most():
+    model = nn.Linear(1024, 1024)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    at_rest = 4 * 4 * (1024 * 1024 + 1024)  # weights, their gradients, two moments
+    with PeakMemory(torch.device("cpu")) as memory:
+        assert memory.bytes(model, optimizer) == pytest.approx(at_rest, abs=1 << 18)
+        while memory.bytes(model, optimizer) < 200 << 20:
+            torch.ones(64, 1 << 20).sum()  # gone before anybody asks
+    assert memory.bytes(model, optimizer) == pytest.approx(at_rest + (256 << 20), rel=0.05)

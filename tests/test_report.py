@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mmfsdp.report import captions, report_html, write_report
+from mmfsdp.runs import MetricsWriter
 
 
 class Page(HTMLParser):
@@ -36,6 +37,18 @@ def test_the_report_says_what_the_folder_says(finished_run):
         assert words in text, words
     took = f"{cost['times']['step_s']:.3g}"
     assert re.search(rf"seconds of a step, on laptop, bound by compute</td><td>{took}</td><td>\S+</td><td>0.05<", text)
+
+
+def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
+    assert "- - predicted" not in report_html(finished_run)
+    found = json.loads((finished_run / "plan.json").read_text())
+    found["estimate"] |= {"peak_bytes": 80 << 20, "peak_when": "backward of head", "times": {"step_s": 0.5}}
+    (finished_run / "plan.json").write_text(json.dumps(found))
+    measured = {"samples": 64, "samples_per_s": 100.0, "step_s": 0.6, "memory_bytes": 60 << 20}
+    MetricsWriter(finished_run).write({"step": 21, "loss": 0.1, **measured})
+    text = report_html(finished_run)
+    assert [words in text for words in ("predicted 80", "predicted 128", "predicted 0.5")] == [True] * 3
+    assert "-25.0%" in text
 
 
 def test_the_report_is_one_file_that_fetches_nothing_and_is_well_formed(finished_run):

@@ -16,7 +16,7 @@ from ..data.batch import Batch
 from ..data.loader import batches, sum_up
 from ..data.processor import Processor
 from ..features import FeatureCache
-from ..measure import Collectives, Counted, memory_bytes
+from ..measure import Collectives, Counted, PeakMemory
 from ..params import RunParams
 from ..plan.lint import lint_media
 from ..plan.units import stop_at_errors
@@ -65,7 +65,8 @@ def train(
     wire: list[Counted] = []
     media: set[str] | None = None
     model.train()
-    with Collectives() as collectives, profiled(folder, settings, device) as stepped:
+    held, profile = PeakMemory(device), profiled(folder, settings, device)
+    with Collectives() as collectives, held, profile as stepped:
         while place.step < settings.steps:
             step = place.step + 1
             beat(f"step {step} data")
@@ -94,7 +95,7 @@ def train(
             if beat.marks:
                 record.more["startup"] = startup(folder, beat)
             figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent}
-            record.add(row, micro_batches, memory_bytes=memory_bytes(device), **figures)
+            record.add(row, micro_batches, memory_bytes=held.bytes(model, optimizer), **figures)
             stepped()
             last = step == settings.steps
             save = record.asked or last or bool(settings.save_every and step % settings.save_every == 0)

@@ -174,8 +174,9 @@ class RunPanel(w.VBox):
         told = [(e["kind"], e["step"], f"{e['kind']}: {e.get('text', '')}") for e in events]
         marks = [(step, words) for kind, step, words in told if kind not in STEADY][-50:]
         listed = "".join(f"<li>step {step}, {escape(words)}</li>" for _, step, words in told[-4:])
-        drawn = charts(self._history, total=self.state.steps, predicted=levels(cost), marks=marks)
-        sent = self._progress.recent[-1].get("wire_bytes") if self._progress.recent else None
+        row = self._progress.recent[-1] if self._progress.recent else {}
+        drawn = charts(self._history, total=self.state.steps, predicted=levels(cost, row), marks=marks)
+        sent = row.get("wire_bytes")
         if sent is not None and cost.get("wire_bytes") is not None:
             words = f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {cost['wire_bytes'] / 2**20:,.2f}"
             drawn += f'<div class="mm-quiet">{words}</div>'
