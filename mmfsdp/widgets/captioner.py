@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from .. import runs
+from .audience import hear_at_once
 from .heavy import alone
 from .style import close_all, replace_older, sheet
 
@@ -56,6 +57,7 @@ class Captioner(w.VBox):
         top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
         super().__init__([sheet(), self._note, top])
         self.add_class("mm-widget")
+        hear_at_once(self)
         replace_older(self)
         self._pick.observe(lambda _: self._picked(), "value")
         self._prompt.observe(lambda _: self._later("ask"), "value")

@@ -11,6 +11,7 @@ import ipywidgets as w
 from ..compare import Comparison, compare
 from ..runs import write_text
 from ..runs.listing import find_runs
+from .audience import hear_at_once
 from .style import close_all, replace_older, sheet
 
 
@@ -43,6 +44,7 @@ class Compare(w.VBox):
         top = w.HBox([self._pick, tools], layout=w.Layout(flex_flow="row wrap"))
         super().__init__([sheet(), top, self._note, self._page])
         self.add_class("mm-widget")
+        hear_at_once(self)
         self._csv.on_click(lambda _: self._save("csv"))
         self._svg.on_click(lambda _: self._save("svg"))
         again.on_click(lambda _: self.draw())

@@ -12,6 +12,7 @@ import traitlets
 
 from ..params import ParamError, RunParams, load
 from ..params.flags import command_line, differences, read_command_line
+from .audience import hear_at_once
 from .batch import read_batch, write_batch
 from .fields import Field, Row
 from .refusals import closed
@@ -66,6 +67,7 @@ class RunForm(w.VBox):
         self._tabs.observe(lambda _: self._turn(), "selected_index")
         super().__init__([sheet(), self._bar, self._tabs, self._below], params=start)
         self.add_class("mm-widget")
+        hear_at_once(self)
         self.add_class("mm-form")
         self._tell()
         replace_older(self)

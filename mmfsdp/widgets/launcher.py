@@ -11,6 +11,7 @@ from ..launch import launch
 from ..params import RunParams
 from ..runs import RunState
 from ..style import STYLE
+from .audience import hear_at_once
 from .form import RunForm
 from .heavy import alone, planned
 from .panel import RunPanel
@@ -34,6 +35,7 @@ class Launcher(w.VBox):
         self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="100%", display="none"))
         super().__init__([w.HTML(STYLE), self._button, self._note, self._bar, self._place])
         self.add_class("mm-widget")
+        hear_at_once(self)
         self._adopt(form)
 
     def launch(self) -> None:

@@ -16,7 +16,7 @@ from ..plots import History, charts
 from ..report import levels
 from ..watch import Progress, Ranks, Rows, Tail, clock
 from .actions import Actions
-from .audience import Audience
+from .audience import Audience, hear_at_once
 from .log import LogView
 from .ranks import grid, tracebacks
 from .style import close_all, sheet
@@ -64,6 +64,7 @@ class RunPanel(w.VBox):
             [sheet(), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs]
         )
         self.add_class("mm-widget")
+        hear_at_once(self)
         self._over = threading.Event()
         self._over.set()
         self._replace_older()
@@ -117,8 +118,13 @@ class RunPanel(w.VBox):
         changed = time.monotonic()
         drawn = changed - PAUSE  # what there is at the beginning is shown at once
         while not self._closing.is_set():
-            state = self.run.state()  # before the files: what is read after the end is all there is
-            news, more = self._read(state)
+            try:
+                state = self.run.state()  # before the files: what is read after the end is all there is
+                news, more = self._read(state)
+            except OSError as error:  # a shared disk that does not answer, too many open files: such things pass
+                self.actions.say(f"the run's folder cannot be read just now, so it is tried again: {error}", bad=True)
+                self._closing.wait(IDLE)
+                continue
             now = time.monotonic()
             changed = now if news else changed
             pace = self._audience.pace(PAUSE)
@@ -169,7 +175,7 @@ class RunPanel(w.VBox):
         self._told.value = tracebacks(ranks, key=self.model_id)
 
     def _draw_curves(self) -> None:
-        events = self.run.events()
+        events = runs.read_events(self.run.path, size=runs.NEWEST)
         cost = (runs.read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         told = [(e["kind"], e["step"], f"{e['kind']}: {e.get('text', '')}") for e in events]
         marks = [(step, words) for kind, step, words in told if kind not in STEADY][-50:]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as w
 
 from ..params import ParamError, RunParams
+from .audience import hear_at_once
 from .form import RunForm
 from .heavy import planned
 from .newest import Newest
@@ -45,6 +46,7 @@ class PlanView(w.VBox):
         bar.add_class("mm-row")
         super().__init__([sheet(), bar, self.page])
         self.add_class("mm-widget")
+        hear_at_once(self)
         self.add_class("mm-form")
         self._follow = lambda change: self._ask(change.new)
         self._move = lambda change: self._adopt(change.new)
