@@ -15,7 +15,7 @@ The folder is the database, and every file in it but events.jsonl has one writer
 """
 
 from .checkpoints import complete_checkpoints, drop_after
-from .events import marks, note, read_events
+from .events import NEWEST, marks, note, read_events
 from .files import (
     RESERVE,
     Beat,
@@ -33,6 +33,7 @@ from .preempt import NOTICE, Preempted, asked, listen
 from .state import RunRecord, RunState, Status, is_run, log_paths, run_state
 
 __all__ = [
+    "NEWEST",
     "NOTICE",
     "RESERVE",
     "Beat",

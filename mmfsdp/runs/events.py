@@ -24,10 +24,16 @@ def note(folder: PathLike, kind: str, *, step: int, text: str) -> None:
         os.close(file)
 
 
-def read_events(folder: PathLike) -> list[dict[str, Any]]:
-    """The events of a run; damaged lines are left out."""
+NEWEST = 1 << 17
+"""Bytes of events.jsonl that hold more events than anybody looks at."""
+
+
+def read_events(folder: PathLike, *, size: int | None = None) -> list[dict[str, Any]]:
+    """The events of a run, those in the newest `size` bytes or all; damaged lines are left out."""
     try:
-        data = (Path(folder) / "events.jsonl").read_bytes()
+        with open(Path(folder) / "events.jsonl", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size) if size else 0)
+            data = file.read()
     except FileNotFoundError:
         return []
     return [row for row in parse_rows(data) if row.get("kind") in KINDS and isinstance(row.get("step"), int)]
@@ -35,4 +41,6 @@ def read_events(folder: PathLike) -> list[dict[str, Any]]:
 
 def marks(folder: PathLike) -> list[tuple[int, str]]:
     """(step, words) of what a curve marks: the newest 50 events, saves apart."""
-    return [(row["step"], str(row.get("text", ""))) for row in read_events(folder) if row["kind"] != "saved"][-50:]
+    return [
+        (row["step"], str(row.get("text", ""))) for row in read_events(folder, size=NEWEST) if row["kind"] != "saved"
+    ][-50:]

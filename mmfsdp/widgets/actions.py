@@ -120,5 +120,5 @@ def framed(page: Path) -> str:
     return (
         f'<a download="{name}" href="data:text/html;base64,{data}">save the page</a>'
         f'<iframe sandbox title="{escape(page.name)}" srcdoc="{escape(text)}" '
-        'style="width:100%;height:36em;border:1px solid #78787866;background:Canvas"></iframe>'
+        'style="width:100%;height:36em;border:1px solid #78787866"></iframe>'
     )

@@ -25,6 +25,8 @@ LOOK = """<style>
 .mm-columns {display: flex; flex-wrap: wrap; gap: 1em} .mm-column {flex: 1 1 26em; min-width: 0}
 .mm-column .mm-figures b {font-size: 1.2em}
 .mm-changes ul {margin: 0; padding-left: 1.2em; line-height: 1.4} .mm-changes li {overflow-wrap: anywhere}
+.mm-widget iframe {color-scheme: light; background: Canvas}
+[data-jp-theme-light="false"] .mm-widget iframe, .vscode-dark .mm-widget iframe {color-scheme: dark}
 .mm-widget summary {cursor: pointer} .mm-widget p {margin: .4em 0} .mm-widget svg {display: block; margin: .5em 0}
 .mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}

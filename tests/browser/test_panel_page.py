@@ -61,7 +61,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
     book = nbformat.v4.new_notebook(cells=cells)
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(book, folder / "panel.ipynb")
-    with chromium(viewport={"width": 1300, "height": 1300}) as page:
+    with chromium(viewport={"width": 1300, "height": 1300}, color_scheme="null") as page:
         errors = []
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         open_notebook(page, base, token, "panel.ipynb")
@@ -71,7 +71,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         expect(log).to_contain_text("1 │ step 5/3000", timeout=60_000)
         expect(page.locator(".mm-rank-running")).to_have_count(2)
         expect(page.locator("svg", has_text="loss:")).to_be_visible()
-        page.get_by_title("Whose lines to show").scroll_into_view_if_needed()
+        page.get_by_title("Whose lines to show").evaluate("e => e.scrollIntoView({block: 'center'})")
         shot(page, "panel-light")
 
         command(page, "docmanager:save")
@@ -94,6 +94,8 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         set_theme(page, "JupyterLab Dark")
         press(page, "Open report")
         expect(page.frame_locator("iframe").get_by_role("heading", name="first")).to_be_visible()
+        dark = "() => matchMedia('(prefers-color-scheme: dark)').matches"
+        assert page.frame_locator("iframe").locator("body").evaluate(dark), "the report is dark where the page is"
         shot(page, "panel-dark")
 
         page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
@@ -103,8 +105,14 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         goes_on(page, log)
         press(page, "Cancel")
         expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible(timeout=30_000)
+        press(page, "Resume")
+        expect(page.get_by_text("resumed from the beginning")).to_be_visible(timeout=30_000)
+        expect(page.locator(".mm-rank-running")).to_have_count(2, timeout=60_000)
+        begin_cell(page, "wait")  # and while it runs, a button is heard
+        press(page, "Cancel")
+        expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible(timeout=30_000)
         page.set_viewport_size({"width": 620, "height": 1100})
-        page.get_by_title("Whose lines to show").scroll_into_view_if_needed()
+        page.get_by_title("Whose lines to show").evaluate("e => e.scrollIntoView({block: 'center'})")
         shot(page, "panel-narrow")
 
         page.set_viewport_size({"width": 1300, "height": 1300})

@@ -13,6 +13,10 @@ def choose(page, label, value):
     page.get_by_label(label, exact=True).select_option(value)
 
 
+def press(page, name):
+    page.locator("button.jupyter-button", has_text=name).click()
+
+
 def sends(page):
     return page.locator(".mm-figures div", has_text="sends a step")
 
@@ -45,13 +49,28 @@ def test_choose_plan_launch_watch_caption(lab):
         shot(page, "plan")
 
         run_cell(page, "launcher")
-        page.locator("button.jupyter-button", has_text="Launch").click()
+        press(page, "Launch")
         log = page.locator(".mm-log")
         expect(log).to_contain_text("step 1/60", timeout=300_000)  # alone, this test pretrains backbones
         expect(page.locator("svg", has_text="at first").first).to_be_visible()
-        log.scroll_into_view_if_needed()
+        page.get_by_title("Whose lines to show").evaluate("e => e.scrollIntoView()")  # the log itself is drawn anew
         shot(page, "running")
-        expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=120_000)
+        press(page, "Drill")  # the ranks save, end and start again, and the curves tell
+        mark = page.locator(".mm-charts g", has_text="preempted at step").first
+        expect(mark.locator("text")).to_have_text("▼", timeout=120_000)
+        expect(page.locator("li", has_text="resumed from step")).to_be_visible(timeout=240_000)
+        expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=240_000)
+        expect(page.locator(".mm-charts text", has_text="- - predicted").first).to_be_visible()
+        page.locator(".mm-charts").evaluate("e => e.scrollIntoView()")
+        shot(page, "drilled")
+        press(page, "Open report")
+        expect(page.frame_locator("iframe").get_by_role("heading", name="What it says")).to_be_visible()
+        press(page, "Open report")
+        expect(page.locator("iframe")).to_have_count(0)
+        press(page, "Load model")
+        expect(page.get_by_text("loaded step_00000060")).to_be_visible(timeout=120_000)
+        page.get_by_text("loaded step_00000060").evaluate("e => e.scrollIntoView()")
+        shot(page, "loaded")
 
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
         run_cell(page, "captions")
