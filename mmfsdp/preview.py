@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,18 +44,27 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
         model = _models[key]
         if len(_models) > KEPT_MODELS:
             _models.popitem(last=False)
-    plan = plan_of(model, params)
-    alike = key, params.train.batch_size, params.data.max_length, recorded_alike(plan)
-    if alike not in _examples:
+    plan = plan_of(model, params, counted=lambda plan: _counted(model, plan, params))
+    if _alike(plan, params) not in _examples:
         yield plan, cost_of(plan, params)
         if plan.refused:
             return
+    plan = _counted(model, plan, params)
+    yield plan, cost_of(plan, params)
+
+
+def _counted(model: nn.Module, plan: WrapPlan, params: RunParams) -> WrapPlan:
+    alike = _alike(plan, params)
+    if alike not in _examples:
         found = with_moments(model, plan, example_of(model, params))
         _examples[alike] = Recorded(*(getattr(found, name) for name in Recorded._fields))
         if len(_examples) > KEPT:
             _examples.popitem(last=False)
-    plan = replace(plan, **_examples[alike]._asdict())
-    yield plan, cost_of(plan, params)
+    return replace(plan, **_examples[alike]._asdict())
+
+
+def _alike(plan: WrapPlan, params: RunParams) -> Hashable:
+    return _key(params), params.train.batch_size, params.data.max_length, recorded_alike(plan)
 
 
 def known(params: RunParams) -> bool:
@@ -89,9 +98,12 @@ def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:
     return plan, cost_of(plan, params)
 
 
-def plan_of(model: nn.Module, params: RunParams) -> WrapPlan:
-    """The plan of a model that is frozen already, without its cost: enough for the lint."""
-    return make_plan(model, params.fsdp, world_size=params.launch.ranks)
+def plan_of(model: nn.Module, params: RunParams, *, counted: Callable[[WrapPlan], WrapPlan] | None = None) -> WrapPlan:
+    """The plan of a model that is frozen already, without its cost: enough for the lint. counted: gives one its
+    moments, of which only AUTO has need."""
+    counted = counted or (lambda plan: with_moments(model, plan, example_of(model, params)))
+    train = replace(params.train, accumulation=params.train.accumulation * len(params.data.sources()))
+    return make_plan(model, params.fsdp, world_size=params.launch.ranks, train=train, counted=counted)
 
 
 def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None = None) -> Estimate:

@@ -55,7 +55,14 @@ MAY_IMPORT = {
     "report": {"params", "plan", "estimate", "runs", "plots", "style"},
 }
 ABOVE_ALL = {"widgets", "cli", "cli_runs", "cli_sweep", "bench"}
-LATE = {("launch", "train"), ("launch", "preview"), ("evaluate", "train"), ("models", "wrap"), ("models", "export")}
+LATE = {
+    ("launch", "train"),
+    ("launch", "preview"),
+    ("plan", "estimate"),
+    ("evaluate", "train"),
+    ("models", "wrap"),
+    ("models", "export"),
+}
 """Inside a function only: the jobs, and two methods: Flamingo.wrap_fsdp as in OpenFlamingo, from_pretrained."""
 
 

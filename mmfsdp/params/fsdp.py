@@ -45,7 +45,7 @@ class FSDPParams:
     replicates. Default SHARD."""
 
     memory_budget_gib: float | None = None
-    """Memory one rank may use, in GiB (2**30 bytes); needed by and only for `frozen_policy` AUTO.
+    """Memory one rank may use, in GiB (2**30 bytes), activations included; needed by and only for `frozen_policy` AUTO.
     Backends: FSDP2. Default unset."""
 
     mixed_precision: Precision | None = None

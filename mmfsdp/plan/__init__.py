@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, ShardingStrategy
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, ShardingStrategy, TrainParams
 from .units import ITEMSIZE, ROOT, Finding, Moment, Param, Unit, WrapPlan
 
 if TYPE_CHECKING:
@@ -37,15 +39,22 @@ def describe(model: nn.Module) -> WrapPlan:
 
 
 def make_plan(
-    model: nn.Module, params: FSDPParams | None = None, *, world_size: int, example: dict[str, Any] | None = None
+    model: nn.Module,
+    params: FSDPParams | None = None,
+    *,
+    world_size: int,
+    example: dict[str, Any] | None = None,
+    train: TrainParams | None = None,
+    counted: Callable[[WrapPlan], WrapPlan] | None = None,
 ) -> WrapPlan:
     """Plan how a model will be wrapped. Needs no process group and no weights: the meta device will do.
 
     example: keyword arguments of one forward (their values do not matter). With it, the order of units and where
-    backward goes are seen rather than assumed from the order in which modules were registered.
+    backward goes are seen rather than assumed from the order in which modules were registered, and AUTO's budget counts
+    activations. train: of what steps. counted: gives a plan its moments for AUTO, where there is no example.
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
-    from .auto import choose
+    from .auto import choose, peak_by
     from .build import buffer_bytes, build_units, with_prefetch  # here, so that reading a plan needs no torch
     from .checkpointing import checkpointed
     from .group import group
@@ -69,17 +78,19 @@ def make_plan(
         _refuse_units(fsdp, units)
         return WrapPlan(fsdp=params, world_size=world_size, replicate=replicates, shard=shard, units=units)
 
+    if counted is None and example is not None:
+        counted = partial(with_moments, model, example=example)
     if params.frozen_policy is FrozenPolicy.AUTO:
-        plan = choose([made(policy) for policy in _POLICIES], budget=int((params.memory_budget_gib or 0) * 2**30))
-        plan = _ddp(model, plan, example) or plan
+        alike = [made(policy) for policy in _POLICIES]
+        budget = int((params.memory_budget_gib or 0) * 2**30)
+        plan = choose(alike, budget=budget, moments=counted(alike[0]).moments if counted else (), train=train)
+        plan = _ddp(model, plan, example, lambda ddp: peak_by(counted(ddp), train=train) if counted else 0) or plan
     else:
         plan = made(params.frozen_policy)
     checkpointed(model, plan)  # a pattern may match nothing
     plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
     plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
-    if example is not None and not plan.refused:
-        plan = with_moments(model, plan, example)
-    return plan
+    return counted(plan) if counted and example is not None and not plan.refused else plan
 
 
 def with_moments(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
@@ -95,7 +106,9 @@ def with_moments(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> W
 _POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
 
 
-def _ddp(model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None) -> WrapPlan | None:
+def _ddp(
+    model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None, peak: Callable[[WrapPlan], int]
+) -> WrapPlan | None:
     """The plan as DDP, where that is as good, fits, and can honor the other choices."""
     from .auto import ddp_is_as_good, memory_of
 
@@ -111,7 +124,7 @@ def _ddp(model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None) -> Wr
         ddp = make_plan(model, fsdp, world_size=plan.world_size, example=example)
     except ParamError:
         return None
-    if not ddp_is_as_good(plan) or memory_of(ddp) > budget * 2**30:
+    if not ddp_is_as_good(plan) or max(memory_of(ddp), peak(ddp)) > budget * 2**30:
         return None
     return replace(ddp, why=f"{plan.why}; so little trains that one all-reduce of it is cheaper than to shard it: DDP")
 
