@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from mmfsdp.plots.svg import width_of
 from mmfsdp.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
-LEDGER_COLORS |= {"computing": FROZEN, "exposed": TRAINABLE}
-BOX, GAP = 34, 4
+LEDGER_COLORS |= {"computing": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED}
+BOX, GAP, WIDE = 34, 4, 740
 
 
 class Picture(str):
@@ -60,36 +61,43 @@ _STATES = {"all-gather": _gather, "reduce-scatter": _scatter, "all-reduce": _red
 def ledger(rows: Mapping[str, Mapping[str, float]], *, unit: str = "GiB", limit: float | None = None) -> Picture:
     """Bars of what a rank holds, by row, as in {'DDP': {'parameters': 26.1, 'gradients': ...}}. limit: its memory."""
     most = max([sum(row.values()) for row in rows.values()] + [limit or 0])
-    scale = 480 / most
+    left = max(142.0, *(1.2 * width_of(name, 14) for name in rows)) + 8
+    scale = (WIDE - left - 110) / most
     parts = []
     for i, (name, row) in enumerate(rows.items()):
-        y, x = 30 + i * 46, 150.0
-        parts.append(_text(142, y + 19, name, anchor="end"))
+        y, x = 30 + i * 46, left
+        parts.append(_text(left - 8, y + 19, name, anchor="end"))
         for what, value in row.items():
-            title = f"{name}: {what} {value:.3g} {unit}"
-            parts.append(_box(x, y, value * scale, 28, LEDGER_COLORS.get(what, INK), title=title))
+            color = LEDGER_COLORS.get(what, INK)
+            parts.append(_box(x, y, value * scale, 28, color, title=f"{name}: {what} {value:.3g} {unit}"))
             if value * scale > 44:
-                parts.append(_text(x + value * scale / 2, y + 19, f"{value:.3g}", fill="#fff"))
+                dark = color in (REDUCED, OPTIMIZER, ACTIVATIONS)
+                parts.append(_text(x + value * scale / 2, y + 19, f"{value:.3g}", fill="#111" if dark else "#fff"))
             x += value * scale
         parts.append(_text(x + 8, y + 19, f"{sum(row.values()):.3g} {unit}", anchor="start"))
     high = 30 + len(rows) * 46
     if limit:
-        x = 150 + limit * scale
+        x = left + limit * scale
         parts.append(f"<line x1='{x}' x2='{x}' y1='20' y2='{high}' stroke='{INK}' stroke-dasharray='5 4'/>")
         parts.append(_text(x, 14, f"the device: {limit:.3g} {unit}"))
-    x = 150
+    x = 8.0
     for what in dict.fromkeys(k for row in rows.values() for k in row):
         parts += [
             _box(x, high + 4, 14, 14, LEDGER_COLORS.get(what, INK)),
             _text(x + 20, high + 16, what, anchor="start"),
         ]
-        x += 30 + 8 * len(what)
-    return _svg(740, high + 28, parts, "what a rank holds: " + "; ".join(rows))
+        x += 44 + width_of(what, 14)
+    return _svg(
+        WIDE,
+        high + 28,
+        parts,
+        f"{', '.join(dict.fromkeys(k for row in rows.values() for k in row))}, in {unit}: " + "; ".join(rows),
+    )
 
 
 def ranking(values: Mapping[str, float], *, unit: str) -> Picture:
     """One bar for each name; those of mmfsdp's own policies ('frozen-aware ...') stand out."""
-    scale, parts = 420 / max(values.values()), []
+    scale, parts = 400 / max(values.values()), []
     for i, (name, value) in enumerate(values.items()):
         y = 6 + i * 36
         parts.append(_text(248, y + 19, name, anchor="end"))

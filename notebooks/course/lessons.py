@@ -110,7 +110,7 @@ def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = 
         for policy, plan in plans.items():
             times = step_time(on_mesh(plan, 1, ranks), machine=machine, tokens=tokens)
             busy = max(times.compute, times.memory)
-            rows[f"{ranks:,}, {policy}"] = {"computing": 1e3 * busy, "exposed": 1e3 * (times.overlapped - busy)}
+            rows[f"{ranks:,} GPUs, {policy}"] = {"computing": 1e3 * busy, "exposed": 1e3 * (times.overlapped - busy)}
     return rows
 
 
