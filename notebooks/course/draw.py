@@ -11,7 +11,7 @@ from mmfsdp.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPTIMIZER, 
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
-LEDGER_COLORS |= {"computing": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED}
+LEDGER_COLORS |= {"computing": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED, "logits": "#A6761D"}
 BOX, GAP, WIDE = 34, 4, 740
 
 

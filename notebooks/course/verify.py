@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
 import shutil
 import sys
@@ -62,29 +63,32 @@ def for_class(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return book
 
 
-def with_card(text: str, *, minutes: float, day: str) -> str:
-    """A card's text, with what this machine needed."""
-    needed = f"{max(1, round(minutes))} minute{'s' if round(minutes) > 1 else ''}"
-    text = re.sub(r"the machine needs .*? for all of it", f"the machine needs {needed} for all of it", text)
+def with_card(text: str, *, minutes: float | None, day: str) -> str:
+    """A card's text, with what this machine needed, if that is known."""
+    if minutes is not None:
+        needed = f"{max(1, round(minutes))} minute{'s' if round(minutes) > 1 else ''}"
+        text = re.sub(r"the machine needs .*? for all of it", f"the machine needs {needed} for all of it", text)
     return re.sub(r"(\| \*\*Last verified\*\* \|).*", rf"\1 {day} |", text)
 
 
 def verify(path: Path) -> None:
-    """Run a lesson with its solutions; write minutes and day into its card, and its page for the web. A cell that
-    raises, raises."""
+    """Run a lesson with its solutions; write minutes and day into its card, and its page for the web. A machine that
+    does much else says nothing about minutes: then the card keeps its own. A cell that raises, raises."""
     import torch
 
     book = nbformat.read(path, as_version=4)
+    busy = os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
     began = time.monotonic()
     here = {"metadata": {"path": str(HERE)}}
     ran = NotebookClient(solved(book), timeout=1200, kernel_name="python3", resources=here).execute()
     minutes = (time.monotonic() - began) / 60
     day = f"{datetime.date.today().isoformat()}, torch {torch.__version__.split('+')[0]}"
-    book.cells[0].source = with_card(book.cells[0].source, minutes=minutes, day=day)
-    book.metadata["mmfsdp"] = {"minutes": max(1, round(minutes))}
+    book.cells[0].source = with_card(book.cells[0].source, minutes=None if busy else minutes, day=day)
+    if not busy:
+        book.metadata["mmfsdp"] = {"minutes": max(1, round(minutes))}
     nbformat.write(book, path)
     render(book, ran, HERE / "rendered" / f"{path.stem}.md")
-    print(f"{path.name}: {minutes:.1f} minutes")
+    print(f"{path.name}: {minutes:.1f} minutes{', beside much else' if busy else ''}")
 
 
 def main() -> int:
