@@ -54,10 +54,11 @@ def solved(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def for_class(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A copy without solutions and outputs."""
+    """A copy without solutions and outputs, and without links to pages that have them."""
     book = nbformat.from_dict(book)
     book.cells = [cell for cell in book.cells if not tagged(cell, "solution")]
     for cell in book.cells:
+        cell.source = "\n".join(line for line in cell.source.split("\n") if "(rendered/" not in line)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     return book
@@ -98,8 +99,9 @@ def main() -> int:
     parser.add_argument("--class", dest="folder", type=Path, help="write the copy for the class into this folder")
     given = parser.parse_args()
     if given.folder:
-        shutil.copytree(HERE / "course", given.folder / "course", ignore=shutil.ignore_patterns("__pycache__"))
-        for path in lessons():
+        for name in ("course", "reference", "images"):
+            shutil.copytree(HERE / name, given.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (HERE / "contents.ipynb", *lessons()):
             nbformat.write(for_class(nbformat.read(path, as_version=4)), given.folder / path.name)
         print(f"{given.folder}: {len(lessons())} notebooks without solutions")
         return 0

@@ -6,7 +6,7 @@ import nbformat
 from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
-from course.verify import for_class, solved, tagged, with_card
+from course.verify import for_class, main, solved, tagged, with_card
 
 
 def test_the_copy_for_the_class_has_neither_solutions_nor_outputs():
@@ -18,6 +18,17 @@ def test_the_copy_for_the_class_has_neither_solutions_nor_outputs():
         assert not [cell for cell in copy.cells if tagged(cell, "solution") or cell.get("outputs")]
         assert len(copy.cells) + len([c for c in book.cells if tagged(c, "solution")]) == len(book.cells)
         assert "<summary>Solution" not in "".join(cell.source for cell in copy.cells)
+
+
+def test_in_the_copy_for_the_class_every_link_leads_somewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["verify", "--class", str(tmp_path / "class")])
+    assert main() == 0
+    books = sorted((tmp_path / "class").glob("*.ipynb"))
+    assert [book.name for book in books] == [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
+    for path in books:
+        text = "\n".join(cell.source for cell in read(path).cells)
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (path.parent / link).is_file(), (path.name, link)
 
 
 def test_a_solved_copy_leaves_no_blank_in_an_exercise():
@@ -34,6 +45,7 @@ def test_cards_say_what_a_run_of_verify_measured():
         assert re.search(r"the machine needs \d+ minutes? for all of it", card), path.name
         assert re.search(r"\*\*Last verified\*\* \| \d{4}-\d\d-\d\d, torch \d", card), path.name
     assert "needs 3 minutes for all" in with_card("the machine needs ? for all of it", minutes=3.2, day="2026-01-01")
+    assert "needs ? for all" in with_card("the machine needs ? for all of it", minutes=None, day="2026-01-01")
 
 
 def test_contents_name_every_lesson_and_count_what_is_passed():
