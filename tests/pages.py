@@ -9,6 +9,7 @@ import ast
 import re
 from dataclasses import fields
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -154,6 +155,12 @@ def rooms() -> set[str]:
     return {file.relative_to(ROOT / "mmfsdp").parts[0].removesuffix(".py") for file, calls in found.items() if calls}
 
 
+def all_texts() -> str:
+    """Every text in the package, as it is written."""
+    nodes = [node for file in (ROOT / "mmfsdp").rglob("*.py") for node in _nodes(file)]
+    return "\n".join(_text(node) for node in nodes if isinstance(node, (ast.Constant, ast.JoinedStr)))
+
+
 def _error(call: ast.Call) -> tuple[str, str]:
     """(field, message) of a call that makes an error."""
     assert isinstance(call.func, ast.Name)
@@ -172,10 +179,14 @@ def _files(room: str) -> list[Path]:
     return sorted(file for file in found if file.name != "fsdp.py")
 
 
+@cache
+def _nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def _calls(file: Path, names: Any) -> list[ast.Call]:
     """The calls of these names in a file, in its order, that have a field or code and a message."""
-    tree = ast.parse(file.read_text())
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    calls = [n for n in _nodes(file) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     return sorted((c for c in calls if c.func.id in names and c.args), key=lambda c: c.lineno)  # type: ignore[attr-defined]
 
 

@@ -67,6 +67,16 @@ def test_every_error_has_a_room_on_the_page_of_errors():
     assert pages.rooms() <= {room for rooms in pages.ROOMS.values() for room in rooms}
 
 
+def test_what_errors_quotes_is_what_the_code_says():
+    """The hand-written tables: each text of their first column, by its pieces between …"""
+    head = (pages.PAGES / "errors.md").read_text().split("<!-- made")[0]
+    rows = re.findall(r"^\| `(.+?)` \|", head, flags=re.M)
+    said = (ROOT / "Makefile").read_text() + "make: command not found" + pages.all_texts()
+    assert len(rows) > 12
+    for row in rows:
+        assert all(piece in said for piece in row.split("…")), row
+
+
 def test_the_plans_columns_are_explained():
     table = re.findall(r"^\| `(\w+)` \|", (pages.PAGES / "plan.md").read_text().split("## A unit")[0], flags=re.M)
     assert table == COLUMNS.split()

@@ -103,7 +103,7 @@ def with_moments(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> W
     return replace(plan, **record(model, plan, example)._asdict())
 
 
-_POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
+_POLICIES = tuple(policy for policy in FrozenPolicy if policy is not FrozenPolicy.AUTO)
 
 
 def _ddp(

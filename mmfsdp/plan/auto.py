@@ -215,7 +215,7 @@ def _mixed(plans: Sequence[WrapPlan], state: _State) -> tuple[Unit, ...]:
 def _words(units: tuple[Unit, ...]) -> str:
     """How many frozen units, and of which kind, got which policy."""
     parts = []
-    for policy in (FrozenPolicy.REPLICATE, FrozenPolicy.KEEP, FrozenPolicy.SHARD):
+    for policy in reversed(FrozenPolicy):
         chosen = [u for u in units if u.frozen_policy is policy]
         flow = sum(u.grad_flow for u in chosen)
         if chosen:
