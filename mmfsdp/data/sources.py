@@ -16,6 +16,8 @@ from .records import Record, read_folder, read_json
 from .shards import ShardSource
 
 SPLITS = ("train", "heldout", "unseen")
+_READERS = {DataSource.FOLDER: read_folder, DataSource.JSON: read_json}
+"""What finds the records of a source, where they can be counted and dealt by number."""
 
 
 class Source(Protocol):
@@ -60,7 +62,7 @@ def open_source(
 
 
 def _open_records(params: DataParams, split: str, seed: int) -> Source:
-    records, skipped = (read_folder if params.source is DataSource.FOLDER else read_json)(params)
+    records, skipped = _READERS[params.source](params)
     limit = _limit(((r.group, attempt(r.load)) for r in records), params, skipped)
     mine = [record for record in records if _belongs(limit, split, record.group)]
     return IndexedSource(partial(_load, mine), len(mine), seed, params.resample, skipped)
