@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 
 NotebookNode = nbformat.NotebookNode
+SOLVED = "With the solution:"
 LINES = 60
 """Of an output, so many are kept."""
 
@@ -35,13 +36,18 @@ def render(book: NotebookNode, ran: NotebookNode, page: Path) -> None:
         f"<!-- {digest(book)} of {page.stem}.ipynb; written by `python -m course.verify`, as all in this folder -->",
         f"> What [the notebook]({notebook}) shows when it is run with its exercises solved. To do them, open it.",
     ]
+    solved: list[str] = []
     for cell, done in zip(book.cells, ran.cells, strict=True):
         if cell.cell_type == "markdown":
             text = re.sub(r"\]\((?!https?:|#)", "](../", cell.source)
             parts.append(re.sub(r"\]\(\.\./((?!00)\d\d_\w+)\.ipynb\)", r"](\1.md)", text))
+            parts += [SOLVED, *solved] if solved else []
+            solved = []
             continue
         parts.append(_fenced(cell.source, "python"))
-        if "check(" not in cell.source:
+        if any(tag.startswith("exercise-") for tag in cell.metadata.get("tags", [])):
+            solved = list(_outputs(done, folder))
+        elif "check(" not in cell.source:
             parts += _outputs(done, folder)
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     if not any(folder.iterdir()):
