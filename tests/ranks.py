@@ -1,48 +1,5 @@
-"""Real ranks for tests: processes that train over gloo on this machine's CPU, forks of one that has imported what takes
-long."""
+"""Real ranks for tests: as the benches start theirs."""
 
-from __future__ import annotations
+from mmfsdp.bench.ranks import in_processes, on_ranks
 
-import json
-import multiprocessing
-import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-IMPORTED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.train"]
-
-
-def on_ranks(check: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
-    """Run `check(*args)` on so many ranks; what each returned (plain data), by rank. A failure on any rank raises."""
-    return in_processes(_joined, ranks, ranks, check, args)
-
-
-def in_processes(check: Callable[..., Any], number: int, *args: Any) -> list[Any]:
-    """Run `check(rank, folder, *args)` in so many processes that share a folder and no group. What each returned."""
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.set_forkserver_preload(IMPORTED)
-        mp.start_processes(_process, (folder, dict(os.environ), check, args), nprocs=number, start_method="forkserver")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
-
-
-def _process(rank: int, folder: str, environment: dict[str, str], check: Callable[..., Any], args: tuple) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    Path(folder, f"{rank}.json").write_text(json.dumps(check(rank, folder, *args)))
-
-
-def _joined(rank: int, folder: str, ranks: int, check: Callable[..., Any], args: tuple) -> Any:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    try:
-        return check(*args)
-    finally:
-        dist.destroy_process_group()
+__all__ = ["in_processes", "on_ranks"]

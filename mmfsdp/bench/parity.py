@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -32,6 +29,7 @@ from ..plan import WrapPlan, make_plan
 from ..step import build_optimizer, train_step
 from ..train.job import quiet
 from ..wrap import apply_plan, make_mesh
+from .ranks import on_ranks
 
 TOLERANCE = 1e-5
 """Largest relative difference of a loss, a norm or the final weights (as one vector) in fp32."""
@@ -100,8 +98,7 @@ def bench_parity(
             continue
         keys = {(case.model, case.accumulation, case.clip) for case in chosen}
         alone = {key: one_process(count, *key) for key in keys}
-        with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(_rank, (count, folder, chosen, alone, rows), nprocs=count, start_method="spawn")
+        on_ranks(_add_rows, count, chosen, alone, rows)
     torch.set_num_threads(threads)
     return [row for row in _read(rows) if row["ranks"] in ranks]
 
@@ -151,29 +148,21 @@ def _built(model: str) -> tuple[Flamingo | MultimodalModel, dict[str, torch.Tens
     return whole, _whole(whole)
 
 
-def _rank(rank: int, ranks: int, folder: str, chosen: list[Case], alone: dict[tuple, Training], rows: Path) -> None:
+def _add_rows(chosen: list[Case], alone: dict[tuple, Training], rows: Path) -> None:
     quiet()
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
-    try:
-        meshes: dict[tuple[int, int], DeviceMesh] = {}
-        for i, case in enumerate(chosen, 1):
-            start = time.perf_counter()
-            row = _compare(case, ranks, meshes, alone[case.model, case.accumulation, case.clip])
-            if rank == 0:
-                with rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                told = "" if row["ok"] else "differs, "
-                print(
-                    f"{i}/{len(chosen)} {ranks} ranks {case}: {told}{time.perf_counter() - start:.1f} s",
-                    file=sys.stderr,
-                )
-    finally:
-        dist.destroy_process_group()
+    meshes: dict[tuple[int, int], DeviceMesh] = {}
+    for i, case in enumerate(chosen, 1):
+        start = time.perf_counter()
+        row = _compare(case, meshes, alone[case.model, case.accumulation, case.clip])
+        if dist.get_rank() == 0:
+            with rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            told = ("" if row["ok"] else "differs, ") + f"{time.perf_counter() - start:.1f} s"
+            print(f"{i}/{len(chosen)} {row['ranks']} ranks {case}: {told}", file=sys.stderr)
 
 
-def _compare(case: Case, ranks: int, meshes: dict[tuple[int, int], DeviceMesh], alone: Training) -> dict[str, Any]:
+def _compare(case: Case, meshes: dict[tuple[int, int], DeviceMesh], alone: Training) -> dict[str, Any]:
+    ranks = dist.get_world_size()
     whole, start = _built(case.model)
     plan = make_plan(whole, case.params(ranks), world_size=ranks)
     model = apply_plan(copy.deepcopy(whole), plan, mesh=_mesh(plan, meshes))

@@ -87,8 +87,9 @@ def train_every_way() -> dict:
     plain = multimodal()
     batches = [inputs(rank, plain) for rank in range(2)]
     found: dict = {"one process": {"losses": train(plain, batches)}}
-    for name, wrap in WAYS.items():
-        model = wrap(multimodal())
+    for name, wrap in (WAYS | {f"{name} bf16": wrap for name, wrap in WAYS.items()}).items():
+        model = multimodal()
+        model = wrap(model.to(torch.bfloat16) if "bf16" in name else model)
         losses = torch.tensor(train(model, [batches[dist.get_rank()]]))
         dist.all_reduce(losses)
         sharded = sum(isinstance(m, FullyShardedDataParallel) for m in model.modules())
@@ -106,6 +107,7 @@ def found():
 def test_a_model_wrapped_by_hand_trains_as_in_one_process(found, name):
     alone = found["one process"]["losses"]
     assert found[name]["losses"] == pytest.approx(alone, rel=1e-4) and alone[2] < alone[0]
+    assert found[f"{name} bf16"]["losses"] == pytest.approx(alone, rel=0.02)
 
 
 def test_the_units_are_those_of_the_page(found):

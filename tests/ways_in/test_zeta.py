@@ -61,6 +61,10 @@ EXAMPLES = {
         TwoBlocks,
         {"auto_wrap": True, "TransformerBlock": TransformerBlock, "shard_strat": "FULL_SHARD"},
     ),
+    "a block, but no auto_wrap": (
+        TransformerBlock,
+        {"TransformerBlock": TransformerBlock, "shard_strat": "FULL_SHARD"},
+    ),
     "advanced": (nn.ReLU, {"mp": "bf16", "shard_strat": "FULL_SHARD"}),
     "fp16": (nn.ReLU, {"mp": "fp16", "shard_strat": "SHARD_GRAD"}),
     "fp16, NO_SHARD": (nn.ReLU, {"mp": "fp16"}),
@@ -108,6 +112,7 @@ def test_the_examples_train_as_one_process_does(found, name):
 def test_the_arguments_mean_what_the_page_says(found):
     whole = 784 * 256 + 256 + 256 * 10 + 10
     assert found["basic"]["wrapper"] == DDP.__name__ and found["basic"]["held"] == whole
+    assert found["a block, but no auto_wrap"]["units"] == ["Sequential"]
     advanced = found["advanced"]
     assert advanced["wrapper"] == FSDP.__name__ and advanced["units"] == ["Sequential"]
     assert advanced["compute"] == advanced["reduce"] == ["torch.bfloat16"]

@@ -1,0 +1,47 @@
+"""Real ranks on this machine's CPU, over gloo: forks of one process that has imported what takes long."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+IMPORTED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.train"]
+
+
+def on_ranks(work: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+    """Run `work(*args)` on so many ranks; what each returned (plain data), by rank. A failure on any rank raises."""
+    return in_processes(_joined, ranks, ranks, work, args)
+
+
+def in_processes(work: Callable[..., Any], number: int, *args: Any) -> list[Any]:
+    """Run `work(rank, folder, *args)` in so many processes that share a folder and no group. What each returned."""
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_process, (folder, dict(os.environ), work, args), nprocs=number, start_method="forkserver")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
+
+
+def _process(rank: int, folder: str, environment: dict[str, str], work: Callable[..., Any], args: tuple) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
+
+
+def _joined(rank: int, folder: str, ranks: int, work: Callable[..., Any], args: tuple) -> Any:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    try:
+        return work(*args)
+    finally:
+        dist.destroy_process_group()
