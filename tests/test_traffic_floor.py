@@ -7,14 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
 from mmfsdp.bench.ways import batch_of, build
+from mmfsdp.estimate import estimate
 from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams
 from mmfsdp.step import train_step
-from mmfsdp.wrap import wrap_fsdp
+from mmfsdp.wrap import plan_of, wrap_fsdp
 
 WIDTH, CLIP = 96, 0.01
 KEPT = {"sharding_strategy": "SHARD_GRAD_OP"}
@@ -64,6 +66,31 @@ def clipped(fields: dict | None) -> list[torch.Tensor]:
     return found
 
 
+class Twice(nn.Module):
+    """A trainable layer and a frozen one that both run twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(5))
+        self.layers[2].requires_grad_(False)
+
+    def forward(self, x):
+        first, trained, frozen, between, last = self.layers
+        return last(frozen(trained(between(frozen(trained(first(x)))))))
+
+
+def run_twice(backend: str, policy: str) -> list:
+    """Gathers and reductions, predicted and counted."""
+    fields = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 200, "backend": backend, **POLICIES[policy]}
+    model = wrap_fsdp(Twice(), FSDPParams(**fields), example={"x": torch.ones(3, 16)})
+    with Collectives() as counted:
+        model(torch.ones(3, 16)).sum().backward()
+        rows = [(r.kind, r.phase, r.count, r.bytes) for r in counted.rows()]
+    cost = [w for w in estimate(plan_of(model)).wire if w.phase != "control"]
+    assert max(u.gathers_forward for u in plan_of(model).units) == (2 if policy == "SHARD" else 1)
+    return [sorted((w.kind, w.phase, w.count, w.bytes) for w in cost), sorted(rows)]
+
+
 def all_of_it(micro_steps: list) -> dict:
     found = {f"{kind} {policy} {k}": sent(kind, policy, k) for kind, policy, k in micro_steps}
     if dist.get_world_size() == 2:
@@ -74,6 +101,8 @@ def all_of_it(micro_steps: list) -> dict:
             far = torch.cat([(a - b).flatten() for a, b in zip(ours, true, strict=True)]).norm() / norm
             found[f"clipped {policy}"] = [(torch.cat([g.flatten() for g in ours]).norm() / norm).item(), far.item()]
         found["clipped"] = norm.item()
+        ways = [(backend, policy) for backend in ("FSDP2", "FSDP1") for policy in ("SHARD", "KEEP")]
+        found["twice"] = {" ".join(way): run_twice(*way) for way in ways}
     return found
 
 
@@ -117,6 +146,8 @@ def test_a_step_sends_the_floor(ranks):
             for policy in ("KEEP", "REPLICATE"):
                 assert "all-gather backward" not in found[f"{kind} {policy} 1"]
         if ranks == 2:
+            for way, (predicted, counted) in found["twice"].items():
+                assert predicted == counted, way
             assert found["clipped"] == pytest.approx(CLIP, rel=1e-4)
             for policy in ("SHARD", "REPLICATE", "DDP"):
                 norm, far = found[f"clipped {policy}"]

@@ -36,8 +36,12 @@ def build_units(
         modules.append((tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in replicated)), replicated))
     tail = _tail(model, [m for m, _ in modules], seen)
     ends = sorted(range(len(modules)), key=lambda i: max(seen.leave.get(name, 0) for name in modules[i][0]))
+
+    def runs(names: tuple[str, ...]) -> int:
+        return max(1, min(seen.calls[name] for name in names)) if seen.calls else 1
+
     units = [
-        _unit(m, ps, fsdp, whole=ps is replicated, flow=_flows(model, m, ps, fsdp, seen), tail=m in tail)
+        _unit(m, ps, fsdp, whole=ps is replicated, flow=_flows(model, m, ps, fsdp, seen), tail=m in tail, runs=runs(m))
         for m, ps in modules
     ]
     return tuple(with_bytes(replace(u, order=i, ends=ends.index(i)), fsdp, shard) for i, u in enumerate(units))
@@ -126,8 +130,16 @@ def kind_of(params: list[Param]) -> str:
 
 
 def _unit(
-    modules: tuple[str, ...], params: list[Param], fsdp: FSDPParams, *, whole: bool, flow: bool, tail: bool
+    modules: tuple[str, ...],
+    params: list[Param],
+    fsdp: FSDPParams,
+    *,
+    whole: bool,
+    flow: bool,
+    tail: bool,
+    runs: int,
 ) -> Unit:
+    """runs: how often the unit's forward runs in the model's."""
     kind = kind_of(params)
     ddp = fsdp.effective_backend is Backend.DDP
     policy = None
@@ -143,6 +155,9 @@ def _unit(
     compute = _compute_dtype(params, fsdp)
     if not sharded and not ddp and compute:  # nothing casts them on the way: they rest as they compute
         params = [replace(p, dtype=compute) if _floating(p) else p for p in params]
+    moves = int(sharded and bool(params))
+    # FSDP2 frees a unit after each of its backwards, FSDP1 after the last.
+    again = runs - (not reshard) if fsdp.effective_backend is Backend.FSDP2 else reshard
     return Unit(
         name=unit_name(modules),
         modules=modules,
@@ -156,8 +171,8 @@ def _unit(
         sharded=sharded,
         reshard_after_forward=reshard,
         hold=sharded and (keep if fsdp.effective_backend is Backend.FSDP2 else not reshard),
-        gathers_forward=int(sharded and bool(params)),
-        gathers_backward=int(sharded and bool(params) and flow and reshard),
+        gathers_forward=moves * (runs if reshard else 1),
+        gathers_backward=moves * flow * again,
     )
 
 

@@ -146,8 +146,9 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
         if often > 1 and unit.sharded and unit.params:
             yield _warn(
                 "runs-often",
-                f"{unit.name}: runs {often} times in a forward, and may be gathered for each, which the prediction "
-                "counts once; set frozen_policy to REPLICATE where it is frozen, else make a unit of what calls it",
+                f"{unit.name}: runs {often} times in a forward, and is gathered {unit.gathers_forward} times there and "
+                f"{unit.gathers_backward} times in backward; set frozen_policy to REPLICATE where it is frozen, else "
+                "make a unit of what calls it",
             )
         away = [p.name for p in unit.params if unit.sharded and not _there(p.name, unit, seen)]
         if away:
