@@ -32,6 +32,8 @@ class _Found:
     reduce: torch.dtype | None = None
     sharded: bool = True
     hold: bool = False
+    ahead: bool = True
+    """Its backward may begin the gather of the unit before it."""
 
 
 def read_back(model: nn.Module) -> WrapPlan:
@@ -54,6 +56,8 @@ def read_back(model: nn.Module) -> WrapPlan:
     pads = mesh[0] if backend is Backend.FSDP1 and mesh[1] == 1 else mesh[1]  # NO_SHARD pads as if it sharded
     units = [with_bytes(_unit(f, i, ends.index(i), backend, seen), fsdp, pads) for i, f in enumerate(found)]
     units = [replace(u, held_bytes=u.held_bytes * (pads // mesh[1])) if u.sharded else u for u in units]
+    if backend is not Backend.DDP:
+        units = _gathered_in_vain(units, found, fsdp)
     plan = WrapPlan(
         fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=with_prefetch(units, fsdp)
     )
@@ -83,6 +87,18 @@ def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
     names = {id(m): plain_name(n) for n, m in model.named_modules()}
     named = {id(p): plain_name(n) for n, p in model.named_parameters()}
     return Backend.FSDP2, mesh, [_group(g, auto, names, named, model) for g, auto in groups.values()]
+
+
+def _gathered_in_vain(units: list[Unit], found: list[_Found], fsdp: FSDPParams) -> list[Unit]:
+    """With the gathers that FSDP, left to itself, makes ahead of a backward that ends before it comes there."""
+    if fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
+        return units
+    moved = sorted((i for i, u in enumerate(units) if u.sharded and u.params), key=lambda i: units[i].ends)
+    for i, after in zip(moved, moved[1:], strict=False):
+        idle = not units[i].grad_flow and units[i].reshard_after_forward and found[i].gathers_backward
+        if idle and units[after].grad_flow and found[after].ahead:
+            units[i] = replace(units[i], gathers_backward=1)
+    return units
 
 
 def _prefetch(model: nn.Module) -> dict[str, Any]:
@@ -119,7 +135,14 @@ def _flat(name: str, module: FullyShardedDataParallel, model: nn.Module) -> _Fou
     reshard = module.sharding_strategy in (Torch.FULL_SHARD, Torch.HYBRID_SHARD)
     mp = module.mixed_precision
     return _Found(
-        (name,), params, reshard and bool(name), True, mp.param_dtype, mp.reduce_dtype, hold=not (reshard and name)
+        (name,),
+        params,
+        reshard and bool(name),
+        True,
+        mp.param_dtype,
+        mp.reduce_dtype,
+        hold=not (reshard and name),
+        ahead=module.backward_prefetch is not None,
     )
 
 

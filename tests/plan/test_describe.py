@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.estimate import estimate
+from mmfsdp.freeze import freeze
 from mmfsdp.measure import Collectives
 from mmfsdp.models.flamingo import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
@@ -116,6 +117,63 @@ def test_what_others_wrapped_is_read_back(case):
 
 @pytest.mark.parametrize("dress", DRESS)
 def test_what_accelerate_adds_changes_no_plan(dress):
-    for case, (wrap, *_) in CASES.items():
+    for case in ("DDP", "FSDP1", "FSDP2 hybrid"):
+        wrap, *_ = CASES[case]
         dressed = describe(DRESS[dress](wrap, tiny_flamingo()))
         assert dressed.to_dict() == describe(wrap(tiny_flamingo())).to_dict(), case
+
+
+@pytest.fixture
+def accelerated(monkeypatch):
+    """Wraps a model as `Accelerator.prepare` does: by DDP (0), FSDP1 or FSDP2."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+
+    def prepare(model: nn.Module, version: int, layer: str) -> nn.Module:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True)
+        if not version:
+            return accelerator.prepare(model)
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=version,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=[layer],
+            use_orig_params=True if version == 1 else None,
+        )
+        # By itself it does so on GPUs only.
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+        accelerator.state.device = torch.device("cpu")
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        return accelerator.prepare(model, optimizer)[0]
+
+    yield prepare
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("version, backend", [(0, "DDP"), (1, "FSDP1"), (2, "FSDP2")])
+def test_what_accelerate_itself_wrapped_is_read_back(accelerated, version, backend):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=48, tie_word_embeddings=False, **sizes))
+    freeze(model, ["*", "!*.layers.1.*"])
+    names = {n for n, _ in model.named_parameters()}
+    wrapped = accelerated(model, version, "LlamaDecoderLayer")
+    back = describe(wrapped)
+    assert (back.backend, back.world_size, set(back.by_name)) == (backend, 8, names)
+    assert {p.name for p in back.params if p.trainable} == {n for n in names if "layers.1." in n}
+    if version:
+        layers = [f"model.layers.{i}" for i in range(3)]
+        assert {u.name: u.kind for u in back.units if u.name in layers} == dict(
+            zip(layers, ["frozen", "trainable", "frozen"], strict=True)
+        )
+        with Collectives() as counted:
+            ids = torch.zeros(1, 4, dtype=torch.long)
+            wrapped(input_ids=ids, labels=ids).loss.backward()
+            found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
+        wire = [w for w in estimate(back).wire if w.phase != "control"]
+        assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
