@@ -82,7 +82,7 @@ def _until_up(address: str, log: Path) -> None:
 
 def open_notebook(page: Page, base: str, token: str, path: str) -> None:
     """Open a notebook and wait until its kernel is idle."""
-    page.goto(f"{base}/lab/tree/{path}?token={token}&reset")
+    page.goto(f"{base}/lab/tree/{path}?token={token}&reset", timeout=60_000)
     page.wait_for_function(
         """() => { const p = window.jupyterapp?.shell.currentWidget;
                    return !document.querySelector('#jupyterlab-splash') && document.querySelector('.jp-Notebook')

@@ -177,14 +177,15 @@ def charts(
 
 def figure(pictures: Sequence[str], *, names: Mapping[str, tuple[str, str]], columns: int = 2) -> str:
     """Charts of one kind as a single SVG, for a paper. names: (color, dashes) of each line by its name."""
-    keys, x, y = [], 0.0, HEIGHT * -(-len(pictures) // columns) + 16.0
+    keys, x, tall = [], 0.0, HEIGHT + 14
+    y = tall * -(-len(pictures) // columns) + 16.0
     for name, (color, dash) in names.items():
         if x + 40 + width_of(name, 12) > WIDTH * columns:
             x, y = 0.0, y + 18
         keys += [path([(x, y - 4), (x + 22, y - 4)], color, width=2, dash=dash), text(x + 28, y, name, size=12)]
         x += 46 + width_of(name, 12)
     placed = [
-        picture.replace("<svg ", f'<svg x="{WIDTH * (i % columns)}" y="{HEIGHT * (i // columns)}" ', 1)
+        picture.replace("<svg ", f'<svg x="{WIDTH * (i % columns)}" y="{tall * (i // columns)}" ', 1)
         for i, picture in enumerate(pictures)
     ]
     return svg(WIDTH * columns, y + 8, f"runs compared: {', '.join(names)}", *placed, *keys)

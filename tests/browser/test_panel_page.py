@@ -13,6 +13,7 @@ CELLS = {
     "import": f"""import os
 from mmfsdp import RunParams, launch
 from mmfsdp.widgets import Compare, RunPanel
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["PYTHONPATH"] = os.pathsep.join([{str(TESTS)!r}, os.environ.get("PYTHONPATH", "")])
 params = RunParams().change(**{{"launch.folder": "panelruns", "train.steps": 3000, "train.warmup_steps": 0}})""",
     "launch": 'launch(params, entry="launch_entries:busy")',
@@ -121,6 +122,8 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         table = page.locator(".mm-table").last
         expect(table).to_contain_text("short")
         expect(table).to_contain_text("train.lr")
+        expect(table).to_contain_text("COMPLETED")
+        expect(table).to_contain_text("★")
         table.scroll_into_view_if_needed()
         shot(page, "compare-dark")
         assert [text for text in errors if "WebSocket" not in text] == []
