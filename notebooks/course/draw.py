@@ -198,8 +198,10 @@ def shares(rows: Mapping[str, Mapping[str, float]]) -> Picture:
 
 
 def grid(values: Any, *, rows: Sequence[str], columns: Sequence[str]) -> Picture:
-    """A matrix of numbers from 0 to 1 as squares, the larger the darker; rest the mouse on one for its value."""
-    high, left = max((len(c) for c in columns), default=0) * 6 + 16, max(map(len, rows), default=0) * 8 + 12
+    """A matrix of numbers as squares, the larger the darker; rest the mouse on one for its value."""
+    high = max((width_of(name, 14) for name in columns), default=0) + 16
+    left = 1.2 * max((width_of(name, 14) for name in rows), default=0) + 14
+    most = max((float(value) for row in values for value in row), default=0) or 1.0
     parts = []
     for j, name in enumerate(columns):
         x = left + j * 26 + 16
@@ -209,7 +211,7 @@ def grid(values: Any, *, rows: Sequence[str], columns: Sequence[str]) -> Picture
         for j, value in enumerate(row):
             parts.append(
                 f"<rect x='{left + j * 26}' y='{high + i * 26}' width='24' height='24' fill='{FROZEN}' "
-                f"fill-opacity='{float(value):.3f}' stroke='{INK}' stroke-width='0.5'>"
+                f"fill-opacity='{float(value) / most:.3f}' stroke='{INK}' stroke-width='0.5'>"
                 f"<title>{escape(name)}, {escape(columns[j])}: {float(value):.3f}</title></rect>"
             )
     return _svg(left + len(columns) * 26 + 60, high + len(rows) * 26 + 8, parts, "a matrix: larger values are darker")

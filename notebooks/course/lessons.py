@@ -149,13 +149,14 @@ def train(params: RunParams, name: str, *, until: int | None = None) -> Run:
 
 
 def profiled(policy: str) -> dict[str, Any]:
-    """What rank 0's profile says of three steps of the demo's model under a frozen policy."""
+    """What rank 0's profile says of three steps of the demo's model under a frozen policy, and a step's wire bytes."""
     from .senses import pretrained
 
     changes = {"fsdp.frozen_policy": policy, "train.steps": 5, "train.warmup_steps": 1, "train.profile": 3}
     params = pretrained().change(**changes, **{"train.batch_size": 16, "launch.folder": str(artifacts("runs"))})
     run = train(params, f"profile_{policy.lower()}")
-    return json.loads((run.path / "profile" / "rank0.json").read_text())
+    found = json.loads((run.path / "profile" / "rank0.json").read_text())
+    return found | {"wire_bytes": run.metrics()[-1]["wire_bytes"]}
 
 
 def cached() -> str:
