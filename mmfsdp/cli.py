@@ -66,39 +66,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(command: str, argv: list[str], *, default: RunParams | None = None) -> RunParams:
-    """RunParams from `--config` (if it is there, first), else `default`, and flags on top.
+    """RunParams from `--config` (if it is there, first), else `default`, and flags on top; or exits with the help.
 
-    Raises ParamError, or exits with usage.
+    Raises ParamError.
     """
-    import tyro
-    import yaml
+    from .params.flags import read_words
 
-    default = default or RunParams()
     if "--profile" in argv:
         place = argv.index("--profile")
         argv[place : place + 1] = ["--train.profile", "3"]
-    if argv and argv[0].split("=")[0] == "--config":
-        name, *value = argv.pop(0).split("=", 1)
-        if not value and not argv:
-            raise ParamError("config", f"needs a file or one of the presets {', '.join(preset_names())}")
-        default = load(value[0] if value else argv.pop(0))
-    elif any(a.split("=")[0] == "--config" for a in argv):
-        raise ParamError("config", "must come first, before the flags that change it")
-    if "--data.more" in argv[:-1]:  # the further sources as a whole; tyro itself knows flags for each that is there
-        place = argv.index("--data.more")
-        _, text = argv[place : place + 2]
-        del argv[place : place + 2]
-        try:
-            default = default.change(**{"data.more": yaml.safe_load(text)})
-        except yaml.YAMLError as error:
-            raise ParamError("data.more", f"{text!r} is not YAML: {error}") from None
-    return tyro.cli(
-        RunParams,
-        default=default,
-        args=argv,
-        prog=f"mmfsdp {command} [--config C]",
-        config=(tyro.conf.EnumChoicesFromValues,),
-    )
+    params, _ = read_words([word for word in argv if word not in ("-h", "--help")], default=default)
+    if {"-h", "--help"} & set(argv):
+        import tyro
+
+        enums = (tyro.conf.EnumChoicesFromValues,)
+        tyro.cli(RunParams, default=params, args=["--help"], prog=f"mmfsdp {command} [--config C]", config=enums)
+    return params
 
 
 def plan(argv: list[str]) -> int:

@@ -42,7 +42,7 @@ def test_what_flags_cannot_say_is_named():
     "line, words",
     [
         ("mmfsdp run --trian.steps 3", "did you mean train.steps?"),
-        ("mmfsdp run --train.steps", "has 0 values"),
+        ("mmfsdp run --train.steps", "has no values"),
         ("mmfsdp run --train.steps 1 2", "has 2 values"),
         ('mmfsdp run "', "close the quote"),
         ("rm -rf", "begin it with mmfsdp"),

@@ -12,17 +12,33 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 
+LONGEST = 1200
+"""Characters of an error's message; of a longer one, which quotes a long value, the middle is left out."""
+
+
+DEEPEST = 50
+"""Levels of a mapping that is passed on to a library."""
+BEYOND = 2**63
+"""No number in a configuration is as large: counts, which torch holds in 64 bits, seconds and rates are not."""
+
+
 class ParamError(ValueError):
-    """A person's mistake in a parameter. `field` is its dotted name."""
+    """A person's mistake in a parameter: one line. `field` is its dotted name."""
 
     def __init__(self, field: str, message: str):
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+        self.field = _short(" ".join(field.split()), 200) or repr(field)
+        self.message = _short(" ".join(message.split()), LONGEST)
+        super().__init__(f"{self.field}: {self.message}")
 
     def under(self, prefix: str) -> ParamError:
         """The same error, with the field named from one level up."""
         return ParamError(f"{prefix}.{self.field}", self.message)
+
+
+def _short(text: str, longest: int) -> str:
+    half = longest // 2
+    text = text.encode("utf-8", "backslashreplace").decode()  # what cannot be printed must not hide the error
+    return text if len(text) <= longest else f"{text[:half]} [...] {text[-half:]}"
 
 
 @cache
@@ -58,6 +74,8 @@ def coerce(obj: Any) -> None:
 
 def _one(cls: type, name: str, value: Any) -> Any:
     choices = _choices(cls, name)
+    if isinstance(value, (int, float)) and abs(value) >= BEYOND:
+        raise ParamError(name, "is not a finite number of 64 bits; make it smaller")
     if isinstance(value, bool) and bool not in _members(cls, name):
         raise ParamError(name, f"{value!r} is not {_wanted(cls, name)}")
     if choices and isinstance(value, str) and not isinstance(value, Enum) and value not in choices:
@@ -94,6 +112,20 @@ def need(ok: bool, field: str, message: str) -> None:
     """Raise ParamError(field, message) unless ok."""
     if not ok:
         raise ParamError(field, message)
+
+
+def need_plain(field: str, value: Any) -> None:
+    """Raise ParamError unless YAML and JSON give a value back as it was."""
+    need(field.count(".") < DEEPEST, field, f"lies more than {DEEPEST} levels deep")
+    if isinstance(value, (dict, list, tuple)):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            need(isinstance(key, str) or not isinstance(value, dict), field, f"{key!r} is a key that is not text")
+            need_plain(f"{field}.{key}", one)
+        return
+    if isinstance(value, (int, float)):
+        need(abs(value) < BEYOND, field, "is not a finite number of 64 bits")
+    elif value is not None and not isinstance(value, str):
+        need(False, field, f"{value!r} is not text, a number, true, false, null, a list or a mapping")
 
 
 def at_least(obj: Any, low: float, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Parameters as the flags of a command line, and back, for a form: `mmfsdp` itself reads them by tyro."""
+"""Parameters as the flags of a command line, and back: for `mmfsdp` itself, and for a form."""
 
 from __future__ import annotations
 
@@ -70,8 +70,13 @@ def read_command_line(text: str) -> tuple[RunParams, str | None]:
         raise ParamError(
             "command line", f"begins {' '.join(words[:2])!r}; begin it with mmfsdp {' or '.join(COMMANDS)}"
         )
+    return read_words(words[2:])
+
+
+def read_words(words: Iterable[str], *, default: RunParams | None = None) -> tuple[RunParams, str | None]:
+    """The parameters that the words after a command say, over `default`, and their --config. Raises ParamError."""
     flags: list[tuple[str, list[str]]] = []
-    for word in words[2:]:
+    for word in words:
         name, equals, value = word.partition("=")
         if word.startswith("--"):
             flags.append((name[2:].replace("-", "_"), [value] if equals else []))
@@ -82,8 +87,13 @@ def read_command_line(text: str) -> tuple[RunParams, str | None]:
     config = None
     if flags and flags[0][0] == "config":
         config = _one("config", flags.pop(0)[1])
-    base = load(config) if config else RunParams()
+    if any(name == "config" for name, _ in flags):
+        raise ParamError("config", "must come first, before the flags that change it, and once")
+    base = load(config) if config else default or RunParams()
     known = dict(leaves(base.to_dict()))
+    for name, values in list(known.items()):  # those of lists of mappings, too: data.more.0.weight
+        items = {f"{name}.{i}": one for i, one in enumerate(values)} if isinstance(values, list) else {}
+        known |= dict(leaves({key: one for key, one in items.items() if isinstance(one, dict)}))
     return base.change(**dict(_value(name, values, known) for name, values in flags)), config
 
 
@@ -105,11 +115,15 @@ def _value(name: str, words: list[str], known: dict[str, Any]) -> tuple[str, Any
     word = _one(name, words)
     if isinstance(was, bool) or word in ("None", "True", "False"):
         return name, {"None": None, "True": True, "False": False}.get(word, word)
-    of_config = ".config." in name and isinstance(was, (int, float))
-    return name, read_yaml(word, name=name) if of_config else word
+    if ".config." in name and isinstance(was, (int, float)):
+        number = read_yaml(word, name=name)
+        if not isinstance(number, (int, float)):
+            raise ParamError(name, f"{word!r} is not a number, as {was} is")
+        return name, number
+    return name, word
 
 
 def _one(name: str, words: list[str]) -> str:
     if len(words) != 1:
-        raise ParamError(name, f"has {len(words)} values, {' '.join(words)!r}; give it one")
+        raise ParamError(name, f"has {len(words) or 'no'} values{f', {shlex.join(words)}' * bool(words)}; give it one")
     return words[0]

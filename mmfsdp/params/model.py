@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .check import ParamError, at_least, coerce, need
+from .check import ParamError, at_least, coerce, need, need_plain
 from .enums import BackboneSource, Modality, ModelKind, ProjectorKind
 
 GENERATED = "generated"
@@ -61,6 +61,7 @@ class BackboneParams:
             "name",
             "is empty and config is empty too; give a model name, a folder or a configuration",
         )
+        need_plain("config", self.config)
 
 
 @dataclass(frozen=True, kw_only=True)

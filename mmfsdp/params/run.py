@@ -74,7 +74,7 @@ class RunParams:
         """Read a JSON text. Raises ParamError for what is wrong in it."""
         try:
             return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ParamError("json", f"is not JSON: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
