@@ -108,7 +108,7 @@ def generated_folder(params: ModelParams) -> Path:
     cache = os.environ.get("MMFSDP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mmfsdp"
     parts = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
     what = json.dumps([RECIPE, parts], sort_keys=True)
-    return Path(cache).expanduser() / hashlib.sha256(what.encode()).hexdigest()[:16]
+    return Path(os.path.expanduser(cache)) / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def needs_backbones(params: ModelParams) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .cli_runs import cancel, drill, list_runs, one_run
 from .cli_sweep import sweep
-from .params import ParamError, RunParams, load, preset_names
+from .params import ParamError, RunParams, preset_names
 
 if TYPE_CHECKING:
     from .plan import WrapPlan
@@ -57,8 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return COMMANDS[command](rest)
-    except (ParamError, FileNotFoundError, FileExistsError) as error:
-        print(f"mmfsdp {command}: {error}", file=sys.stderr)
+    except BrokenPipeError:  # who reads, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ParamError, OSError) as error:  # OSError: no such file, a full disk, a folder that is closed or read-only
+        print(f"mmfsdp {command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -115,7 +116,7 @@ class Comparison:
 
 def compare(folders: Sequence[str | Path]) -> Comparison:
     """Read runs to be compared. Raises ParamError for a folder that is no run."""
-    paths = [Path(folder).expanduser() for folder in folders]
+    paths = [Path(os.path.expanduser(folder)) for folder in folders]
     for path in paths:
         if not runs.is_run(path):
             raise ParamError("runs", f"{str(path)!r} is not a run; name folders of runs, such as runs/first")

@@ -65,7 +65,7 @@ class FeatureCache:
             key = [fingerprint(encoder, *settings, read=read and (lambda name: read(f"{place}.{name}")))]
         if dist.is_initialized():
             dist.broadcast_object_list(key)
-        return cls(Path(params.data.feature_cache).expanduser() / key[0], device)
+        return cls(Path(os.path.expanduser(params.data.feature_cache)) / key[0], device)
 
     def fill(self, model: nn.Module, batches: Sequence[Batch]) -> list[Batch]:
         """The same batches with `vision_features` (B, T, F, P, D) in place of `vision`. Every rank must call it.

@@ -63,12 +63,16 @@ def ensure_backbones(
     if GENERATED not in (params.model.vision.weights, params.model.language.weights):
         return None
     folder = generated_folder(params.model)
-    if not needs_backbones(params.model):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if needs_backbones(params.model):
-            _pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
+    try:
+        if not needs_backbones(params.model):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if needs_backbones(params.model):
+                _pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
+    except OSError as error:
+        why = f"{str(folder.parent)!r} cannot keep the pretrained backbones ({error})"
+        raise ParamError("MMFSDP_CACHE", f"{why}; set this variable to a folder with room that you may write") from None
     return folder
 
 

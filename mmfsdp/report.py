@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -53,21 +53,43 @@ def report_html(folder: str | Path) -> str:
     rows, _ = runs.read_metrics(folder)
     history = History()
     history.add(rows)
-    total = params["train"]["steps"] if "train" in params else None
-    predicted = levels(cost, rows[-1] if rows else {})
-    sections = [
-        ("", figures(result)),
-        ("What it says about new pictures", captions(folder)),
-        ("What the data lacked", lacked(result)),
-        ("The way it went", charts(history, total=total, predicted=predicted, marks=runs.marks(folder))),
-        ("Predicted beside measured", compared(cost, result, rows)),
-        ("Where the seconds go", seconds_of(folder, rows)),
-        ("The plan", plan_html(plan, cost) if plan else ""),
-        ("Parameters", _folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),
+    parts: list[tuple[str, Callable[[], str]]] = [
+        ("", lambda: figures(result)),
+        ("What it says about new pictures", lambda: captions(folder)),
+        ("What the data lacked", lambda: lacked(result)),
+        (
+            "The way it went",
+            lambda: charts(
+                history,
+                total=_steps(params),
+                predicted=levels(cost, rows[-1] if rows else {}),
+                marks=runs.marks(folder),
+            ),
+        ),
+        ("Predicted beside measured", lambda: compared(cost, result, rows)),
+        ("Where the seconds go", lambda: seconds_of(folder, rows)),
+        ("The plan", lambda: plan_html(plan, cost) if plan else ""),
+        ("Parameters", lambda: _folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),
     ]
+    sections = [(title, _whole(part)) for title, part in parts]
     body = "".join(f"<section><h2>{title}</h2>{html}</section>" for title, html in sections if html)
     state = f'<p class="mm-quiet">{escape(str(runs.run_state(folder)))}</p>'
     return page(folder.resolve().name, state + body)
+
+
+def _whole(part: Callable[[], str]) -> str:
+    """A part of the page; where a damaged file of the run does not give it, that instead."""
+    try:
+        return part()
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        why = escape(f"{type(error).__name__}: {error}"[:200])
+        return f'<p class="mm-warning">cannot be shown: a file of the run is damaged ({why})</p>'
+
+
+def _steps(params: Mapping[str, Any]) -> int | None:
+    train = params.get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
+    return steps if isinstance(steps, int) else None
 
 
 def page(title: str, body: str) -> str:
@@ -83,7 +105,7 @@ def read_params(folder: Path) -> dict[str, Any]:
     """params.yaml as it stands; empty where it is missing or damaged."""
     try:
         values = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -94,8 +116,8 @@ def _plan(folder: Path) -> tuple[WrapPlan | None, dict[str, Any]]:
 
     found = runs.read_json(folder / "plan.json") or {}
     try:
-        return WrapPlan.from_dict(found["plan"]), found["estimate"]
-    except (KeyError, TypeError, ValueError):
+        return WrapPlan.from_dict(found["plan"]), dict(found["estimate"])
+    except (LookupError, TypeError, ValueError, AttributeError):
         return None, {}
 
 

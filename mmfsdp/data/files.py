@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from glob import glob
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def expand(path: str, *kinds: str) -> list[Path]:
     """
     from webdataset.shardlists import expand_urls
 
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         files = sorted(file for file in folder.iterdir() if file.suffix in kinds)
     else:
@@ -23,7 +24,7 @@ def expand(path: str, *kinds: str) -> list[Path]:
             urls = [found for url in expand_urls(path) for found in (sorted(glob(url)) if "*" in url else [url])]
         except (AssertionError, ValueError) as error:
             raise ParamError("path", f"{path!r} cannot be expanded: {error}") from None
-        files = [Path(url).expanduser() for url in urls]
+        files = [Path(os.path.expanduser(url)) for url in urls]
     missing = [file for file in files if not file.is_file()]
     if missing or not files:
         raise ParamError(

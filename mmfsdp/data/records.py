@@ -16,7 +16,7 @@ from mmfsdp.params import ParamError, SourceParams
 from .batch import Sample
 from .files import expand
 from .pictures import CorruptRecord
-from .rows import parse, picture_of, sample_of
+from .rows import checked, parse, picture_of, sample_of
 
 METADATA = "metadata.jsonl"
 
@@ -70,10 +70,10 @@ def read_folder(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
     them. Raises ParamError if there is no such file.
     """
     assert params.path is not None
-    root = Path(params.path).expanduser()
+    root = Path(os.path.expanduser(params.path))
     if not root.is_dir():
         raise ParamError("path", f"{params.path!r} is not a folder; name one that holds {METADATA} and pictures")
-    files = sorted(root.rglob(METADATA))
+    files = sorted(file for file in root.rglob(METADATA) if file.is_file())
     if not files:
         raise ParamError(
             "path",
@@ -96,7 +96,9 @@ def _records(params: SourceParams, root: Path, files: list[Path]) -> tuple[list[
     records, skipped = [], {}
     for file in files:
         where = file.relative_to(root)
-        pictures = Path(params.pictures).expanduser() if params.pictures else file.parent
+        pictures = Path(os.path.expanduser(params.pictures)) if params.pictures else file.parent
+        if not os.access(file, os.R_OK):
+            raise ParamError("path", f"{str(file)!r} is not yours to read; ask its owner, or copy it")
         for name, row in _lines(where, file) if file.suffix == ".jsonl" else _rows(where, file):
             try:
                 records.append(_record(params, where, pictures, name, row))
@@ -124,8 +126,8 @@ def _rows(where: Path, file: Path) -> Iterator[tuple[str, Any]]:
         yield from _coco(where, found)
     elif isinstance(found, list):
         for i, row in enumerate(found):
-            called = row.get("id", i) if isinstance(row, dict) else i
-            yield f"{where.as_posix()}:{called}", row
+            called = str(row.get("id", i) if isinstance(row, dict) else i)[:200]
+            yield f"{where.as_posix()}:{called.encode(errors='backslashreplace').decode()}", row
     else:
         raise ParamError("path", f"{str(file)!r} holds neither a list of rows nor COCO's images and annotations")
 
@@ -135,7 +137,7 @@ def _coco(where: Path, found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     try:
         files = {image["id"]: image["file_name"] for image in found["images"]}
         for note in found["annotations"]:
-            name = f"{where.as_posix()}:{note['id']}"
+            name = f"{where.as_posix()}:{note['id']!a:.200}"
             yield name, {"id": note["id"], "file_name": files.get(note["image_id"]), "text": note.get("caption")}
     except (KeyError, TypeError, AttributeError) as error:
         message = f"{where.as_posix()!r} is not as COCO's: images need id and file_name, annotations id and image_id"
@@ -143,9 +145,7 @@ def _coco(where: Path, found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _record(params: SourceParams, where: Path, pictures: Path, name: str, found: Any) -> Record:
-    row = parse(found.read(), name=name) if isinstance(found, Line) else found
-    if not isinstance(row, dict):
-        raise CorruptRecord(name, "is not a JSON object with fields")
+    row = parse(found.read(), name=name) if isinstance(found, Line) else checked(found, name=name)
     group = name
     if file := picture_of(row):
         inside(pictures, name, file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,8 +25,17 @@ def parse(text: str | bytes, *, name: str, what: str = "") -> dict[str, Any]:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CorruptRecord(name, f"{what}is not JSON ({error})") from None
+    return checked(row, name=name, what=what)
+
+
+def checked(row: Any, *, name: str, what: str = "") -> dict[str, Any]:
+    """A row that is an object of whole letters, as no tokenizer and no log takes half ones. Raises CorruptRecord."""
     if not isinstance(row, dict):
         raise CorruptRecord(name, f"{what}is not a JSON object with fields")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise CorruptRecord(name, f"{what}holds half a letter, an unpaired surrogate") from None
     return row
 
 
@@ -112,7 +120,7 @@ def _picture(info: Mapping[str, Any], name: str, find: Find) -> Any:
     if isinstance(encoded := info.get("image_base64"), str):
         try:
             return open_picture(base64.b64decode(encoded, validate=True), name=name)
-        except binascii.Error as error:
+        except ValueError as error:
             raise CorruptRecord(name, f"has an image_base64 that is not base64 ({error})") from None
     file = info.get("image_name")
     if not isinstance(file, str) or not file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -136,8 +137,8 @@ class ShardSource:
 
 def _is_cut(path: Path) -> bool:
     """Whether a .tar does not end as archives end, in two blocks of zeros: the library takes no notice of that."""
-    if path.suffix != ".tar" or not path.is_file():
-        return False
+    if path.suffix != ".tar" or not path.is_file() or not os.access(path, os.R_OK):
+        return False  # what cannot be opened, the library says itself
     with path.open("rb") as file:
         file.seek(-min(1024, path.stat().st_size), 2)
         return file.read() != bytes(1024)
@@ -172,4 +173,4 @@ def _find(params: SourceParams, raw: dict[str, Any], file: str) -> Path | bytes:
         return found
     if params.pictures is None:
         raise CorruptRecord(_name(raw), f"names {file!r}, which is not in its shard; set pictures to its folder")
-    return inside(Path(params.pictures).expanduser(), _name(raw), file)
+    return inside(Path(os.path.expanduser(params.pictures)), _name(raw), file)

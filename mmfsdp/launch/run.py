@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ class Run:
     """A run, known by its folder alone; it holds nothing that another process could not know."""
 
     def __init__(self, path: PathLike):
-        self.path = Path(path).expanduser().absolute()
+        self.path = Path(os.path.expanduser(path)).absolute()
 
     @classmethod
     def open(cls, path: PathLike) -> Run:

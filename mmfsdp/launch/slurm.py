@@ -50,7 +50,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     if params.launch.executor is not Executor.SLURM:
         raise ParamError("launch.executor", f"{params.launch.executor} submits no job; set it to slurm")
     launch = settled(params.launch)
-    logs = Path(launch.folder).expanduser().absolute() / launch.name / "logs"
+    logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
     python = shlex.join((launch.python or sys.executable).split())
     executor = _Executor(logs, python=python)
     cpus = launch.cpus_per_task or launch.threads

@@ -123,7 +123,7 @@ def make_folder(params: LaunchParams) -> Path:
     """A new run folder for its owner alone; a finished run of that name is first renamed if `replace` says so."""
     from ..params import ParamError
 
-    parent = Path(params.folder).expanduser().absolute()
+    parent = Path(os.path.expanduser(params.folder)).absolute()
     folder = parent / params.name
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ differ). A process of its own starts them in turn: closing the notebook or the t
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -73,14 +74,14 @@ class Sweep:
     """A sweep, known by its folder alone: any process can open it, see its table, stop it, run failed members again."""
 
     def __init__(self, path: PathLike):
-        self.path = Path(path).expanduser().absolute()
+        self.path = Path(os.path.expanduser(path)).absolute()
 
     @classmethod
     def open(cls, path: PathLike) -> Sweep:
         """A handle on an existing sweep. Raises ParamError if there is none at `path`."""
         from ..params import ParamError
 
-        if not (Path(path).expanduser() / SWEEP).is_file():
+        if not (Path(os.path.expanduser(path)) / SWEEP).is_file():
             raise ParamError("sweep", f"{str(path)!r} is not a sweep: it has no {SWEEP}")
         return cls(path)
 

@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-
 LONGEST = 1200
 """Characters of an error's message; of a longer one, which quotes a long value, the middle is left out."""
 
@@ -76,6 +75,8 @@ def _one(cls: type, name: str, value: Any) -> Any:
     choices = _choices(cls, name)
     if isinstance(value, (int, float)) and abs(value) >= BEYOND:
         raise ParamError(name, "is not a finite number of 64 bits; make it smaller")
+    if isinstance(value, str) and "\0" in value:
+        raise ParamError(name, f"{value!r} holds a null character; remove it")
     if isinstance(value, bool) and bool not in _members(cls, name):
         raise ParamError(name, f"{value!r} is not {_wanted(cls, name)}")
     if choices and isinstance(value, str) and not isinstance(value, Enum) and value not in choices:
@@ -140,5 +141,6 @@ def unknown_key(key: str, known: Iterable[str]) -> ParamError:
     known = sorted(known)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hints = [f"did you mean {near[0]}?"] if near else []
-    hints += [f"the fields here are {', '.join(known)}"] if len(known) < 50 or not near else []
+    if len(known) < 50 or not near:
+        hints += [f"the fields here are {', '.join(known)}" if len(known) < 50 else "`mmfsdp plan --help` lists them"]
     return ParamError(key, f"no such field; {' '.join(hints)}")

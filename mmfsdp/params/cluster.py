@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ class Cluster:
 
 def folders() -> tuple[Path, Path]:
     """Where profiles are looked for, first to last."""
-    return Path("clusters"), Path("~/.config/mmfsdp/clusters").expanduser()
+    return Path("clusters"), Path(os.path.expanduser("~/.config/mmfsdp/clusters"))
 
 
 def cluster_names() -> list[str]:
@@ -39,7 +40,8 @@ def cluster_names() -> list[str]:
 
 def read_cluster(name: str) -> Cluster:
     """The profile of this name, or of this path if it ends in .yaml. Raises ParamError naming what is wrong."""
-    tried = [Path(name).expanduser()] if name.endswith(".yaml") else [folder / f"{name}.yaml" for folder in folders()]
+    own = name.endswith(".yaml")
+    tried = [Path(os.path.expanduser(name))] if own else [folder / f"{name}.yaml" for folder in folders()]
     path = next((path for path in tried if path.is_file()), None)
     if path is None:
         places = " and ".join(str(path) for path in tried)

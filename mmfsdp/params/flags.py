@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -104,7 +104,7 @@ def _value(name: str, words: list[str], known: dict[str, Any]) -> tuple[str, Any
     if name not in known and isinstance(known.get(turned), bool):
         name, words = turned, ["False", *words]
     if name not in known:
-        raise unknown_key(name, known)
+        raise unknown_key(name, [*known, "config"])
     was = known[name]
     if name == "data.more":
         return name, read_yaml(_one(name, words), name=name)

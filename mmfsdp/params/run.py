@@ -59,9 +59,12 @@ class RunParams:
     def from_yaml(cls, path: str | Path) -> RunParams:
         """Read a YAML file. Raises FileNotFoundError, or ParamError for what is wrong in it."""
         try:
-            return cls.from_yaml_text(Path(path).read_text(encoding="utf-8"), name=str(path))
+            text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ParamError(str(path), f"is not YAML: {error}") from None
+        except (IsADirectoryError, PermissionError) as error:
+            raise ParamError(str(path), f"cannot be read: {error.strerror}") from None
+        return cls.from_yaml_text(text, name=str(path))
 
     @classmethod
     def from_yaml_text(cls, text: str, *, name: str = "YAML") -> RunParams:

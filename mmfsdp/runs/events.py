@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .files import PathLike, parse_rows
+from .files import NO_FILE, PathLike, parse_rows
 
 KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
 
@@ -34,7 +34,7 @@ def read_events(folder: PathLike, *, size: int | None = None) -> list[dict[str, 
         with open(Path(folder) / "events.jsonl", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size) if size else 0)
             data = file.read()
-    except FileNotFoundError:
+    except NO_FILE:
         return []
     return [row for row in parse_rows(data) if row.get("kind") in KINDS and isinstance(row.get("step"), int)]
 

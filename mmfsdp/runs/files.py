@@ -14,6 +14,13 @@ PathLike = str | os.PathLike[str]
 RESERVE = "reserve"
 """File in logs/ that is removed when something fails: on a full disk there is then room to say what."""
 
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What opening a file raises where there is none of that name."""
+
+NUMBERS = frozenset(("step", "steps", "rank", "time", "finished", "created", "step_s", "memory_bytes", "wire_bytes"))
+TEXTS = frozenset(("state", "status", "error", "reason", "traceback", "kind", "text"))
+"""What these keys hold in every file of a run, if they are there."""
+
 CHUNK = 8 << 20
 """Bytes of metrics that are held at once; a line without end is damage and skipped."""
 
@@ -22,11 +29,15 @@ def write_text(path: PathLike, text: str) -> None:
     """Write a whole file at once: readers see the old text or the new one, also after a crash."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # of a full disk, half a file would keep the last room
+        raise
 
 
 def write_json(path: PathLike, value: Any) -> None:
@@ -35,12 +46,15 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def read_json(path: PathLike) -> dict[str, Any] | None:
-    """The JSON object in a file, or None where there is no such file or it holds something else."""
+    """The JSON object in a file, or None where there is no such file or it holds something else.
+
+    Entries of other types than NUMBERS and TEXTS say are left out: everything in a run folder may be damaged.
+    """
     try:
         value = json.loads(Path(path).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (*NO_FILE, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return _sound(value) if isinstance(value, dict) else None
 
 
 def metrics_path(folder: PathLike, rank: int = 0) -> Path:
@@ -83,7 +97,7 @@ def read_metrics(
     rows: list[dict[str, Any]] = []
     try:
         file = open(metrics_path(folder, rank), "rb")
-    except FileNotFoundError:
+    except NO_FILE:
         return rows, 0
     with file:
         size = os.fstat(file.fileno()).st_size
@@ -144,8 +158,19 @@ def parse_rows(lines: bytes) -> list[dict[str, Any]]:
     for line in lines.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            rows.append(row)
+            rows.append(_sound(row))
     return rows
+
+
+def _sound(row: dict[str, Any]) -> dict[str, Any]:
+    for key in NUMBERS & row.keys():
+        value = row[key]
+        if not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+            del row[key]
+    for key in TEXTS & row.keys():
+        if not isinstance(row[key], str):
+            del row[key]
+    return row

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import queue
-from .files import write_json
+from .files import NO_FILE, write_json
 from .state import RunRecord, Status, failure_of, last_log_lines, rank_word, written
 
 END = "ranks.end"
@@ -102,7 +102,7 @@ def _of_files(folder: Path, record: RunRecord) -> dict[str, Any] | None:
 def _end(folder: Path) -> int | None:
     try:
         return int((folder / "logs" / END).read_text())
-    except (FileNotFoundError, ValueError):
+    except (*NO_FILE, ValueError):
         return None
 
 
@@ -110,7 +110,7 @@ def _first_failed(folder: Path, record: RunRecord) -> dict[str, Any] | None:
     if not (folder / "logs" / FAILED).exists():
         return None
     words = (rank_word(folder, rank) for rank in range(record.ranks))
-    return min((w for w in words if w.get("state") == "failed"), key=lambda word: word["time"], default=None)
+    return min((w for w in words if w.get("state") == "failed"), key=lambda word: word.get("time", 0), default=None)
 
 
 def _of_slurm(folder: Path, record: RunRecord, number: str, *, stepped: bool) -> dict[str, Any]:

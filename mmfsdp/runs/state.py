@@ -13,11 +13,14 @@ from typing import Any, get_type_hints
 
 import psutil
 
-from .files import PathLike, metrics_path, read_json, read_metrics, write_json
+from .files import NO_FILE, PathLike, metrics_path, read_json, read_metrics, write_json
 from .processes import alive, members, stop
 
 SILENCE = 180.0
 """Seconds without a sign of life after which a run on another machine is lost; clocks and caches differ."""
+
+MOST = 2**20
+"""No run has as many ranks: a larger number is damage, and would be looked through one by one."""
 
 BIRTH = 10.0
 """Seconds that a launch may take to write run.json."""
@@ -121,9 +124,10 @@ class RunRecord:
         """Read run.json; None where it is missing or damaged."""
         values, hints = read_json(folder / "run.json") or {}, get_type_hints(cls)
         try:
-            return cls(**{f.name: hints[f.name](values[f.name]) for f in fields(cls) if f.name in values})
-        except (KeyError, TypeError, ValueError):
+            found = cls(**{f.name: hints[f.name](values[f.name]) for f in fields(cls) if f.name in values})
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
+        return found if 0 < found.ranks < MOST and 0 < found.pid < 2**31 and 0 < found.nodes < MOST else None
 
     @property
     def here(self) -> bool:
@@ -251,9 +255,9 @@ def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
     try:
         with os.scandir(Path(folder) / "logs") as entries:
             for entry in entries:
-                if match := re.fullmatch(r".+_(\d+)_log\.out", entry.name):
+                if (match := re.fullmatch(r".+_(\d+)_log\.out", entry.name)) and entry.is_file():
                     found.append((entry.stat().st_mtime, int(match[1]), Path(entry.path)))
-    except FileNotFoundError:
+    except NO_FILE:
         return []
     return [(rank, path) for _, rank, path in sorted(found)]
 
@@ -273,5 +277,5 @@ def last_log_lines(folder: PathLike, rank: int, *, size: int = 4000) -> str:
 def _age(path: Path) -> float | None:
     try:
         return max(0.0, time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
+    except NO_FILE:
         return None

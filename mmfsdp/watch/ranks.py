@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import PathLike, RunState, Status, beat_path, metrics_path, read_metrics
+from ..runs.files import NO_FILE
 from ..runs.state import rank_word
 
 QUIET = 10.0
@@ -66,7 +67,7 @@ class Ranks:
             mtime = os.stat(path).st_mtime_ns
             if self._seen.get(path, (0, None))[0] != mtime:
                 self._seen[path] = mtime, read()
-        except FileNotFoundError:
+        except NO_FILE:
             return None
         return self._seen[path][1]
 

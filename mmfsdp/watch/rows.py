@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runs import PathLike, metrics_path
-from ..runs.files import parse_rows
+from ..runs.files import NO_FILE, parse_rows
 
 BITE = 8 << 20
 """Bytes that are read at once."""
@@ -32,7 +32,7 @@ class Rows:
         self.anew = False
         try:
             file = open(metrics_path(self.path), "rb")
-        except FileNotFoundError:
+        except NO_FILE:
             return [], False
         with file:
             stat = os.fstat(file.fileno())

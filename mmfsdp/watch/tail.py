@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..runs import PathLike, log_paths
+from ..runs.files import NO_FILE
 
 MAX_LINE = 4000
 """Bytes of one line that are shown."""
@@ -67,7 +68,7 @@ class _Log:
             if (now := os.stat(self.path)).st_size == self.offset and now.st_ino == self.inode:
                 return []  # of a thousand ranks, most are silent
             file = open(self.path, "rb")
-        except FileNotFoundError:
+        except NO_FILE:
             return []
         with file:
             stat = os.fstat(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -55,7 +56,7 @@ class Toolbar(w.VBox):
             self._note.value = f'<div class="mm-error" role="alert">{escape(str(error))}</div>'
 
     def _load(self, name: str, *, preset: bool = False) -> None:
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if (path / "params.yaml").is_file():
             name = str(path / "params.yaml")
         changes = self._form._changes if preset else {}
@@ -64,7 +65,7 @@ class Toolbar(w.VBox):
     def _save(self) -> None:
         if not self._file.value:
             self._file.value = f"{self._form.params.launch.name}.yaml"
-        path = Path(self._file.value).expanduser()
+        path = Path(os.path.expanduser(self._file.value))
         if self._form.error:
             raise self._form.error
         if path.exists() and str(path) not in (self._form._config, self._overwrite):

@@ -201,6 +201,8 @@ def test_documents_that_cannot_be_used_are_skipped_by_name(pictures, shard):
         {"text_list": ["nine"], "image_info": [good | {"image_base64": "no base64!"}]},
         {"text_list": ["ten"], "image_info": [good | {"image_base64": "AAAA"}]},
         {"text_list": ["eleven"], "image_info": [good | {"matched_sim": "high"}]},
+        {"text_list": ["twelve"], "image_info": [good | {"image_base64": "ééé"}]},
+        {"text_list": ["half a letter: \ud800"], "image_info": [good]},
     ]
     text = "\n".join([*map(json.dumps, rows), '{"text_list": ['])
     _, skipped = every(pictures("docs.jsonl", text))
@@ -214,7 +216,9 @@ def test_documents_that_cannot_be_used_are_skipped_by_name(pictures, shard):
         9: "is not base64",
         10: "is not a usable picture",
         11: "image_info without",
-        12: "is not JSON",
+        12: "is not base64",
+        13: "holds half a letter",
+        14: "is not JSON",
     }.items():
         assert why in skipped.pop(f"docs.jsonl:{line}"), line
     assert not skipped
