@@ -194,8 +194,8 @@ def _short(value: Any) -> str:
 
 
 def _mib(value: Any) -> float | None:
-    return value / MIB if isinstance(value, (int, float)) else None
+    return value / MIB if _number(value) is not None else None
 
 
 def _number(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) and value == value else None
+    return value if isinstance(value, (int, float)) and abs(value) < 1e300 else None

@@ -212,7 +212,8 @@ def _apart(predicted: float, measured: float | None) -> str:
 
 def levels(cost: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
     """What was predicted of the metrics that are drawn, by their keys. row: any of metrics.jsonl, for its samples."""
-    step_s = (cost.get("times") or {}).get("step_s")
+    times = cost.get("times")
+    step_s = times.get("step_s") if isinstance(times, dict) else None
     rate = row["samples"] / step_s if step_s and row.get("samples") else None
     found = {"memory_bytes": cost.get("peak_bytes"), "step_s": step_s, "samples_per_s": rate}
     return {key: value for key, value in found.items() if value}

@@ -17,8 +17,10 @@ RESERVE = "reserve"
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What opening a file raises where there is none of that name."""
 
-NUMBERS = frozenset(("step", "steps", "rank", "time", "finished", "created", "step_s", "memory_bytes", "wire_bytes"))
+NUMBERS = frozenset(("step", "steps", "rank", "time", "finished", "created", "step_s", "memory_bytes"))
+NUMBERS |= {"wire_bytes", "peak_bytes", "samples", "loss"}
 TEXTS = frozenset(("state", "status", "error", "reason", "traceback", "kind", "text"))
+MAPPINGS = frozenset(("estimate", "skipped", "startup"))
 """What these keys hold in every file of a run, if they are there."""
 
 CHUNK = 8 << 20
@@ -166,9 +168,14 @@ def parse_rows(lines: bytes) -> list[dict[str, Any]]:
 
 
 def _sound(row: dict[str, Any]) -> dict[str, Any]:
+    for key, value in list(row.items()):
+        if isinstance(value, dict):
+            _sound(value)
+        elif key in MAPPINGS:
+            del row[key]
     for key in NUMBERS & row.keys():
         value = row[key]
-        if not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+        if not isinstance(value, (int, float)) or (key != "loss" and not -1e300 < value < 1e300):
             del row[key]
     for key in TEXTS & row.keys():
         if not isinstance(row[key], str):
