@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from .cli_runs import cancel, drill, list_runs, one_run
 from .cli_sweep import sweep
 from .params import ParamError, RunParams, preset_names
+from .params.check import did_you_mean
 
 if TYPE_CHECKING:
     from .plan import WrapPlan
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE.format(presets=", ".join(preset_names())))
         return 0
     if command not in COMMANDS:
-        print(f"mmfsdp: {command!r} is no command; choose {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"mmfsdp: {command!r} is no command{did_you_mean(command, COMMANDS)}", file=sys.stderr)
         return 2
     try:
         return COMMANDS[command](rest)
@@ -62,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ParamError, OSError) as error:  # OSError: no such file, a full disk, a folder that is closed or read-only
-        print(f"mmfsdp {command}: {' '.join(str(error).split())}", file=sys.stderr)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = "; make room, or name a folder elsewhere: launch.folder for runs, MMFSDP_CACHE for backbones" * full
+        print(f"mmfsdp {command}: {' '.join(str(error).split())}{room}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print()
@@ -219,7 +223,9 @@ def resume(argv: list[str]) -> int:
 
 def caption(argv: list[str]) -> int:
     """Caption new pictures with a finished run's checkpoint."""
-    return finish(one_run(argv))
+    from .launch import Run
+
+    return finish(Run.open(one_run(argv)).path)
 
 
 def follow(folder: Path) -> int:
@@ -259,7 +265,9 @@ def report(argv: list[str]) -> int:
 
     paths = [one_run([name]) for name in argv] or [one_run(argv)]
     if len(paths) == 1:
-        print(write_report(paths[0]))
+        from .launch import Run
+
+        print(write_report(Run.open(paths[0]).path))
         return 0
     from .compare import write_comparison
 
@@ -270,10 +278,11 @@ def report(argv: list[str]) -> int:
 def export(argv: list[str]) -> int:
     """Write a run's weights for others."""
     from .export import export as write
+    from .launch import Run
 
     if not 2 <= len(argv) <= 3:
         raise ParamError("export", "takes a run folder, a new folder, and perhaps a layout")
-    print(write(Path(argv[0]), Path(argv[1]), **({"layout": argv[2]} if argv[2:] else {})))
+    print(write(Run.open(one_run(argv[:1])).path, Path(argv[1]), **({"layout": argv[2]} if argv[2:] else {})))
     return 0
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from .cli_runs import one_run
 from .params import ParamError, RunParams
+from .params.run import read_yaml
 
 HELP = """mmfsdp sweep [--config C] [--grid FIELD=A,B ...] [--file SWEEP.yaml] [--at-once N] [--detach] [flags]
     start a run for each combination, N at a time; the rest as for `mmfsdp launch`. launch.name names the sweep
@@ -98,8 +99,9 @@ def _choices(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ParamError("grid", f"{text!r} is not FIELD=VALUE,VALUE, such as train.lr=1e-3,3e-4")
-    parts = yaml.safe_load(values) if values.startswith("[") else [yaml.safe_load(v) for v in values.split(",")]
-    return name, parts
+    if values.startswith("["):
+        return name, read_yaml(values, name="grid")
+    return name, [read_yaml(value, name="grid") for value in values.split(",")]
 
 
 def _number(text: str) -> int:

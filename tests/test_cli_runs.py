@@ -87,3 +87,25 @@ def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
     assert "cancelled  CANCELLED" in shown and "drilled    COMPLETED  60/60  0.01667" in shown
     assert cli.main(["runs", "--all"]) == 2 and cli.main(["runs", "void"]) == 0
     assert cli.main(["cancel", "none"]) == 2 and "runs holds cancelled, drilled" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("pln", "did you mean plan?"),
+        ("plan --config tinny", "did you mean tiny?"),
+        ("plan --config my.yaml", "there is no file 'my.yaml' in"),
+        ("plan --confg tiny", "did you mean config?"),
+        ("run --config tiny --train.stpes 3", "did you mean train.steps?"),
+        ("launch --config tiny --launch.folder /proc/x", "launch.folder: '/proc/x' cannot hold runs"),
+        ("run --launch.name a --launch.folder x\0y", "launch.folder: 'x\\x00y' holds a null"),
+        ("sweep --grid train.lr=[", "grid: is not YAML"),
+        *((f"{command} nothing", "nothing' is not a run") for command in ("watch", "report", "caption", "resume")),
+        ("export nothing to", "nothing' is not a run"),
+    ],
+)
+def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(line.split(" ")) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1

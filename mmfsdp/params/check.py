@@ -136,6 +136,12 @@ def at_least(obj: Any, low: float, *names: str) -> None:
         need(value is None or value >= low, name, f"{value!r} is too small; it must be at least {low}")
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What an error about a word that is none of a few says on: the nearest of them, and all."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return "".join(f"; did you mean {one}?" for one in near) + f"; choose {', '.join(known)}"
+
+
 def unknown_key(key: str, known: Iterable[str]) -> ParamError:
     """The error for a key that no field has, with the nearest field's name."""
     known = sorted(known)
