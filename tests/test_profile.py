@@ -27,7 +27,7 @@ def test_communication_is_exposed_where_no_compute_runs():
     )
     wanted = {"seconds": 0.010, "communication_s": 0.005, "exposed_s": 0.003, "compute_s": 0.007}
     assert all(isclose(found[key], value) for key, value in wanted.items()), found
-    assert set(found["lanes"]) == {"compute", "all-gather", "by parts"}
+    assert set(found["lanes"]) == {"compute", "all-gather", "reduce-scatter"}
     assert all(0 <= a < b <= 0.0100001 for spans in found["lanes"].values() for a, b in spans)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..launch import launch
 from ..params import RunParams, load
+from ..preview import preview
 from ..runs import read_metrics
 
 IMPORTS = {
@@ -32,12 +33,13 @@ def bench_startup(*, config: str = "tiny", rounds: int = 3) -> dict[str, Any]:
     step, by part; and the same once more with another learning rate. The run's backbones must be there already: they
     are pretrained once, in the first run.
 
-    config: a preset or a YAML file. rounds: at least 1.
+    As by a click: the plan has been drawn before. config: a preset or a YAML file. rounds: at least 1.
     """
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
     with TemporaryDirectory() as folder:
-        params = load(config).change(**{"launch.folder": folder, "train.steps": 2, "launch.timeout_min": 30})
+        params = load(config).change(**{"launch.folder": folder, "train.steps": 2, "train.warmup_steps": 0})
+        preview(params)  # a form has drawn it when Launch is clicked; where nothing has, launching asks a process first
         for number in range(rounds):
             for what, code in IMPORTS.items():
                 began = time.perf_counter()

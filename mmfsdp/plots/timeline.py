@@ -9,7 +9,7 @@ from .svg import rect, svg, text, width_of
 
 WIDTH, LANE = 900, 30
 _COLORS = {"compute": FROZEN, "all-gather": GATHERED}
-"""Reductions of every kind have one color."""
+"""Every other kind is a reduction."""
 
 
 def timeline(lanes: Mapping[str, Sequence[Sequence[float]]], *, seconds: float, title: str) -> str:

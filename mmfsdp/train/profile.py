@@ -20,9 +20,9 @@ WARM = 2
 """Steps before the first that is recorded: allocators, gloo's and NCCL's connections and kernels are there then."""
 COMPUTES = ("aten::", "fsdp::")
 """What the host's operators that compute or copy are called."""
-KINDS = {"gather": "all-gather", "scatter": "reduce-scatter", "all_to_all": "by parts", "sendrecv": "by parts"}
-KINDS |= {"reduce": "all-reduce", "broadcast": "broadcast"}
-"""Part of a collective's name in a trace, the first that is found, and its kind; over gloo some go by parts."""
+KINDS = {"gather": "all-gather", "broadcast": "all-gather", "scatter": "reduce-scatter", "all_to_all": "reduce-scatter"}
+KINDS |= {"reduce": "all-reduce"}
+"""Part of a collective's name in a trace, the first that is found, and its kind; see wrap.gloo for how gloo gathers."""
 SEEN = 1 / 2000
 """Share of a step below which a pause is not kept for the picture."""
 

@@ -80,7 +80,7 @@ def test_the_first_row_tells_how_the_run_began_and_a_profile_what_ran_beside_wha
         assert 0 < found["exposed_s"] <= found["communication_s"] < found["seconds"]
         assert found["compute_s"] + found["exposed_s"] <= found["seconds"]
         with gzip.open(folder / f"stage 1/profile/rank{rank}.json.gz") as file:
-            assert any(event.get("name") == "gloo:all_gather" for event in json.load(file)["traceEvents"])
+            assert any(event.get("name") == "gloo:broadcast" for event in json.load(file)["traceEvents"])
     assert not (folder / "stage 2" / "profile").exists()
     page = report_html(folder / "stage 1")
     assert "From launch to the first step" in page and page.count("nothing beside that") >= 2
