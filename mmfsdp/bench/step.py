@@ -123,7 +123,7 @@ def _first(
         row["predicted_seconds"] = times.overlapped if device.type == "cuda" else times.serial
 
     def steps(mark: Callable[[], None]) -> Way:
-        way = wrapped(name, model, "flamingo", example=batch.inputs(), device=device)
+        way = wrapped(name, _model(params.model), "flamingo", example=batch.inputs(), device=device)
         way.step([batch.to(device)])
         way.step([batch.to(device)])
         gc.collect()

@@ -180,10 +180,11 @@ class _Fsdp2(_Play):
         self.see(live, passing=mine)
         left = live if mine else live - whole_gradients(unit)
         self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
-        # By parts, see wrap.gloo: of two ranks neither sends itself its own.
+        # By parts, see wrap.gloo: of two ranks neither sends itself its own. One rank alone copies.
+        by_parts = self.gloo and self.plan.shard > 1
         got = unit.reduced_bytes // 2 if self.plan.shard == 2 else unit.reduced_bytes
-        self.see(left, passing=got * self.gloo)
-        if self.gloo:
+        self.see(left, passing=got * by_parts)
+        if by_parts:
             self.reducing = 0  # freed there at once; elsewhere held to the next reduction
 
     def end(self, unit: Unit | None, live: int) -> None:
