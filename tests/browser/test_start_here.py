@@ -64,7 +64,7 @@ def test_choose_plan_launch_watch_caption(lab):
         page.locator(".mm-charts").evaluate("e => e.scrollIntoView()")
         shot(page, "drilled")
         press(page, "Open report")
-        expect(page.frame_locator("iframe").get_by_role("heading", name="What it says")).to_be_visible()
+        expect(page.frame_locator("iframe").get_by_role("heading", name="The way it went")).to_be_visible()
         press(page, "Open report")
         expect(page.locator("iframe")).to_have_count(0)
         press(page, "Load model")
