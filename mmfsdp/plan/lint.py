@@ -133,7 +133,8 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
                     f"{name} ({type(model.get_submodule(name)).__name__}) is a container: it has no forward that would "
                     "gather it; make units of the modules inside it",
                 )
-    for names in tied_names(model).values():
+    in_place = plan.backend is not Backend.FSDP1  # which puts a wrapper in a module's stead, under one of its names
+    for names in tied_names(model, apart=in_place).values():
         clean = [plain_name(n) for n in names]
         homes = {home(n, groups) for n in clean}
         if len(homes) > 1 and any(u.sharded and set(clean) & {p.name for p in u.params} for u in plan.units):

@@ -20,8 +20,15 @@ def home(param_name: str, groups: list[list[str]]) -> int | None:
 
 
 def join_tied(model: nn.Module, groups: list[list[str]], seen: Trace) -> list[list[str]]:
-    """FSDP2: one unit of several modules fetches what they share."""
-    for names in tied_names(model).values():
+    """FSDP2: one unit of several modules fetches what they share. A module under two names goes by the first."""
+    first = {id(module): name for name, module in model.named_modules()}
+    named = [list(dict.fromkeys(first[id(model.get_submodule(m))] for m in group)) for group in groups]
+    taken: set[str] = set()
+    groups = []
+    for group in named:
+        groups += [mine] if (mine := [m for m in group if m not in taken]) else []
+        taken |= set(group)
+    for names in tied_names(model, apart=True).values():
         homes = {home(name, groups) for name in names}
         if len(homes) == 1:
             continue

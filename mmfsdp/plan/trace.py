@@ -46,11 +46,13 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def tied_names(model: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter that has several, by its first one."""
+def tied_names(model: nn.Module, *, apart: bool = False) -> dict[str, list[str]]:
+    """All names of each parameter that has several, by its first one. apart: only where several modules hold it, and
+    not one module that has several names."""
     names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
+    for path, module in model.named_modules(remove_duplicate=apart):
+        for name, p in module.named_parameters(path, recurse=False, remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
     return {found[0]: found for found in names.values() if len(found) > 1}
 
 
