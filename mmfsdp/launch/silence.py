@@ -14,7 +14,7 @@ from ..runs.state import last_log_lines
 
 SLOW = 5
 """How much longer than others the first step and checkpoints may take, and any step than the longest so far."""
-PHASES = ("starting", "joining", "building", "wrapping", "taking", "step", "trained")
+PHASES = ("starting", "joining", "building", "measuring", "wrapping", "taking", "step", "trained")
 """First words of what ranks say that they do, in order."""
 DUMP = 0.5
 """Seconds in which a rank that is asked for its stack writes it into its log."""

@@ -17,8 +17,8 @@ LONGEST = 1200
 
 DEEPEST = 50
 """Levels of a mapping that is passed on to a library."""
-BEYOND = 2**63
-"""No number in a configuration is as large: counts, which torch holds in 64 bits, seconds and rates are not."""
+BEYOND = 2**63, 1e38
+"""No whole number and no other in a configuration is as large: torch holds counts in 64 bits, rates in 32."""
 
 
 class ParamError(ValueError):
@@ -73,8 +73,8 @@ def coerce(obj: Any) -> None:
 
 def _one(cls: type, name: str, value: Any) -> Any:
     choices = _choices(cls, name)
-    if isinstance(value, (int, float)) and abs(value) >= BEYOND:
-        raise ParamError(name, "is not a finite number of 64 bits; make it smaller")
+    if isinstance(value, (int, float)) and abs(value) >= BEYOND[isinstance(value, float)]:
+        raise ParamError(name, "is beyond what torch can hold; make it smaller")
     if isinstance(value, str) and "\0" in value:
         raise ParamError(name, f"{value!r} holds a null character; remove it")
     if isinstance(value, bool) and bool not in _members(cls, name):
@@ -124,7 +124,7 @@ def need_plain(field: str, value: Any) -> None:
             need_plain(f"{field}.{key}", one)
         return
     if isinstance(value, (int, float)):
-        need(abs(value) < BEYOND, field, "is not a finite number of 64 bits")
+        need(abs(value) < BEYOND[isinstance(value, float)], field, "is beyond what torch can hold; make it smaller")
     elif value is not None and not isinstance(value, str):
         need(False, field, f"{value!r} is not text, a number, true, false, null, a list or a mapping")
 

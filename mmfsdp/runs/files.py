@@ -163,15 +163,15 @@ def parse_rows(lines: bytes) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            rows.append(_sound(row))
+            rows.append(_sound(row, MAPPINGS - {"skipped"}))  # there a step says whether it was
     return rows
 
 
-def _sound(row: dict[str, Any]) -> dict[str, Any]:
+def _sound(row: dict[str, Any], mappings: frozenset[str] = MAPPINGS) -> dict[str, Any]:
     for key, value in list(row.items()):
         if isinstance(value, dict):
-            _sound(value)
-        elif key in MAPPINGS:
+            _sound(value, mappings)
+        elif key in mappings:
             del row[key]
     for key in NUMBERS & row.keys():
         value = row[key]

@@ -47,6 +47,7 @@ def run(folder: Path) -> None:
         built, processor, weights = build(params)
         plan, cost = plan_for(built, params)
         plan.check()
+        beat("measuring")
         dtype = params.fsdp.mixed_precision.to_torch() if params.fsdp.mixed_precision else torch.float32
         machine = machine_here(params.launch, device, dtype=dtype)
         if dist.get_rank() == 0:

@@ -15,6 +15,7 @@ WORDS = {
     "starting": "parameters",
     "joining": "the ranks meet",
     "building": "model and plan",
+    "measuring": "the machine's rates",
     "wrapping": "wrapping",
     "taking up": "optimizer, checkpoint, data",
 }
