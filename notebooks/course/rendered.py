@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -94,8 +95,20 @@ def _keep(content: bytes, ending: str, folder: Path) -> str:
     return name
 
 
+WARNINGS = re.compile(r"^(\[rank\d+\]:)?\[W.*\n|^\S+: \w*Warning: .*\n(  .*\n)?", re.MULTILINE)
+"""What torch says to those who run it, and not to readers."""
+
+
+def plain(text: str) -> str:
+    """Text without warnings, and without the folders of the machine that it comes from."""
+    home = Path(__file__).resolve().parents[2]
+    for here, there in ((sys.prefix, "/home/you/mmfsdp/.venv"), (str(home), "/home/you/mmfsdp")):
+        text = text.replace(here, there)
+    return WARNINGS.sub("", text)
+
+
 def _text(text: str) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = plain(re.sub(r"\x1b\[[0-9;]*m", "", text))
     lines = [line.rpartition("\r")[2].rstrip() for line in text.strip("\n").split("\n")]
     more = [f"... and {len(lines) - LINES} lines more"] if len(lines) > LINES else []
     return _fenced("\n".join(lines[:LINES] + more), "text")
