@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,14 +53,15 @@ Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `m
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `mmfsdp` command. Returns the exit status: 0, 1 for a failed run, 2 for a mistake."""
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if command in ("-h", "--help"):
-        print(USAGE.format(presets=", ".join(preset_names())))
-        return 0
-    if command not in COMMANDS:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that a terminal lacks must not stop a run
+    if command not in (*COMMANDS, "-h", "--help"):
         print(f"mmfsdp: {command!r} is no command{did_you_mean(command, COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return COMMANDS[command](rest)
+        status = COMMANDS[command](rest) if command in COMMANDS else usage()
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:  # who reads, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -71,6 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print()
         return 130
+
+
+def usage() -> int:
+    """Print all commands."""
+    print(USAGE.format(presets=", ".join(preset_names())))
+    return 0
 
 
 def parse(command: str, argv: list[str], *, default: RunParams | None = None) -> RunParams:
@@ -331,3 +339,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": export,
     "bench": bench,
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

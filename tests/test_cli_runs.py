@@ -109,3 +109,13 @@ def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatc
     assert cli.main(line.split(" ")) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["mmfsdp", "mmfsdp.cli"])
+def test_as_a_module_into_a_pipe_that_closes_on_a_terminal_without_letters(module, tmp_path):
+    """No script on PATH; `| head -1`; LANG=C. A terminal shows what it can, and nobody sees a traceback."""
+    line = f"{sys.executable} -m {module} | head -1; {sys.executable} -m {module} runs été"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert out.stdout.startswith("mmfsdp: see") and out.stdout.endswith("no runs in \\xe9t\\xe9\n"), out
+    assert (out.returncode, out.stderr) == (0, "")
