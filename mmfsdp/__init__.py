@@ -23,7 +23,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "make_plan": "plan",
     "estimate": "estimate",
     "wrap_fsdp": "wrap",
-    "fsdp": "compat",
+    "fsdp": "wrap.zeta",
     "train_step": "step",
     "Flamingo": "models",
     "MultimodalModel": "models",

@@ -269,7 +269,7 @@ def finish(folder: Path, *, since: float | None = None) -> int:
 
 def report(argv: list[str]) -> int:
     """Write a run's report, or a page of runs compared."""
-    from .report import write_report
+    from .report import write_comparison, write_report
 
     paths = [one_run([name]) for name in argv] or [one_run(argv)]
     if len(paths) == 1:
@@ -277,8 +277,6 @@ def report(argv: list[str]) -> int:
 
         print(write_report(Run.open(paths[0]).path))
         return 0
-    from .compare import write_comparison
-
     print(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
     return 0
 

@@ -119,10 +119,10 @@ def lint() -> str:
 
 
 ROOMS = {
-    "What you type: fields, files, flags": ("params", "cli", "cli_runs", "cli_sweep", "compare", "freeze", "widgets"),
+    "What you type: fields, files, flags": ("params", "cli", "cli_runs", "cli_sweep", "freeze", "widgets"),
     "Models and weights": ("models", "build", "pretrain", "export"),
-    "Plan, estimate, wrapping": ("plan", "estimate", "wrap", "compat", "step"),
-    "Data": ("data", "features"),
+    "Plan, estimate, wrapping": ("plan", "estimate", "wrap", "step"),
+    "Data": ("data",),
     "Launch and runs": ("launch", "runs", "train", "watch", "report"),
     "Checkpoints": ("checkpoint", "evaluate"),
 }

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mmfsdp import RunParams, cli
-from mmfsdp.compare import COLUMNS, compare
+from mmfsdp.report.comparison import COLUMNS, compare
 from mmfsdp.runs import MetricsWriter, read_json, write_json
 from mmfsdp.widgets import Compare
 from tests.test_panel import shown

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from ranks import on_ranks
 from tiny import LANGUAGE, VISION, tiny_batch, tiny_flamingo
 
-from mmfsdp.features import FeatureCache, fingerprint
 from mmfsdp.params import BackboneParams, DataParams, FSDPParams, ModelParams, ParamError, RunParams, TrainParams
 from mmfsdp.plan import make_plan
 from mmfsdp.step import build_optimizer, train_step
+from mmfsdp.train.features import FeatureCache, fingerprint
 from mmfsdp.wrap import apply_plan
 
 CPU = torch.device("cpu")

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from mmfsdp.compare import compare
 from mmfsdp.launch import Run
 from mmfsdp.params import ParamError, RunParams
 from mmfsdp.report import report_html
+from mmfsdp.report.comparison import compare
 from mmfsdp.runs import RunRecord, note, run_state, write_json
 from mmfsdp.runs.listing import find_runs, runs_table
 from mmfsdp.watch import Progress, Rows, Tail, first_error, follow, read_log

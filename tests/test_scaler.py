@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.scaler import Scaler
 from mmfsdp.step import build_optimizer, build_scaler, train_step
+from mmfsdp.step.scaler import Scaler
 from mmfsdp.wrap import wrap_fsdp
 
 CASES = {

@@ -6,7 +6,7 @@ import os
 from glob import glob
 from pathlib import Path
 
-from mmfsdp.params import ParamError
+from ..params import ParamError
 
 
 def expand(path: str, *kinds: str) -> list[Path]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from mmfsdp.params import DataParams
-
+from ..params import DataParams
 from .batch import Batch
 from .lane import Lane, Loaded
 from .pictures import CorruptRecord, stable_hash

@@ -11,8 +11,7 @@ import torch
 from tokenizers import AddedToken
 from torch import Tensor
 
-from mmfsdp.params import ParamError
-
+from ..params import ParamError
 from .batch import IGNORE, Batch, Sample
 from .pictures import CorruptRecord
 from .processor import IMAGE, Processor, Row

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmfsdp.params import ParamError, SourceParams
-
+from ..params import ParamError, SourceParams
 from .batch import Sample
 from .files import expand
 from .pictures import CorruptRecord

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmfsdp.params import SourceParams
-
+from ..params import SourceParams
 from .batch import Sample
 from .pictures import CorruptRecord, open_picture
 from .processor import END_OF_CHUNK, IMAGE

@@ -11,8 +11,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from mmfsdp.params import SourceParams
-
+from ..params import SourceParams
 from .batch import Sample
 from .lane import Lane, Loaded, attempt, order
 from .pictures import CorruptRecord

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
-from mmfsdp.params import DataParams, DataSource, ParamError
-
+from ..params import DataParams, DataSource, ParamError
 from .batch import Sample
 from .files import expand
 from .lane import IndexedSource, Lane, Loaded, attempt

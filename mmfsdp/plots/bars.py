@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..style import INK, TRAINABLE
+from .style import INK, TRAINABLE
 from .svg import rect, svg, text, width_of
 
 ROW, WIDTH, LABEL = 44, 440, 90

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
-from ..style import FROZEN, INK, TRAINABLE
+from .style import FROZEN, INK, TRAINABLE
 from .svg import area, path, short, svg, text, ticks, width_of
 
 WIDTH, HEIGHT = 330, 150

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..style import ACTIVATIONS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
+from .style import ACTIVATIONS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 from .svg import rect, svg, text, width_of
 
 WIDTH, BAR, GAUGE = 920, 24, 8

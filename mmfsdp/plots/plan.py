@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..style import FROZEN, TRAINABLE
+from .style import FROZEN, TRAINABLE
 from .svg import rect, svg, text, width_of
 
 if TYPE_CHECKING:

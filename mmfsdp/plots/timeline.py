@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..style import FROZEN, GATHERED, INK, REDUCED
+from .style import FROZEN, GATHERED, INK, REDUCED
 from .svg import rect, svg, text, width_of
 
 WIDTH, LANE = 900, 30

@@ -16,12 +16,12 @@ import transformers
 from .. import checkpoint, runs
 from ..build import build_model, open_model
 from ..data.processor import Processor
-from ..features import FeatureCache
 from ..freeze import freeze
 from ..models import MediaModel, Weights
 from ..params import GENERATED, Device, ParamError, RunParams
 from ..preview import cost_of, plan_for
 from ..wrap import apply_plan
+from .features import FeatureCache
 from .loop import train
 from .machine import machine_here
 

@@ -15,12 +15,12 @@ from .. import runs
 from ..data.batch import Batch
 from ..data.loader import batches, sum_up
 from ..data.processor import Processor
-from ..features import FeatureCache
 from ..measure import Collectives, Counted, PeakMemory
 from ..params import RunParams
 from ..plan.lint import lint_media
 from ..plan.units import stop_at_errors
 from ..step import build_optimizer, build_scaler, train_step
+from .features import FeatureCache
 from .place import Place
 from .profile import profiled
 from .record import Record

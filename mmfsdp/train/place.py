@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import checkpoint, runs
 from ..params import RunParams
-from ..scaler import Scaler
+from ..step import Scaler
 
 
 @dataclass

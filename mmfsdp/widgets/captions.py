@@ -7,8 +7,8 @@ from pathlib import Path
 import ipywidgets as w
 
 from .. import runs
+from ..plots.style import STYLE
 from ..report import captions, figures, write_report
-from ..style import STYLE
 from .heavy import alone
 
 

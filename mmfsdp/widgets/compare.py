@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ipywidgets as w
 
-from ..compare import Comparison, compare
+from ..report.comparison import Comparison, compare
 from ..runs import write_text
 from ..runs.listing import find_runs
 from .audience import hear_at_once

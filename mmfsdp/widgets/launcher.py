@@ -9,8 +9,8 @@ import ipywidgets as w
 
 from ..launch import launch
 from ..params import RunParams
+from ..plots.style import STYLE
 from ..runs import RunState
-from ..style import STYLE
 from .audience import hear_at_once
 from .form import RunForm
 from .heavy import alone, planned

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..style import STYLE
+from ..plots.style import STYLE
 
 LOOK = """<style>
 .mm-form .mm-row {display: flex; flex-flow: row wrap; align-items: center; overflow: visible; gap: 0 .6em}

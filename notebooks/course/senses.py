@@ -27,8 +27,8 @@ from mmfsdp.data.render import render
 from mmfsdp.data.scenes import COUNTS, SHAPES, SIZES, Combination, draw_scene, split_combinations
 from mmfsdp.evaluate import captions
 from mmfsdp.params import load
+from mmfsdp.plots.style import FROZEN
 from mmfsdp.plots.svg import path, svg
-from mmfsdp.style import FROZEN
 
 WORDS = ("count", "size", "color", "shape")
 TOKENS = 12

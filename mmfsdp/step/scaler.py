@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
+
+from ..params import Precision
+from .ranks import device_of
 
 
 class Scaler:
@@ -32,3 +36,14 @@ class Scaler:
         """The way back from `state_dict`."""
         self.scale.fill_(state["scale"])
         self._steps.fill_(state["growth_tracker"])
+
+
+def build_scaler(model: nn.Module) -> Scaler | None:
+    """A new scaler for a model that computes in fp16 by its plan; None for others, which need none."""
+    return Scaler(device_of(model)) if computes_in_fp16(model) else None
+
+
+def computes_in_fp16(model: nn.Module) -> bool:
+    """By its plan, if it has one."""
+    plan = getattr(model, "mmfsdp_plan", None)
+    return plan is not None and plan.fsdp.mixed_precision is Precision.FP16

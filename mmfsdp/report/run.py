@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -12,29 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from . import runs
-from .plots import History, bars, charts, plan_picture, timeline
-from .style import STYLE
+from .. import runs
+from ..plots import History, bars, charts, plan_picture, timeline
+from .html import Html, page, table
 
 if TYPE_CHECKING:
-    from .plan import WrapPlan
-
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}<style>
-:root {{color-scheme: light dark}}
-body {{font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem}}
-h2 {{margin-top: 2em}} pre {{overflow-x: auto; font-size: 13px}}
-</style></head><body><h1>{title}</h1>{body}</body></html>
-"""
+    from ..plan import WrapPlan
 
 SPLITS = {
     "heldout": "New pictures of combinations that the training has shown:",
     "unseen": "Combinations of count, size, color and shape that no training has ever shown in a picture:",
 }
-
-
-class Html(str):
-    """Text that is HTML already; every other text is escaped."""
 
 
 def write_report(folder: str | Path) -> Path:
@@ -92,11 +80,6 @@ def _steps(params: Mapping[str, Any]) -> int | None:
     return steps if isinstance(steps, int) else None
 
 
-def page(title: str, body: str) -> str:
-    """A whole HTML page that needs nothing else; `body` is HTML already."""
-    return _PAGE.format(title=escape(title), style=STYLE, body=body)
-
-
 def _folded(text: str) -> str:
     return f"<details><summary>all of them, as params.yaml</summary><pre>{escape(text)}</pre></details>"
 
@@ -112,7 +95,7 @@ def read_params(folder: Path) -> dict[str, Any]:
 
 def _plan(folder: Path) -> tuple[WrapPlan | None, dict[str, Any]]:
     """The plan and its estimate; nothing where they are missing, or of a version that this one cannot read."""
-    from .plan import WrapPlan
+    from ..plan import WrapPlan
 
     found = runs.read_json(folder / "plan.json") or {}
     try:
@@ -123,7 +106,7 @@ def _plan(folder: Path) -> tuple[WrapPlan | None, dict[str, Any]]:
 
 def plan_html(plan: WrapPlan, cost: Mapping[str, Any]) -> str:
     """A plan as picture and table, what it costs each rank, and what the lint has found."""
-    from .plan.table import count, size
+    from ..plan.table import count, size
 
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
     words = (
@@ -142,7 +125,7 @@ def findings(plan: WrapPlan) -> str:
 
 def unit_table(plan: WrapPlan) -> str:
     """Every unit with its parameters, bytes and traffic."""
-    from .plan.table import count, size
+    from ..plan.table import count, size
 
     head = ["unit", "kind", "policy", "parameters", "held", "gathered", "gathers", "reduced"]
     rows = []
@@ -269,14 +252,3 @@ def _data_uri(folder: Path, name: str) -> str:
     if path.suffix != ".png" or not path.is_relative_to(folder.resolve()) or not path.is_file():
         return ""
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table that scrolls sideways where the page is narrow; every text escaped."""
-    top = "".join(f"<th>{_cell(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="mm-scroll"><table class="mm-table"><tr>{top}</tr>{body}</table></div>'
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, Html) else escape(f"{value:,}" if isinstance(value, int) else str(value))

@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from . import runs
-from .params import ParamError
-from .plots import History, Series, chart, figure
-from .plots.curves import DASHES, METRICS, Line
-from .report import Html, page, read_params, table
-from .style import COLORS
-from .watch import Rows
+from .. import runs
+from ..params import ParamError
+from ..plots import History, Series, chart, figure
+from ..plots.curves import DASHES, METRICS, Line
+from ..plots.style import COLORS
+from ..watch import Rows
+from .html import Html, page, table
+from .run import read_params
 
 NAMES = {"launch.name", "launch.folder"}
 """Parameters in which all runs differ."""

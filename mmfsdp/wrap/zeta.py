@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from .params import AutoWrapPolicy, Backend, FSDPParams, ParamError, Precision, ShardingStrategy
-from .wrap import wrap_fsdp
+from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError, Precision, ShardingStrategy
+from . import wrap_fsdp
 
 MODES = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": None}
 STRATEGIES = {

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from .data.batch import Batch
-from .params import ParamError, RunParams
+from ..data.batch import Batch
+from ..params import ParamError, RunParams
 
 
 @dataclass
