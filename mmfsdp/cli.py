@@ -148,6 +148,7 @@ def print_times(params: RunParams, machine: str) -> None:
 
 
 def print_plan(params: RunParams) -> WrapPlan:
+    """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
     from .preview import preview
 
     plan, cost = preview(params)

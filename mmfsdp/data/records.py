@@ -28,6 +28,7 @@ class Line:
     start: int
 
     def read(self) -> bytes:
+        """The line. Raises OSError."""
         with self.file.open("rb") as file:
             file.seek(self.start)
             return file.readline()

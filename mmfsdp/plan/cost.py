@@ -42,4 +42,5 @@ def reduce_buffer(plan: WrapPlan) -> int:
 
 
 def whole_gradients(unit: Unit) -> int:
+    """Bytes of a unit's gradients before they are reduced."""
     return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params if p.trainable)

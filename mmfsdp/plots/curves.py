@@ -51,6 +51,7 @@ class Bucket:
 
     @property
     def mean(self) -> float:
+        """Of the steps' values."""
         return self.total / self.count
 
     def merge(self, other: Bucket) -> Bucket:

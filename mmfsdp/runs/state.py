@@ -219,6 +219,7 @@ def _orphaned(folder: Path, record: RunRecord, values: dict[str, Any]) -> dict[s
 
 
 def written(folder: Path) -> dict[str, Any]:
+    """status.json as it stands; what it lacks, or holds of no known status, counts as QUEUED."""
     values = read_json(folder / "status.json") or {}
     try:
         return values | {"status": Status(values.get("status", "QUEUED"))}

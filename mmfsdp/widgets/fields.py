@@ -63,6 +63,7 @@ class Field:
 
     @property
     def optional(self) -> bool:
+        """It may be unset."""
         return type(None) in self.hints
 
     @property
@@ -73,6 +74,7 @@ class Field:
 
     @property
     def enum(self) -> type[Enum] | None:
+        """What its choices are members of, if of any."""
         return self.kind if issubclass(self.kind, Enum) else None
 
     @property
@@ -146,6 +148,7 @@ class Row(w.HBox):
 
     @property
     def value(self) -> Any:
+        """Plain data; raises ParamError for a bad text."""
         return self.field.read(self._input.value)
 
     @value.setter

@@ -36,6 +36,7 @@ class Newest(Generic[T]):
 
     @property
     def closed(self) -> bool:
+        """Nothing more will begin."""
         return self._closing.is_set()
 
     def close(self) -> None:

@@ -56,6 +56,7 @@ class PlanView(w.VBox):
 
     @property
     def plan(self) -> WrapPlan | None:
+        """The newest one."""
         return self._shown.plan if self._shown else None
 
     def wait(self) -> WrapPlan:

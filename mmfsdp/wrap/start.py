@@ -18,7 +18,8 @@ from ..plan.build import torch_dtype
 class Source(Protocol):
     """What hands out rank 0's weights, each once. A dict is one."""
 
-    def pop(self, name: str, default: None, /) -> torch.Tensor | None: ...
+    def pop(self, name: str, default: None, /) -> torch.Tensor | None:
+        """The weight of this name, for the last time."""
 
 
 def weights_of(model: nn.Module, device: torch.device, weights: Source | None) -> Source | None:
