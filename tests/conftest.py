@@ -72,7 +72,9 @@ def finished_run(tmp_path):
     plan = make_plan(model, FSDPParams(), world_size=2)
     plan = replace(plan, flops=10**9, moved=10**8, calls=100)
     cost = estimate(plan, TrainParams(), machine="laptop")
-    runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
+    runs.write_json(
+        folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict(), "versions": {"torch": "2.11.0"}}
+    )
     writer = runs.MetricsWriter(folder)
     for step in range(1, 21):
         writer.write({"step": step, "loss": 3.0 / step, "wire_bytes": cost.wire_bytes, "step_s": 0.05})

@@ -37,9 +37,10 @@ def test_only_what_differs_is_told_and_the_best_is_marked(two):
     assert found.names == ["first", HOSTILE]
     assert found.differing == {"fsdp.frozen_policy": ["SHARD", "REPLICATE"]}
     names = [column.name for column in COLUMNS]
-    assert {(i, names[j]) for i, j in found.best} >= {(0, "last loss"), (0, "new pictures right")}
+    assert {(i, names[j]) for i, j in found.best} >= {(0, "loss in the last tenth"), (0, "new pictures right")}
     assert not any(names[j] == "steps" for _, j in found.best)
     rows = list(csv.reader(io.StringIO(found.csv())))
+    assert float(rows[1][rows[0].index("loss in the last tenth")]) == pytest.approx((3 / 19 + 3 / 20) / 2)
     assert rows[0][:3] == ["run", "state", "fsdp.frozen_policy"] and rows[2][0] == HOSTILE
     assert float(rows[2][rows[0].index("MiB sent, measured")]) == 1
     drawn = found.svg()

@@ -33,7 +33,16 @@ class Page(HTMLParser):
 def test_the_report_says_what_the_folder_says(finished_run):
     text = report_html(finished_run)
     cost = json.loads((finished_run / "plan.json").read_text())["estimate"]
-    for words in ("93%", "61 s", "3 at first, 0.15 now", "tower", f"{cost['wire_bytes']:,}", "steps: 20", "two stars"):
+    for words in (
+        "93%",
+        "61 s",
+        "3 at first, 0.15 now",
+        "tower",
+        f"{cost['wire_bytes']:,}",
+        "steps: 20",
+        "two stars",
+        "torch 2.11.0",
+    ):
         assert words in text, words
     took = f"{cost['times']['step_s']:.3g}"
     assert re.search(rf"seconds of a step, on laptop, bound by compute</td><td>{took}</td><td>\S+</td><td>0.05<", text)

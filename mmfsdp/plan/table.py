@@ -124,7 +124,7 @@ def _total(plan: WrapPlan) -> list[str]:
         f"{count(trainable)} of {count(numel)} parameters train. *: backward passes through (grad flow). dtype: at "
         "rest > in compute. held, gathered, reduced: bytes of a rank at rest, of the unit while it runs, and of its "
         "gradients. gathers: in forward + backward; ^: in backward ahead of need, while the unit after it "
-        f"runs{also}. sent: bytes a rank sends in a step."
+        f"runs{also}. sent: bytes a rank sends in a step of one micro-step."
     )
     total = f"{'total':<{NAME}} {'':<20} {count(numel):>6} {'':>9} {size(held):>8} {'':>25} {size(wire):>8}"
     return [total, *textwrap.wrap(legend, len(COLUMNS))]

@@ -30,6 +30,7 @@ class Metric(NamedTuple):
 METRICS = {
     "loss": Metric("loss"),
     "grad_norm": Metric("gradient norm"),
+    "lr": Metric("learning rate", from_zero=True),
     "samples_per_s": Metric("throughput", "samples/s", from_zero=True),
     "memory_bytes": Metric("peak memory of rank 0", "MiB", 2**20, from_zero=True),
     "step_s": Metric("time of a step", "s", from_zero=True),

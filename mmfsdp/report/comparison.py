@@ -40,7 +40,7 @@ class Column:
 
 COLUMNS = (
     Column("steps", lambda f: f["state"].step, form="{}"),
-    Column("last loss", lambda f: f["last"].get("loss"), -1),
+    Column("loss in the last tenth", lambda f: _end(f["history"].get("loss")), -1),
     Column("new pictures right", lambda f: f["result"].get("heldout_exact_match"), 1, "{:.1%}"),
     Column("never-seen right", lambda f: f["result"].get("unseen_combination_exact_match"), 1, "{:.1%}"),
     Column("samples/s", lambda f: f["samples_per_s"], 1, "{:,.1f}"),
@@ -163,6 +163,13 @@ def _usual(series: Series | None) -> float | None:
     """The median after the first tenth."""
     buckets = series.buckets if series else []
     return median(bucket.mean for bucket in buckets[len(buckets) // 10 :]) if buckets else None
+
+
+def _end(series: Series | None) -> float | None:
+    """The mean over the last tenth of the steps: that of a single batch says little of a run."""
+    buckets = series.buckets if series else []
+    end = buckets[-max(1, len(buckets) // 10) :]
+    return sum(bucket.total for bucket in end) / sum(bucket.count for bucket in end) if end else None
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -57,7 +57,10 @@ def report_html(folder: str | Path) -> str:
         ("Predicted beside measured", lambda: compared(cost, result, rows)),
         ("Where the seconds go", lambda: seconds_of(folder, rows)),
         ("The plan", lambda: plan_html(plan, cost) if plan else ""),
-        ("Parameters", lambda: _folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),
+        (
+            "Parameters",
+            lambda: made_with(folder) + (_folded(yaml.safe_dump(params, sort_keys=False)) if params else ""),
+        ),
     ]
     sections = [(title, _whole(part)) for title, part in parts]
     body = "".join(f"<section><h2>{title}</h2>{html}</section>" for title, html in sections if html)
@@ -82,6 +85,14 @@ def _steps(params: Mapping[str, Any]) -> int | None:
 
 def _folded(text: str) -> str:
     return f"<details><summary>all of them, as params.yaml</summary><pre>{escape(text)}</pre></details>"
+
+
+def made_with(folder: Path) -> str:
+    """Our version, the commit that it was launched from, and the libraries': to make the run again."""
+    record, libraries = runs.RunRecord.read(folder), (runs.read_json(folder / "plan.json") or {}).get("versions") or {}
+    ours = [f"mmfsdp {record.version}"] + [f"commit {record.commit}"] * bool(record.commit) if record else []
+    words = ", ".join([*ours, *(f"{name} {number}" for name, number in libraries.items())])
+    return f'<p class="mm-quiet">made with {escape(words)}</p>' if words else ""
 
 
 def read_params(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 NUMBERS = frozenset(("step", "steps", "rank", "time", "finished", "created", "step_s", "memory_bytes"))
 NUMBERS |= {"wire_bytes", "peak_bytes", "samples", "loss"}
 TEXTS = frozenset(("state", "status", "error", "reason", "traceback", "kind", "text"))
-MAPPINGS = frozenset(("estimate", "skipped", "startup"))
+MAPPINGS = frozenset(("estimate", "skipped", "startup", "versions"))
 """What these keys hold in every file of a run, if they are there."""
 
 CHUNK = 8 << 20

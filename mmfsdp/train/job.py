@@ -23,7 +23,7 @@ from ..preview import cost_of, plan_for
 from ..wrap import apply_plan
 from .features import FeatureCache
 from .loop import train
-from .machine import machine_here
+from .machine import machine_here, versions
 
 
 def run(folder: Path) -> None:
@@ -54,7 +54,8 @@ def run(folder: Path) -> None:
             for finding in plan.lint:
                 print(f"{finding.level}: {finding.message}")
             estimate = cost_of(plan, params, machine=machine).to_dict() | {"device": device.type}
-            runs.write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": estimate})
+            found = {"plan": plan.to_dict(), "estimate": estimate, "versions": versions()}
+            runs.write_json(folder / "plan.json", found)
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
         loaded = [checkpoint.frozen_checksums(built)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from statistics import median
 
 import torch
@@ -16,6 +18,13 @@ from ..params.launch import LaunchParams
 
 ROUNDS = 5
 MIB = 2**20
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the libraries that a step's bytes and figures depend on, by name."""
+    return {name: version(name) for name in ("torch", "transformers", "open_clip_torch")} | {
+        "Python": platform.python_version()
+    }
 
 
 def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dtype) -> Machine:
