@@ -6,11 +6,12 @@ import xml.etree.ElementTree as ET
 from mmfsdp.bench import checkpoint
 from mmfsdp.bench.data import SOURCES, _read, write_sources
 from mmfsdp.bench.startup import IMPORTS
-from mmfsdp.bench.step import COMPARED
+from mmfsdp.bench.step import COMPARED, batch_for, configuration, random_model
 from mmfsdp.bench.ways import THEIRS, WAYS
 from mmfsdp.cli import main
 from mmfsdp.data import open_source
-from mmfsdp.params import DataParams
+from mmfsdp.params import DataParams, FSDPParams
+from mmfsdp.plan import make_plan
 from tests.tiny_run import tiny_run
 
 
@@ -77,6 +78,18 @@ def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys
     for policy in ("SHARD", "KEEP", "REPLICATE"):
         row = rows[f"frozen-aware {policy}"]
         assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.03 and row["predicted_seconds"] > 0
+
+
+def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():
+    params = configuration(on_gpu=True).change(**{"train.batch_size": 1})
+    model = random_model(params.model, meta=True)
+    sizes = {name: module.weight.shape[1] for name, module in model.named_modules() if name.endswith("k_proj")}
+    assert len(sizes) == 16 and set(sizes.values()) == {2048}
+    batch = batch_for(params, model, 0)
+    assert batch.input_ids.shape == (1, 512) and batch.media["vision"].shape[-1] == 224
+    plan = make_plan(model, FSDPParams(mixed_precision="bf16"), world_size=1, example=batch.inputs())
+    gates = [name for name, p in model.named_parameters() if p.requires_grad and name.endswith("_gate")]
+    assert len(gates) == 2 * 16 and plan.flops > 0
 
 
 def test_bench_startup_splits_the_time_to_the_first_step(tmp_path, monkeypatch, capsys):

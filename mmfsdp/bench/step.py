@@ -10,6 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ from ..estimate import Machine, estimate, step_time
 from ..freeze import freeze
 from ..measure import Collectives, cpu_memory
 from ..models import Flamingo
-from ..params import Device, ModelParams, RunParams, TrainParams, load
+from ..params import Device, FSDPParams, ModelParams, RunParams, TrainParams, load
 from ..plan import make_plan, with_moments
 from ..step import train_step
 from ..train.machine import machine_here
@@ -38,8 +39,8 @@ from .ways import OURS, THEIRS, WAYS, Way, wrapped
 COMPARED = (THEIRS[0], "DDP", *(name for name in WAYS if name.startswith("frozen-aware")))
 COMPILED = f"{COMPARED[-1]}, compiled"
 LARGE: dict[str, Any] = {"model.vision.source": "open_clip", "model.vision.name": "ViT-L-14"}
-LARGE |= {"model.vision.weights": None, "model.vision.config": None, "model.cross_attention_every": 1}
-LARGE |= {"data.max_length": 512, "launch.name": "ViT-L/14 and Llama-3.2-1B"}
+LARGE |= {"model.vision.weights": None, "model.vision.config": {}, "model.cross_attention_every": 1}
+LARGE |= {"data.max_length": 512, "launch.name": "ViT-L-14_Llama-3.2-1B"}
 """What is put on a GPU, as changes of the preset clip_llama_1b."""
 
 
@@ -60,7 +61,7 @@ def bench_step(
     configuration's. compiled: REPLICATE once more, its units compiled.
     """
     gpus = torch.cuda.device_count()
-    params = load(config) if config else load("clip_llama_1b").change(**LARGE) if gpus else load("tiny")
+    params = load(config) if config else configuration(on_gpu=gpus > 0)
     params = params.change(**{"train.batch_size": samples or params.train.batch_size})
     params = params.change(**{"data.max_length": length or params.data.max_length, "fsdp.mixed_precision": "bf16"})
     ranks = ranks or gpus or 2
@@ -69,16 +70,22 @@ def bench_step(
         return json.loads(Path(folder, "found.json").read_text())
 
 
+def configuration(*, on_gpu: bool) -> RunParams:
+    """What is measured where no configuration is named."""
+    return load("clip_llama_1b").change(**LARGE) if on_gpu else load("tiny")
+
+
 def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int, compiled: bool) -> None:
-    torch.set_num_threads(1)
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
     try:
         batch, machine = (
-            _batch(params, _model(params.model), rank),
+            batch_for(params, random_model(params.model, meta=True), rank),
             machine_here(params.launch, device, dtype=torch.bfloat16),
         )
         ways, rows = [], []
@@ -111,8 +118,8 @@ def _first(
     name: str, params: RunParams, batch: Batch, device: torch.device, machine: Machine
 ) -> tuple[Way, dict[str, Any]]:
     """Wrap, take two steps, and look at the memory of the second; what was predicted of it."""
-    model = _model(params.model)
-    fsdp = replace(params.fsdp, **OURS.get(name, {}))
+    model = random_model(params.model, meta=True)
+    fsdp = FSDPParams(mixed_precision="bf16", **OURS.get(name, {}))  # as `wrapped` has it
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=batch.inputs())
     plan = with_moments(model, plan, batch.inputs())
     row: dict[str, Any] = {"way": name, "flops": plan.flops, "predicted_peak": None, "predicted_seconds": None}
@@ -123,13 +130,13 @@ def _first(
         row["predicted_seconds"] = times.overlapped if device.type == "cuda" else times.serial
 
     def steps(mark: Callable[[], None]) -> Way:
-        way = wrapped(name, _model(params.model), "flamingo", example=batch.inputs(), device=device)
-        way.step([batch.to(device)])
-        way.step([batch.to(device)])
+        way = wrapped(name, random_model(params.model), "flamingo", example=batch.inputs(), device=device)
+        for _ in range(2):
+            way.step([_given(way, batch, device)])
         gc.collect()
         mark()
         with Collectives() as counted:
-            way.step([batch.to(device)])
+            way.step([_given(way, batch, device)])
             row["wire_bytes"] = counted.wire_bytes
         return way
 
@@ -144,12 +151,14 @@ def _first(
     return way, row
 
 
-def _model(params: ModelParams) -> Flamingo:
+def random_model(params: ModelParams, *, meta: bool = False) -> Flamingo:
     """The model with random weights, the same on every rank; its tables not tied, for those who cannot wrap such."""
     torch.manual_seed(0)
-    config = dict(params.language.config or {}) | {"tie_word_embeddings": False}
+    config = {**params.language.config, "tie_word_embeddings": False}
     language = replace(params.language, weights=None, config=config)
-    model, _ = build_model(replace(params, vision=replace(params.vision, weights=None), language=language))
+    if "model_type" in config:
+        language = replace(language, name="")  # else its tokenizer would be looked for
+    model, _ = build_model(replace(params, vision=replace(params.vision, weights=None), language=language), meta=meta)
     assert isinstance(model, Flamingo), "config: names no Flamingo"
     for name, p in model.named_parameters():
         if name.endswith("_gate"):
@@ -158,7 +167,7 @@ def _model(params: ModelParams) -> Flamingo:
     return model
 
 
-def _batch(params: RunParams, model: Flamingo, rank: int) -> Batch:
+def batch_for(params: RunParams, model: Flamingo, rank: int) -> Batch:
     """Samples of a picture and text each, without padding."""
     g = torch.Generator().manual_seed(rank)
     size, length = params.train.batch_size, params.data.max_length
@@ -178,22 +187,30 @@ def _metrics(params: RunParams, way: Way, batch: Batch, device: torch.device) ->
         folder, place, often = Path(name), Place(step=2), 200
         beat = runs.Beat(folder, 1)
         record = Record(folder, params.train, device, place, runs.MetricsWriter(folder, 1))
-        began = time.perf_counter()
-        for _ in range(often):
-            beat("step 2 data")
-            beat("step 2 compute")
-            row._read.clear()
-            record.add(row, [batch], step_s=1.0, data_s=0.0, wire_bytes=0, memory_bytes=0)
-        return (time.perf_counter() - began) / often
+        with redirect_stdout(Path(name, "log").open("w")):
+            began = time.perf_counter()
+            for _ in range(often):
+                beat("step 2 data")
+                beat("step 2 compute")
+                row._read.clear()
+                record.add(row, [batch], step_s=1.0, data_s=0.0, wire_bytes=0, memory_bytes=0)
+            return (time.perf_counter() - began) / often
 
 
 def _timed(way: Way, batch: Batch, device: torch.device) -> float:
     dist.barrier()
     began = time.perf_counter()
-    way.step([batch.to(device)])
+    way.step([_given(way, batch, device)])
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
+
+
+def _given(way: Way, batch: Batch, device: torch.device) -> Batch:
+    """As a loader gives it: `train_step` counts label tokens on the host and moves the batch itself."""
+    if way.mask is not None:
+        return batch.to(device)
+    return batch.pin_memory() if device.type == "cuda" else batch
 
 
 def _title(params: RunParams, model: nn.Module, ranks: int, device: torch.device) -> str:
