@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -93,7 +94,7 @@ def _one(cls: type, name: str, value: Any) -> Any:
 
 def _members(cls: type, name: str) -> tuple:
     hint = type_hints(cls)[name]
-    return getattr(hint, "__args__", None) or (hint,)
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _choices(cls: type, name: str) -> list[str]:
@@ -105,8 +106,9 @@ def _wanted(cls: type, name: str) -> str:
     choices = _choices(cls, name)
     if choices:
         return "one of " + ", ".join(choices)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    return " or ".join(names.get(m, str(m)) for m in _members(cls, name))
+    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names |= {dict: "a mapping", tuple: "a list", type(None): "null"}
+    return " or ".join(names.get(get_origin(m) or m, str(m)) for m in _members(cls, name))
 
 
 def need(ok: bool, field: str, message: str) -> None:
