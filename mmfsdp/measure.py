@@ -118,7 +118,9 @@ class PeakMemory:
         self._held, self._over = _in_use(), threading.Event()
 
     def __enter__(self) -> PeakMemory:
-        if self._device.type == "cpu":
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
             threading.Thread(target=self._look, daemon=True, name="memory").start()
         return self
 
