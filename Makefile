@@ -30,18 +30,16 @@ lint: .venv/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# An older Python could not even read install.py.
+INSTALL = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo 'mmfsdp needs Python 3.10 or newer as $(PYTHON). Name one: make PYTHON=python3.11 $(MAKECMDGOALS)'; exit 1; }; \
+	$(PYTHON) install.py
+
 # The stamps make a second `make demo` start at once: pip runs again only when pyproject.toml has changed.
-.venv/.installed: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check -e .
+.venv/.installed: pyproject.toml
+	$(INSTALL)
 	@touch $@
 
-.venv/.installed-test: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test]'
+.venv/.installed-test: pyproject.toml
+	$(INSTALL) test
 	@touch $@ .venv/.installed
-
-.venv/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo 'mmfsdp needs Python 3.10 or newer as $(PYTHON). Name one: make PYTHON=python3.11 $(MAKECMDGOALS)'; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-	  echo '$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: sudo apt install python3-venv'; exit 1; }
-	$(PYTHON) -m venv .venv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import time
@@ -52,6 +53,8 @@ Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `m
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `mmfsdp` command. Returns the exit status: 0, 1 for a failed run, 2 for a mistake."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe sees lines as they come; an ASCII terminal sees ? for ×
+        sys.stdout.reconfigure(line_buffering=True, errors="replace")
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a letter that a terminal lacks must not stop a run
@@ -201,10 +204,12 @@ def prepare(params: RunParams) -> None:
 
     if needs_backbones(params.model):
         from .pretrain import ensure_backbones
-        from .watch import bar
+        from .watch import Bar
 
-        ensure_backbones(params, progress=lambda label, done: print(bar(label, done), end="", flush=True))
-        print()
+        print("the preset's backbones are pretrained here, once: minutes, and later runs find them")
+        bar = Bar()
+        ensure_backbones(params, progress=bar)
+        bar.end()
 
 
 def watch(argv: list[str]) -> int:
@@ -243,8 +248,12 @@ def follow(folder: Path) -> int:
     from .watch import follow as lines
 
     run = Run.open(folder)
-    for line in lines(run.path):
-        print(line)
+    try:
+        for line in lines(run.path):
+            print(line)
+    except KeyboardInterrupt:
+        print(f"\n{run.name} goes on; `mmfsdp watch {folder}` follows it, `mmfsdp cancel {folder}` ends it", end="")
+        raise
     state = run.state()
     print(f"{run.name}: {state}")
     return 0 if state.ok else 1

@@ -71,7 +71,8 @@ def test_what_errors_quotes_is_what_the_code_says():
     """The hand-written tables: each text of their first column, by its pieces between …"""
     head = (pages.PAGES / "errors.md").read_text().split("<!-- made")[0]
     rows = re.findall(r"^\| `(.+?)` \|", head, flags=re.M)
-    said = (ROOT / "Makefile").read_text() + "make: command not found" + pages.all_texts()
+    said = "make: command not found" + pages.all_texts()
+    said += "".join((ROOT / name).read_text() for name in ("Makefile", "install.py"))
     assert len(rows) > 12
     for row in rows:
         assert all(piece in said for piece in row.split("…")), row

@@ -83,14 +83,31 @@ def test_a_skip_is_a_failure_in_ci_only(tmp_path, ci, ends):
     assert (out.returncode == 0) is (not ci)
 
 
-def test_make_says_what_is_missing(tmp_path):
-    """An old Python, and one without venv, end in one clear line and leave no half-made environment."""
-    for name in ("Makefile", "pyproject.toml"):
+LACKS = {
+    "an old Python": ("false", "needs Python 3.10"),
+    "no venv": (
+        "import runpy, sys; sys.modules['venv'] = None; runpy.run_path('install.py', run_name='__main__')",
+        "apt",
+    ),
+    "no disk": ("import sys, install; install.ROOM = 1e18; sys.exit(install.main())", "GB left"),
+    "no network": ("import sys, install; sys.exit(install.main())", "pypi.org cannot be reached"),
+}
+
+
+@pytest.mark.parametrize("lacks", LACKS)
+def test_make_says_what_is_missing(tmp_path, lacks):
+    """Each ends in one clear line, and the next `make` begins anew."""
+    for name in ("Makefile", "pyproject.toml", "install.py"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "lacks").write_text("#!/bin/sh\ncase $2 in *ensurepip*) exit 1;; esac\n")
-    (tmp_path / "lacks").chmod(0o755)
-    for python, words in [("false", "needs Python 3.10"), ("./lacks", "apt install python3-venv")]:
-        command = ["make", "demo", f"PYTHON={python}"]
-        out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert out.returncode != 0 and words in out.stdout
-        assert not (tmp_path / ".venv").exists()
+    python, words = LACKS[lacks]
+    if python != "false":
+        start = f'case $1 in -c) exit 0;; *) exec {sys.executable} -c "{python}";; esac'
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{start}\n")
+        (tmp_path / "python").chmod(0o755)
+        python = "./python"
+    away = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
+    command = ["make", "demo", f"PYTHON={python}"]
+    out = subprocess.run(command, cwd=tmp_path, env={**os.environ, **away}, capture_output=True, text=True)
+    assert out.returncode != 0 and words in out.stdout + out.stderr
+    assert not (tmp_path / ".venv/.installed").exists()
+    assert (tmp_path / ".venv").exists() is (lacks == "no network")

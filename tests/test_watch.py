@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from mmfsdp.runs import MetricsWriter, RunState, Status
-from mmfsdp.watch import MAX_LINE, Progress, Tail, bar, clean, follow, read_log
+from mmfsdp.watch import MAX_LINE, Bar, Progress, Tail, clean, follow, read_log
 
 
 @pytest.fixture
@@ -130,7 +130,17 @@ def test_progress_knows_the_time_left(run):
     line = progress.line(RunState(Status.RUNNING, step=10, steps=40))
     assert line == "RUNNING   [######..................]  25%  10/40  loss 0.1  12.3 samples/s  0:01:00 left"
     assert "left" not in progress.line(RunState(Status.COMPLETED, step=40, steps=40))
-    assert bar("pretraining", 0.5).startswith("\rpretraining [############............]  50%")
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_bar_is_redrawn_or_a_line_at_each_tenth(tty, capsys):
+    bar = Bar(tty=tty)
+    for step in range(501):
+        bar("pretraining", step / 1000)
+    bar.end()
+    out = capsys.readouterr().out
+    assert out.rstrip().removesuffix("\x1b[K").endswith("pretraining [############............]  50%")
+    assert (out.count("\r"), out.count("\n")) == ((51, 1) if tty else (0, 6))
 
 
 def test_following_ends_with_the_run_and_its_traceback(run):

@@ -1,6 +1,6 @@
 """Follows a run as its files are written, in bounded memory. The terminal and the notebook both use this."""
 
-from .follow import Progress, bar, clock, follow
+from .follow import Bar, Progress, clock, follow
 from .ranks import Rank, Ranks
 from .rows import Rows
 from .tail import COLOR, MAX_LINE, LogLine, Tail, clean, first_error, level, read_log
@@ -8,13 +8,13 @@ from .tail import COLOR, MAX_LINE, LogLine, Tail, clean, first_error, level, rea
 __all__ = [
     "COLOR",
     "MAX_LINE",
+    "Bar",
     "LogLine",
     "Progress",
     "Rank",
     "Ranks",
     "Rows",
     "Tail",
-    "bar",
     "clean",
     "clock",
     "first_error",

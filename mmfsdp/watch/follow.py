@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -44,9 +45,27 @@ class Progress:
         return max(0, state.steps - last["step"]) * seconds / steps if steps > 0 else None
 
 
-def bar(label: str, share: float) -> str:
-    """A progress bar that overwrites the terminal line it is printed on: `label [######......]  50%`."""
-    return f"\r{label} {_bar(share)}\x1b[K"
+class Bar:
+    """A progress bar, `label [######......]  50%`: drawn in its place on a terminal, elsewhere a line at each tenth."""
+
+    def __init__(self, *, tty: bool | None = None) -> None:
+        self.tty = _terminal() if tty is None else tty
+        self.drawn = ""
+
+    def __call__(self, label: str, share: float) -> None:
+        now = f"{label} {_bar(share if self.tty else int(10 * share) / 10)}"
+        if now != self.drawn:
+            print(f"\r{now}\x1b[K" if self.tty else now, end="" if self.tty else "\n", flush=True)
+        self.drawn = now
+
+    def end(self) -> None:
+        """Leave the bar's line."""
+        if self.tty and self.drawn:
+            print()
+
+
+def _terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _bar(share: float, *, width: int = 24) -> str:
@@ -66,7 +85,7 @@ def follow(path: PathLike, *, tty: bool | None = None, interval: float = 0.2) ->
     On a terminal (`tty`; unset: is stdout one?) a progress bar stays below the lines; elsewhere there is a line at each
     tenth of the way, and colors are left out. The traceback of a failed rank comes last.
     """
-    tty = sys.stdout.isatty() if tty is None else tty
+    tty = _terminal() if tty is None else tty
     tail, progress, drawn, tenth = Tail(path), Progress(path), "", -1
     while True:
         state = run_state(path)  # before the look at the files: what a finished run has written is then all there
