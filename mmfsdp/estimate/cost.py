@@ -148,11 +148,9 @@ def estimate(
     machine: what the step's time is predicted for, as in `step_time`; for plans made with an example.
     """
     train = train or TrainParams()
-    micro_steps = train.accumulation * sources
-    wire = tuple(w for w in _wire(plan, micro_steps, sources) if w.count)
-    memory, cpu = _memory(plan), train.device is Device.CPU
-    host = None if cpu or not plan.fsdp.cpu_offload else _host(plan)
-    peak = _peak(plan, memory, host, micro_steps, gloo=cpu) if plan.moments else None
+    wire = tuple(w for w in _wire(plan, train.accumulation * sources, sources) if w.count)
+    memory, host = _memory(plan), _host(plan, train)
+    peak = _peak(plan, train, memory, host, sources)[0] if plan.moments else None
     cost = Estimate(memory=memory, wire=wire, peak=peak, host=host)
     if machine is None:
         return cost
@@ -161,16 +159,29 @@ def estimate(
     return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
 
 
-def _peak(plan: WrapPlan, memory: Memory, host: Memory | None, micro_steps: int, *, gloo: bool) -> Peak:
+def held(plan: WrapPlan, train: TrainParams | None = None) -> tuple[int, int]:
+    """Bytes that a rank holds at most, and when forward is over: all that AUTO asks. Without moments the sum of all but
+    activations stands for both."""
+    train, memory = train or TrainParams(), _memory(plan)
+    if not plan.moments:
+        return memory.total, memory.total
+    peak, turn = _peak(plan, train, memory, _host(plan, train), 1)
+    return peak.bytes, turn
+
+
+def _peak(plan: WrapPlan, train: TrainParams, memory: Memory, host: Memory | None, sources: int) -> tuple[Peak, int]:
     buckets = memory.gradients if plan.backend is Backend.DDP else 0
     away = host or Memory(0, 0, 0, 0, 0, 0)
     parameters, optimizer = memory.parameters - away.parameters, memory.optimizer - away.optimizer
     fixed = Peak("", parameters, memory.module_buffers, optimizer, buckets)
+    micro_steps, gloo = train.accumulation * sources, train.device is Device.CPU
     return peak_of(plan, fixed, micro_steps=micro_steps, gloo=gloo, offload=host is not None)
 
 
-def _host(plan: WrapPlan) -> Memory:
+def _host(plan: WrapPlan, train: TrainParams) -> Memory | None:
     """Shards lie with the host, with their gradients and states; what every rank holds whole stays on the device."""
+    if train.device is Device.CPU or not plan.fsdp.cpu_offload:
+        return None
     sharded = [u for u in plan.units if u.sharded]
     trained = sum(shard_bytes(plan, u) for u in sharded)
     return Memory(sum(u.held_bytes for u in sharded), 0, 0, gradients=trained, optimizer=2 * trained, buffers=0)

@@ -7,7 +7,6 @@ gradient of a unit's. DDP has all gradients in buckets, always.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..params import Backend, BackwardPrefetch
@@ -45,8 +44,10 @@ class Peak:
         return sum(getattr(self, name) for name in _HELD)
 
 
-def peak_of(plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = False, offload: bool = False) -> Peak:
-    """The peak of a step whose optimizer states are there already.
+def peak_of(
+    plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = False, offload: bool = False
+) -> tuple[Peak, int]:
+    """The peak of a step whose optimizer states are there already, and what is held when its first forward is over.
 
     fixed: what is held all the time. gloo: ranks on CPUs, where collectives pass through buffers of their own.
     offload: shards and their gradients lie with the host, and are copied to the device to be gathered.
@@ -54,40 +55,48 @@ def peak_of(plan: WrapPlan, fixed: Peak, *, micro_steps: int = 1, gloo: bool = F
     play = _PLAYS[plan.backend](plan, fixed, gloo, offload)
     for i in sorted({0, min(1, micro_steps - 1), micro_steps - 1}):  # those between are alike
         play.micro_step(first=i == 0, last=i == micro_steps - 1)
-    return play.worst
+    return play.worst, play.turn
 
 
 class _Play:
     """What a rank holds while the moments of its micro-steps pass."""
 
     def __init__(self, plan: WrapPlan, fixed: Peak, gloo: bool, offload: bool):
-        self.plan, self.worst, self.gloo, self.offload = plan, fixed, gloo, offload
-        self.now = fixed
+        self.plan, self.fixed, self.gloo, self.offload = plan, fixed, gloo, offload
+        self.worst, self.most, self.base = fixed, fixed.bytes, fixed.bytes
+        self.turn = 0
+        """What is held when forward is over."""
         self.units = {u.order: u for u in plan.units if u.params and (u.sharded or plan.backend is Backend.DDP)}
-        self.gathered: set[int] = set()
+        self.gathered: dict[int, int] = {}
         self.flat: dict[int, int] = {}
         """Gathers that wait to be copied out."""
         self.kept = self.reducing = self.reduced = 0
         """The flat buffer of the last unit copied out; the last reduction's input; gradients reduced so far."""
         self.whole: dict[int, int] = {}
         """Gradients that wait for the last micro-step."""
-        self.gathers: Counter[tuple[str, int]] = Counter()
-        self.forward, self.at = True, ""
-        self.order: list[int] = []
+        self.held = 0
+        """Bytes in `gathered`."""
+        self.forward, self.at = True, 0
+        self.order: dict[int, int | None] = {}
+        """Units whose forward is over, each with the one before it."""
+        self.newest: int | None = None
+        self.after_it = dict(zip(sorted(self.units), sorted(self.units)[1:], strict=False))
 
     def micro_step(self, *, first: bool, last: bool) -> None:
         """All moments once. first: no gradients are there yet. last: they are reduced."""
-        self.first, self.last, self.forward, self.order = first, last, True, []
+        self.first, self.last, self.forward, self.order, self.newest = first, last, True, {}, None
         running: list[int] = []
         for moment in self.plan.moments:
-            if moment.event in ("back", "after", "end"):
-                self.forward = False
             unit = self.units.get(moment.unit)
-            self.at = self._where(running[-1] if running else 0)
+            self.at = running[-1] if running else 0
             new = first or not self.whole
-            self.see(moment.peak if new else moment.bare, logits=moment.logits)
+            lived = moment.peak if new else moment.bare
+            if self.forward and moment.event in ("back", "after", "end"):
+                self.forward = False
+                self.turn = self.turn or self.base + self.held + lived
+            self.see(lived, logits=moment.logits)
             live = moment.live if new else moment.live - moment.grads
-            self.at = self._where(moment.unit)
+            self.at = moment.unit
             if unit or moment.unit == 0:
                 getattr(self, moment.event)(unit, live)
             if moment.event in ("enter", "back"):
@@ -95,22 +104,51 @@ class _Play:
             elif moment.unit in running:
                 running.remove(moment.unit)
 
-    def _where(self, unit: int) -> str:
-        return f"{'forward' if self.forward else 'backward'} of {self.plan.units[unit].name}"
-
     def see(self, activations: int, *, logits: int = 0, passing: int = 0) -> None:
         """Compare what is held now, with so many activations and so much that only passes, to the most so far."""
-        now = replace(
-            self.now,
-            when=self.at,
-            gathered=sum(self.units[i].gathered_bytes for i in self.gathered),
-            gradients=self.now.gradients + self.reduced + sum(self.whole.values()),
-            buffers=self.kept + self.reducing + sum(self.flat.values()) + passing,
-            activations=activations,
-            logits=logits,
-        )
-        if now.bytes > self.worst.bytes:
-            self.worst = now
+        gradients = self.reduced + sum(self.whole.values())
+        buffers = self.kept + self.reducing + sum(self.flat.values()) + passing
+        now = self.base + self.held + gradients + buffers + activations
+        if now > self.most:
+            self.most = now
+            self.worst = replace(
+                self.fixed,
+                when=f"{'forward' if self.forward else 'backward'} of {self.plan.units[self.at].name}",
+                gathered=self.held,
+                gradients=self.fixed.gradients + gradients,
+                buffers=buffers,
+                activations=activations,
+                logits=logits,
+            )
+
+    def _take(self, unit: Unit) -> None:
+        self.gathered[unit.order] = unit.gathered_bytes
+        self.held += unit.gathered_bytes
+
+    def _drop(self, order: int) -> None:
+        self.held -= self.gathered.pop(order, 0)
+
+    def _let_go(self) -> None:
+        """Backward is over: only what is held over micro-steps stays gathered."""
+        for order in [i for i in self.gathered if self.last or not self.units[i].hold]:
+            self._drop(order)
+
+    def _left(self, unit: Unit) -> None:
+        """A unit's forward is over."""
+        self.order.setdefault(unit.order, self.newest)
+        self.newest = unit.order
+
+    def _soon(self, unit: Unit, live: int) -> None:
+        """Gather what forward comes to next."""
+        after = self.after_it.get(unit.order)
+        if unit.gathered_bytes and after is not None:
+            self._gather(self.units[after], live)
+
+    def _ahead(self, unit: Unit, live: int) -> None:
+        """Gather what backward comes to next, unless it never does."""
+        place = self.order.get(unit.order)
+        if unit.gathered_bytes and place is not None and (ahead := self.units[place]).grad_flow:
+            self._gather(ahead, live)  # one that AUTO has not chosen for yet has no bytes, and may be no unit
 
     def _passing(self, unit: Unit) -> int:
         """What a rank's part becomes on its way into a gather: a copy of the host's, and in the format of compute."""
@@ -131,6 +169,9 @@ class _Play:
     def end(self, unit: Unit | None, live: int) -> None:
         """Backward is over."""
 
+    def _gather(self, unit: Unit, live: int) -> None:
+        """Have a unit's weights on their way, if they are not here."""
+
 
 class _Fsdp2(_Play):
     def enter(self, unit: Unit | None, live: int) -> None:
@@ -138,9 +179,8 @@ class _Fsdp2(_Play):
             return
         self._gather(unit, live)
         self._copy_out(unit, live)
-        later = [order for order in self.units if order > unit.order]
-        if self.plan.fsdp.forward_prefetch and later and self.forward:
-            self._gather(self.units[min(later)], live)
+        if self.plan.fsdp.forward_prefetch and self.forward:
+            self._soon(unit, live)
 
     def leave(self, unit: Unit | None, live: int) -> None:
         if not self.forward:  # recomputed: it stays for its backward
@@ -148,9 +188,9 @@ class _Fsdp2(_Play):
         if unit is None:
             self.kept = 0
             return
-        self.order.append(unit.order)
+        self._left(unit)
         if unit.reshard_after_forward and (self.last or not unit.hold):
-            self.gathered.discard(unit.order)
+            self._drop(unit.order)
         if unit.order == 0:
             self.kept = 0
 
@@ -160,17 +200,15 @@ class _Fsdp2(_Play):
         if unit.grad_flow:
             self._gather(unit, live)
             self._copy_out(unit, live)
-        if self.plan.fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH and unit.order in self.order:
-            before = self.order.index(unit.order) - 1
-            if before >= 0 and (ahead := self.units[self.order[before]]).grad_flow:
-                self._gather(ahead, live)
+        if self.plan.fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
+            self._ahead(unit, live)
 
     def after(self, unit: Unit | None, live: int) -> None:
         if unit is None:
             return
         if self.last or not unit.hold:
-            self.gathered.discard(unit.order)
-        if not unit.trainable_numel:
+            self._drop(unit.order)
+        if unit.kind == "frozen":
             return
         if not self.last:  # accumulated in the format of reduction
             self.whole[unit.order] = unit.reduced_bytes
@@ -190,12 +228,11 @@ class _Fsdp2(_Play):
     def end(self, unit: Unit | None, live: int) -> None:
         self.reducing = self.kept = 0
         self.flat.clear()
-        self.gathered = {i for i in self.gathered if self.units[i].hold and not self.last}
+        self._let_go()
 
     def _gather(self, unit: Unit, live: int) -> None:
         if unit.order in self.gathered or unit.order in self.flat:
             return
-        self.gathers["forward" if self.forward else "backward", unit.order] += 1
         self.flat[unit.order] = unit.gathered_bytes if self.plan.shard > 1 else 0
         self.see(live, passing=self._passing(unit))
 
@@ -204,7 +241,7 @@ class _Fsdp2(_Play):
             return
         flat = self.flat[unit.order]
         self.kept = 0
-        self.gathered.add(unit.order)
+        self._take(unit)
         self.see(live)
         del self.flat[unit.order]
         self.kept = flat if self.forward and not self.gloo else 0  # there a gather is waited for, and let go of at once
@@ -215,17 +252,16 @@ class _Fsdp1(_Play):
         if unit is None:
             return
         self._gather(unit, live)
-        later = [order for order in self.units if order > unit.order]
-        if self.plan.fsdp.forward_prefetch and later and self.forward:
-            self._gather(self.units[min(later)], live)
+        if self.plan.fsdp.forward_prefetch and self.forward:
+            self._soon(unit, live)
 
     def leave(self, unit: Unit | None, live: int) -> None:
         if unit is None:
             return
         if self.forward:
-            self.order.append(unit.order)
+            self._left(unit)
         if unit.reshard_after_forward:
-            self.gathered.discard(unit.order)
+            self._drop(unit.order)
 
     def back(self, unit: Unit | None, live: int) -> None:
         if unit is not None:
@@ -259,24 +295,17 @@ class _Fsdp1(_Play):
         self.see(left, passing=mine + flat + cast + unit.reduced_bytes * self.gloo)
 
     def end(self, unit: Unit | None, live: int) -> None:
-        self.gathered = {i for i in self.gathered if self.units[i].hold and not self.last}
+        self._let_go()
 
     def _gather(self, unit: Unit, live: int) -> None:
         if unit.order in self.gathered:
             return
-        self.gathers["forward" if self.forward else "backward", unit.order] += 1
-        self.gathered.add(unit.order)
+        self._take(unit)
         self.see(live, passing=self._passing(unit) + unit.gathered_bytes * self.gloo)
 
     def _free(self, unit: Unit) -> None:
         if self.last or not unit.hold:
-            self.gathered.discard(unit.order)
-
-    def _ahead(self, unit: Unit, live: int) -> None:
-        """Gather what backward comes to next, unless it never does."""
-        place = self.order.index(unit.order) - 1 if unit.order in self.order else -1
-        if place >= 0 and (ahead := self.units[self.order[place]]).grad_flow:
-            self._gather(ahead, live)
+            self._drop(unit.order)
 
 
 class _Ddp(_Play):

@@ -54,7 +54,7 @@ def make_plan(
     activations. train: of what steps. counted: gives a plan its moments for AUTO, where there is no example.
     Raises ParamError for a choice that cannot be kept, ValueError for an example that the model does not take.
     """
-    from .auto import choose, peak_by
+    from .auto import choose
     from .build import buffer_bytes, build_units, with_prefetch  # here, so that reading a plan needs no torch
     from .checkpointing import checkpointed
     from .group import group
@@ -76,7 +76,8 @@ def make_plan(
         fsdp = replace(params, frozen_policy=policy, memory_budget_gib=None)
         units = build_units(model, fsdp, groups, whole, seen, shard=shard)
         _refuse_units(fsdp, units)
-        return WrapPlan(fsdp=params, world_size=world_size, replicate=replicates, shard=shard, units=units)
+        held = buffer_bytes(model, params)
+        return WrapPlan(params, world_size, replicates, shard, units, buffer_bytes=held)
 
     if counted is None and example is not None:
         counted = partial(with_moments, model, example=example)
@@ -84,12 +85,12 @@ def make_plan(
         alike = [made(policy) for policy in _POLICIES]
         budget = int((params.memory_budget_gib or 0) * 2**30)
         plan = choose(alike, budget=budget, moments=counted(alike[0]).moments if counted else (), train=train)
-        plan = _ddp(model, plan, example, lambda ddp: peak_by(counted(ddp), train=train) if counted else 0) or plan
+        plan = _ddp(model, plan, example, counted, train) or plan
     else:
         plan = made(params.frozen_policy)
     checkpointed(model, plan)  # a pattern may match nothing
     plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
-    plan = replace(plan, lint=lint(model, plan, seen=seen), buffer_bytes=buffer_bytes(model, params))
+    plan = replace(plan, lint=lint(model, plan, seen=seen))
     return counted(plan) if counted and example is not None and not plan.refused else plan
 
 
@@ -107,12 +108,18 @@ _POLICIES = tuple(policy for policy in FrozenPolicy if policy is not FrozenPolic
 
 
 def _ddp(
-    model: nn.Module, plan: WrapPlan, example: dict[str, Any] | None, peak: Callable[[WrapPlan], int]
+    model: nn.Module,
+    plan: WrapPlan,
+    example: dict[str, Any] | None,
+    counted: Callable[[WrapPlan], WrapPlan] | None,
+    train: TrainParams | None,
 ) -> WrapPlan | None:
     """The plan as DDP, where that is as good, fits, and can honor the other choices."""
-    from .auto import ddp_is_as_good, memory_of
+    from .auto import ddp_is_as_good, held_by
 
-    budget = plan.fsdp.memory_budget_gib or 0
+    if not ddp_is_as_good(plan, train):
+        return None
+    budget = (plan.fsdp.memory_budget_gib or 0) * 2**30
     try:
         fsdp = replace(
             plan.fsdp,
@@ -124,7 +131,7 @@ def _ddp(
         ddp = make_plan(model, fsdp, world_size=plan.world_size, example=example)
     except ParamError:
         return None
-    if not ddp_is_as_good(plan) or max(memory_of(ddp), peak(ddp)) > budget * 2**30:
+    if held_by(counted(ddp) if counted and not (ddp.moments or ddp.refused) else ddp, train)[0] > budget:
         return None
     return replace(ddp, why=f"{plan.why}; so little trains that one all-reduce of it is cheaper than to shard it: DDP")
 

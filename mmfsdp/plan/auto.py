@@ -1,40 +1,32 @@
 """FrozenPolicy.AUTO: for each frozen unit the policy with which a step sends least, within a budget of memory.
 
 A unit with grad flow saves two gathers when it is replicated and one when it is kept, for about the same memory; one
-without saves only one. Choices are added up unit by unit, the largest first, and of those that hold and send more
-than another none is followed further: exact, until there are more than `STATES` of them. Where an example's
-activations are known the peak itself decides: of all mixes where they are few, else of those that the sums rank near.
+without saves only one. Branch and bound, the largest units first: a mix of which some are chosen holds at least what it
+holds if the others were shards that take no room gathered, and sends at least what a Lagrangian bound says (Fisher
+1981). Where an example's activations are known, what a mix holds is the peak of its step. Exact up to `EXACT` units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
-from math import ceil, prod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil, gcd
 
 from ..params import FrozenPolicy, ParamError, TrainParams
-from .cost import gather_buffer, reduce_buffer, shard_bytes
 from .table import sent, size
 from .units import Moment, Unit, WrapPlan
 
-STATES = 1000
-"""Choices followed at a time; beyond, of near ones in memory only one."""
-LOOKED = 150
-"""Of these, mixes whose peaks are looked at."""
-ALL = 1000
-"""So few mixes are all looked at."""
+EXACT = 16
+"""So few units to choose for are searched to the end."""
+WORK = 60_000
+"""Beyond, units looked at, and a mix is good enough that sends at most `NEAR` of the bound."""
+NEAR = 1.002
 LATENCY_BYTES = 256 * 1024
 """What could be sent in the time that a collective takes to begin (30 microseconds at 9 GB/s)."""
 
-
-@dataclass(frozen=True)
-class _State:
-    memory: int
-    wire: int
-    picks: tuple[tuple[int, int], ...] = ()
-    """Unit and policy, by place."""
+Held = tuple[int, int]
+"""Bytes that a rank holds: at most, and when forward is over."""
 
 
 def choose(
@@ -45,8 +37,10 @@ def choose(
     budget: bytes that a rank may hold. moments: of such a plan's example, for the peak to count; without, all but
     activations is added up. train: of what steps. Raises ParamError if even the least does not fit.
     """
-    search = _Search(plans, budget, moments, train)
-    units, held = search.best()
+    train = train or TrainParams()
+    search = _Search([replace(p, moments=tuple(moments)) for p in plans], budget, train)
+    units = search.best()
+    held = search.held(units)[0]
     if held > budget:
         raise ParamError(
             "memory_budget_gib",
@@ -54,162 +48,181 @@ def choose(
             f"{size(held)} (with {_words(units)}{'' if moments else '; activations apart'}); set it to "
             f"{held / 2**30 + 5e-4:.3f}, shard over more ranks, or lower frozen_dtype",
         )
-    most = size(sum(sent(plans[0], u) for u in plans[0].units))
+    most, least = (sum(map(search.sent, mix)) for mix in (plans[0].units, units))
     why = (
         f"AUTO: {_words(units)}; a rank holds {size(held)} of {size(budget)}{' at most' if moments else ''} and sends "
-        f"{size(sum(sent(plans[0], u) for u in units))} a step, with all SHARD {most}"
+        f"{size(least)} a step, with all SHARD {size(most)}"
     )
     return replace(plans[0], units=units, why=why)
 
 
-def peak_by(plan: WrapPlan, *, moments: Sequence[Moment] = (), train: TrainParams | None = None) -> int:
-    """The most that a rank holds in a step, by moments that were counted for a plan of the same units, or its own."""
-    from ..estimate import estimate  # which reads plans
+def held_by(plan: WrapPlan, train: TrainParams | None = None) -> Held:
+    """What a rank holds in a step; activations apart in a plan that has no moments."""
+    from ..estimate.cost import held  # which reads plans
 
-    return estimate(replace(plan, moments=tuple(moments) or plan.moments), train).peak_bytes or 0
+    return held(plan, train)
 
 
 class _Search:
     """Among the mixes, for the one that sends least and fits."""
 
-    def __init__(
-        self, plans: Sequence[WrapPlan], budget: int, moments: Sequence[Moment], train: TrainParams | None
-    ) -> None:
-        self.plans, self.budget, self.moments, self.train = plans, budget, moments, train
-        alike = zip(*(p.units for p in plans), strict=True)
-        self.options = [[unit for _, unit in _options(units)] for units in alike]
-        self.seen: dict[tuple[int, ...], int] = {}
+    def __init__(self, plans: Sequence[WrapPlan], budget: int, train: TrainParams) -> None:
+        self.base, self.budget, self.train = plans[0], budget, train
+        self.alike = [p.units for p in plans]
+        self.options = [self._options(units) for units in zip(*self.alike, strict=True)]
+        several = [i for i, options in enumerate(self.options) if len(options) > 1]
+        self.order = sorted(several, key=lambda i: -self.options[i][0].gathered_bytes)
+        self.least = tuple(self._least(o) if len(o) > 1 else o[0] for o in self.options)
+        self.step = gcd(*(self.sent(o) for i in self.order for o in self.options[i])) or 1
+        self.fixed = sum(self.sent(u) for i, u in enumerate(self.least) if i not in self.order)
+        self.root, self.exact = self.held(self.least), len(several) <= EXACT
+        self.prices = [self._price(which) for which in (0, 1)]
 
-    def best(self) -> tuple[tuple[Unit, ...], int]:
-        """(units, bytes held); the least that can be held where nothing fits."""
-        if not self.moments:
-            found = _frontier(self.plans, self.budget)
-            fit = [s for s in found if s.memory <= self.budget][-1:] or found[:1]
-            return _mixed(self.plans, fit[0]), fit[0].memory
-        if prod(len(options) for options in self.options) <= ALL:
-            units = self._first(sorted(product(*self.options), key=self.sent))
-        else:  # those that send least first; then what sends less than the first that fits, in part
-            found = _frontier(self.plans, float("inf"))[::-1]
-            step = ceil(len(found) / LOOKED)
-            mixes = [_mixed(self.plans, s) for s in found]
-            units = self._first(mixes[::step])
-            place = next(i for i, mix in enumerate(mixes) if mix == units)
-            units = self._better(self._first(mixes[max(0, place - step) : place + 1]))
-        return units, self.held(units)
+    def sent(self, unit: Unit) -> int:
+        """Bytes that a rank sends for it in a step."""
+        return sent(self.base, unit, self.train.accumulation)
 
-    def _first(self, mixes: Sequence[tuple[Unit, ...]]) -> tuple[Unit, ...]:
-        """The first that fits, else the one that holds least."""
-        return next((m for m in mixes if self.held(m) <= self.budget), None) or min(mixes, key=self.held)
+    def held(self, units: tuple[Unit, ...]) -> Held:
+        """What a rank holds with these units."""
+        return held_by(replace(self.base, units=units), self.train)
 
-    def held(self, units: tuple[Unit, ...]) -> int:
-        """The peak with these units."""
-        key = tuple(map(id, units))
-        if key not in self.seen:
-            plan = replace(self.plans[0], units=units)
-            self.seen[key] = peak_by(plan, moments=self.moments, train=self.train)
-        return self.seen[key]
+    def best(self) -> tuple[Unit, ...]:
+        """The units; those with which least is held, where nothing fits."""
+        best = self._walk(self._wire_bound, self._near())
+        if best is None:
+            least = min(self.alike, key=lambda units: self.held(units)[0])
+            best = self._walk(lambda place, held, wire: held[0], (self.held(least)[0], least))
+        assert best
+        return best[1]
 
-    def sent(self, units: tuple[Unit, ...]) -> int:
-        """Bytes that a rank sends in a step."""
-        return sum(sent(self.plans[0], u) for u in units)
+    def _options(self, alike: Sequence[Unit]) -> list[Unit]:
+        """What differs of a unit's policies."""
+        found: dict[tuple, Unit] = {}
+        for u in alike:
+            hold = u.hold and self.train.accumulation > 1
+            look = u.sharded, u.reshard_after_forward, u.gathers_backward, u.held_bytes, hold
+            found.setdefault(look, u)
+        return list(found.values())
 
-    def _better(self, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
-        """What sends less and fits, too, one unit changed after the other."""
-        wire = partial(sent, self.plans[0])
-        for i in sorted(range(len(units)), key=lambda i: -wire(units[i])):
-            for other in sorted(self.options[i], key=wire):
-                mix = (*units[:i], other, *units[i + 1 :])
-                if wire(other) < wire(units[i]) and self.held(mix) <= self.budget:
-                    units = mix
+    def _rest(self, unit: Unit) -> int:
+        """Bytes that a rank holds of it all the time, where they count."""
+        away = unit.sharded and self.base.fsdp.cpu_offload and self.base.moments
+        return 0 if away else unit.held_bytes
+
+    def _least(self, options: Sequence[Unit]) -> Unit:
+        """What takes no more room at any time than any of the options."""
+        return replace(options[0], held_bytes=min(map(self._rest, options)), gathered_bytes=0)
+
+    def _adds(self, i: int, unit: Unit) -> Held:
+        """What a unit's policy holds beyond that, at least: always, and when forward is over."""
+        rest = self._rest(unit) - self.least[i].held_bytes
+        stays = unit.sharded and not unit.reshard_after_forward and bool(unit.params)
+        if not self.base.moments:
+            return (rest + stays * unit.gathered_bytes,) * 2
+        runs = any(m.event == "enter" and m.unit == unit.order for m in self.base.moments)
+        return rest, rest + (stays and runs) * unit.gathered_bytes
+
+    def _price(self, which: int) -> tuple[float, list[float]]:
+        """The price of a byte held at which the bound is highest, and the least that the units from each place on in
+        the order send and hold at that price."""
+        items = [[(self.sent(o), self._adds(i, o)[which]) for o in self.options[i]] for i in self.order]
+        room = self.budget - self.root[which]
+
+        def sums(price: float) -> list[float]:
+            each = [min(wire + price * more for wire, more in item) for item in items]
+            return [*accumulate(reversed(each), initial=0.0)][::-1]
+
+        low, high = 0.0, max((wire for item in items for wire, _ in item), default=0) + 1.0
+        for _ in range(100):  # concave in the price
+            a, b = low + (high - low) / 3, high - (high - low) / 3
+            low, high = (a, high) if sums(a)[0] - a * room < sums(b)[0] - b * room else (low, b)
+        return low, sums(low)
+
+    def _wire_bound(self, place: int, held: Held, wire: float) -> float:
+        """What is sent at least, once the units before that place are chosen; infinite where they do not fit."""
+        if held[0] > self.budget:
+            return float("inf")
+        more = max(sums[place] - price * (self.budget - h) for (price, sums), h in zip(self.prices, held, strict=True))
+        return self.fixed + wire + max(0, ceil(more / self.step - 1e-3) * self.step)
+
+    def _walk(
+        self, bound: Callable[[int, Held, float], float], best: tuple[float, tuple[Unit, ...]] | None
+    ) -> tuple[float, tuple[Unit, ...]] | None:
+        """The mix of which the bound is least, with that; None where there is none below infinity, or below `best`."""
+        enough, left = bound(0, self.root, 0) * NEAR, WORK
+        stack = [(0, self.least, self.root, 0)]
+        while stack and (self.exact or (left > 0 and not (best and best[0] <= enough))):
+            place, units, held, wire = stack.pop()
+            most = best[0] if best else float("inf")
+            if bound(place, held, wire) >= most:  # by what was added to the mix before
+                continue
+            left -= len(units)
+            held = self.held(units)
+            if bound(place, held, wire) >= most:
+                continue
+            if place == len(self.order):
+                best = bound(place, held, wire), units
+                continue
+            i = self.order[place]
+            for option in sorted(self.options[i], key=lambda o: -self._worth(i, o, self.prices[1][0])):
+                more = self._adds(i, option)
+                mix = (*units[:i], option, *units[i + 1 :])
+                stack.append((place + 1, mix, (held[0] + more[0], held[1] + more[1]), wire + self.sent(option)))
+        return best
+
+    def _worth(self, i: int, unit: Unit, price: float, which: int = 1) -> float:
+        return self.sent(unit) + price * self._adds(i, unit)[which]
+
+    def _near(self) -> tuple[float, tuple[Unit, ...]] | None:
+        """Of many units a mix that fits, with what it sends: the best of each at the price at which these do, and what
+        else there is room for."""
+        fit = [units for units in self.alike if self.held(units)[0] <= self.budget]
+        if self.exact or not fit:
+            return None
+        filled = [self._filled(units, which) for which in (0, 1) for units in (fit[0], self._at_price(fit[0], which))]
+        return min(((sum(map(self.sent, units)), units) for units in filled), key=lambda found: found[0])
+
+    def _at_price(self, units: tuple[Unit, ...], which: int) -> tuple[Unit, ...]:
+        low, high = 0.0, 2 * self.prices[which][0] + 1.0
+        for _ in range(24):
+            price = (low + high) / 2
+            mix = list(self.least)
+            for i in self.order:
+                mix[i] = min(self.options[i], key=lambda o: self._worth(i, o, price, which))
+            if self.held(tuple(mix))[0] <= self.budget:
+                units, high = tuple(mix), price
+            else:
+                low = price
+        return units
+
+    def _filled(self, units: tuple[Unit, ...], which: int) -> tuple[Unit, ...]:
+        """With what saves most for a byte, as long as it fits."""
+
+        def rate(i: int, option: Unit) -> float:
+            dearest = max(map(self.sent, self.options[i]))
+            return (dearest - self.sent(option)) / (1 + self._adds(i, option)[which])
+
+        left, turn = WORK // len(units), self.held(units)[1]
+        pairs = [(i, option) for i in self.order for option in self.options[i]]
+        for i, option in sorted(pairs, key=lambda pair: -rate(*pair)):
+            more = self._adds(i, option)[1] - self._adds(i, units[i])[1]
+            if self.sent(option) >= self.sent(units[i]) or turn + more > self.budget or not left:
+                continue
+            mix, left = (*units[:i], option, *units[i + 1 :]), left - 1
+            if (now := self.held(mix))[0] <= self.budget:
+                units, turn = mix, now[1]
         return units
 
 
-def _frontier(plans: Sequence[WrapPlan], budget: float) -> list[_State]:
-    """Mixes that hold less or send less than any other, by what they hold: those within the budget, else the least."""
-    base = plans[0]
-    order = sorted(range(len(base.units)), key=lambda i: -base.units[i].gathered_bytes)
-    frontier: dict[tuple[int, bool], list[_State]] = {(0, False): [_State(_fixed(base), 0)]}
-    for i in order:
-        reached: dict[tuple[int, bool], list[_State]] = {}
-        for (slots, buffered), states in frontier.items():
-            for pick, unit in _options([p.units[i] for p in plans]):
-                held, key = _adds(base, unit, slots, buffered)
-                wire = sent(base, unit)
-                more = [_State(s.memory + held, s.wire + wire, (*s.picks, (i, pick))) for s in states]
-                reached.setdefault(key, []).extend(more)
-        frontier = {key: _best(states, budget) for key, states in reached.items()}
-    return _best([s for found in frontier.values() for s in found], budget)
-
-
-def ddp_is_as_good(plan: WrapPlan) -> bool:
+def ddp_is_as_good(plan: WrapPlan, train: TrainParams | None = None) -> bool:
     """True where nothing frozen moves any more, and DDP's fewer collectives outweigh the bytes it sends more."""
     moved = [u for u in plan.units if u.sharded and u.params]
     if plan.replicate > 1 or any(u.kind != "trainable" for u in moved):
         return False
+    steps = (train or TrainParams()).accumulation
     calls = sum(u.gathers_forward + u.gathers_backward + 1 for u in moved)
     ddp = 2 * sum(p.numel * 4 for u in moved for p in u.params) * (plan.world_size - 1) // plan.world_size
-    return ddp - sum(sent(plan, u) for u in moved) < LATENCY_BYTES * (calls - 1)
-
-
-def memory_of(plan: WrapPlan) -> int:
-    """Bytes that a rank holds, activations apart."""
-    total, slots, buffered = _fixed(plan), 0, False
-    for unit in sorted(plan.units, key=lambda u: -u.gathered_bytes):
-        held, (slots, buffered) = _adds(plan, unit, slots, buffered)
-        total += held
-    return total
-
-
-def _fixed(plan: WrapPlan) -> int:
-    """Gradients, optimizer states and reduction buffers: no matter of frozen units."""
-    return 3 * sum(shard_bytes(plan, u) for u in plan.units) + reduce_buffer(plan)
-
-
-def _adds(plan: WrapPlan, unit: Unit, slots: int, buffered: bool) -> tuple[int, tuple[int, bool]]:
-    """Bytes that a unit adds: at rest, gathered if it stays so or is among the two largest others, and once the buffer
-    that gathers pass through."""
-    held = unit.held_bytes
-    if unit.sharded and unit.params:
-        if not unit.reshard_after_forward:
-            held += unit.gathered_bytes
-        elif slots < 2:
-            held += unit.gathered_bytes
-            slots += 1
-        if not buffered:
-            held += gather_buffer(plan, unit)
-            buffered = True
-    return held, (slots, buffered)
-
-
-def _options(alike: Sequence[Unit]) -> list[tuple[int, Unit]]:
-    """(place, unit) of what differs."""
-    found: list[tuple[int, Unit]] = []
-    for i, unit in enumerate(alike):
-        if all(_look(unit) != _look(other) for _, other in found):
-            found.append((i, unit))
-    return found
-
-
-def _look(unit: Unit) -> tuple:
-    return (unit.sharded, unit.reshard_after_forward, unit.gathers_backward, unit.held_bytes, unit.hold)
-
-
-def _best(states: list[_State], budget: float) -> list[_State]:
-    """Those within the budget (else the least) that no other beats in both, by memory; thinned where they are many."""
-    found: list[_State] = []
-    for s in sorted(states, key=lambda s: (s.memory, s.wire)):
-        if not found or s.wire < found[-1].wire:
-            found.append(s)
-    found = [s for s in found if s.memory <= budget] or found[:1]
-    if len(found) <= STATES:
-        return found
-    step = (found[-1].memory - found[0].memory) / STATES
-    thin = {int((s.memory - found[0].memory) / step): s for s in reversed(found)}  # the least of each stretch
-    return sorted({*thin.values(), found[-1]}, key=lambda s: s.memory)
-
-
-def _mixed(plans: Sequence[WrapPlan], state: _State) -> tuple[Unit, ...]:
-    return tuple(plans[pick].units[i] for i, pick in sorted(state.picks))
+    return ddp - sum(sent(plan, u, steps) for u in moved) < LATENCY_BYTES * (calls - 1)
 
 
 def _words(units: tuple[Unit, ...]) -> str:

@@ -105,9 +105,10 @@ def changed_units(a: WrapPlan, b: WrapPlan) -> set[str]:
     return {name for name in looks[0] | looks[1] if looks[0].get(name) != looks[1].get(name)}
 
 
-def sent(plan: WrapPlan, unit: Unit) -> int:
-    """Bytes that a rank sends for one unit in a step of one micro-step."""
-    gathers = (unit.gathers_forward + unit.gathers_backward) * unit.gathered_bytes
+def sent(plan: WrapPlan, unit: Unit, micro_steps: int = 1) -> int:
+    """Bytes that a rank sends for one unit in a step of so many micro-steps; one that is held is gathered once."""
+    times = 1 if unit.hold else micro_steps
+    gathers = (unit.gathers_forward + unit.gathers_backward) * unit.gathered_bytes * times
     if not unit.sharded:
         return 2 * unit.reduced_bytes * (plan.world_size - 1) // plan.world_size
     across = 2 * (unit.reduced_bytes // plan.shard) * (plan.replicate - 1) // plan.replicate
