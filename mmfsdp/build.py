@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from .data.multimodal import MultimodalProcessor, add_placeholders
 from .data.processor import Processor
+from .data.words import word_tokenizer
 from .models import (
     AudioEncoder,
     Flamingo,
@@ -46,7 +47,12 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel,
     vision_params, language_params = (found_backbone(params, part, meta) for part in ("vision", "language"))
     vision = build_vision(vision_params, meta=meta)
     language = build_language(language_params, meta=meta)
-    return _joined(params, vision, language, _tokenizer(language_params, meta), _encoders(params, meta), meta)
+    tokenizer = _tokenizer(language_params, meta)
+    if tokenizer is None and params.language.weights == GENERATED:  # not pretrained yet, but its words are known
+        tokenizer = word_tokenizer(close=False)
+        if len(tokenizer) > language.get_input_embeddings().num_embeddings:
+            tokenizer = None  # and pretraining will refuse it by name
+    return _joined(params, vision, language, tokenizer, _encoders(params, meta), meta)
 
 
 def open_model(params: ModelParams, *, read: bool = True) -> tuple[MediaModel, Processor | None, Weights | None]:

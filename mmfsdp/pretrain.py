@@ -14,15 +14,14 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from .build import generated_folder, needs_backbones
 from .data.pictures import to_tensor
 from .data.render import render
 from .data.scenes import COLORS, Scene, caption, draw_scene, split_combinations
-from .data.shapes import every_word, some_text
+from .data.shapes import some_text
+from .data.words import word_tokenizer
 from .models import build_language
 from .params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
 
@@ -151,22 +150,6 @@ def pretrain_language(params: BackboneParams, folder: Path, recipe: Recipe, prog
     model.config.pad_token_id = words.pad_token_id
     model.save_pretrained(folder)
     words.save_pretrained(folder)
-
-
-def word_tokenizer(*, close: bool) -> PreTrainedTokenizerFast:
-    """One token per word of the generated texts, a begin token first and, with `close`, an end token last.
-
-    The end token has the highest id, which is how CLIP's text tower finds it.
-    """
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<unk>", "<s>", *every_word(), "</s>"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>" if close else "<s> $A", special_tokens=[(t, vocabulary[t]) for t in ("<s>", "</s>")]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
-    )
 
 
 def _roomy(field: str, room: int, words: int) -> None:

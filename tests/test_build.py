@@ -166,8 +166,8 @@ WHOLE = {*PUBLISHED, "llava_7b"}
 @pytest.mark.parametrize("name", [name for name in preset_names() if name not in WHOLE])
 def test_presets_with_generated_weights_can_be_planned_before_they_exist(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path))
-    model, processor = build_model(load(name).model, meta=True)
-    assert processor is None and {p.device.type for p in model.parameters()} == {"meta"}
+    model, _ = build_model(load(name).model, meta=True)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
 def test_openflamingo_9b_has_eight_cross_attentions_of_the_original_shapes():
