@@ -69,7 +69,7 @@ def test_bench_wrap_shows_every_way_and_ours_send_less(tmp_path, monkeypatch, ca
 
 def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "2", "--length", "16"]) == 0
+    assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "16", "--length", "16"]) == 0
     found = json.loads((tmp_path / "bench_step.json").read_text())
     rows, text = {row["way"]: row for row in found["rows"]}, capsys.readouterr().out
     assert tuple(rows) == COMPARED and all(way in text for way in COMPARED) and found["machine"] in text
@@ -77,7 +77,7 @@ def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys
         assert 0 < row["utilization"] < 1 and row["flops"] == rows["DDP"]["flops"] > 0
     for policy in ("SHARD", "KEEP", "REPLICATE"):
         row = rows[f"frozen-aware {policy}"]
-        assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.03 and row["predicted_seconds"] > 0
+        assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.02 and row["predicted_seconds"] > 0
 
 
 def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():
