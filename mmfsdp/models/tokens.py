@@ -96,6 +96,7 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
     shared = embedding.new_tokens if head.weight is table.weight else None
     model.set_input_embeddings(embedding)
     model.set_output_embeddings(ExtendedHead(head, ids.known, ids.new, shared))
+    _name_ties(model)
     model.config.get_text_config().vocab_size = ids.known + ids.new
     if kept_tokens(model) != ids.new:
         return
@@ -104,6 +105,16 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
         for part in (embedding, head):
             part.new_tokens.weight.copy_(part.table.weight[ids.known : ids.known + ids.new])
     _set_rows(embedding.table, head.table, ids.known, *(part.table.weight[: ids.known] for part in (embedding, head)))
+
+
+def _name_ties(model: PreTrainedModel) -> None:
+    """Say where what is tied lies now, to those who tie it anew: transformers, and accelerate before FSDP1."""
+    names = {id(module): name for name, module in model.named_modules()}
+    table, head = names[id(model.get_input_embeddings())], names[id(model.get_output_embeddings())]
+    keys = model._tied_weights_keys
+    if isinstance(keys, dict) and keys.get(f"{head}.weight") == f"{table}.weight":
+        moved = {f"{head}.{part}.weight": f"{table}.{part}.weight" for part in ("table", "new_tokens")}
+        model._tied_weights_keys = {k: v for k, v in keys.items() if k != f"{head}.weight"} | moved
 
 
 def kept_tokens(model: PreTrainedModel) -> int:
@@ -124,6 +135,7 @@ def merge_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
     _set_rows(embedding.table, head.table, ids.known, *whole)
     model.set_input_embeddings(embedding.table)
     model.set_output_embeddings(head.table)
+    model.__dict__.pop("_tied_weights_keys", None)
     model.config.get_text_config().vocab_size = len(whole[0])
     setattr(model.config, KEPT, ids.new)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -61,8 +61,9 @@ def trace(model: nn.Module, example: dict[str, Any] | None) -> Trace:
     return _run(model, example) if example is not None else registration(model)
 
 
-def registration(model: nn.Module, plain: Callable[[str], str] = str) -> Trace:
+def registration(model: nn.Module, plain: Callable[[str], str] = str, also: Collection[str] = ()) -> Trace:
     """Assume that modules run in the order in which they were registered. plain: takes out what wrappers put in.
+    also: parameters that give gradients to what comes after, though they are frozen.
 
     Whatever comes after something trainable has grad flow, but an embedding: its input is whole numbers.
     """
@@ -76,7 +77,7 @@ def registration(model: nn.Module, plain: Callable[[str], str] = str) -> Trace:
     first = {id(p): plain(name) for name, p in model.named_parameters()}
     upstream = False
     for name, p in model.named_parameters(remove_duplicate=False):  # a table tied to an output matrix flows as that
-        upstream |= p.requires_grad
+        upstream |= p.requires_grad or plain(name) in also
         owner = model.get_submodule(name.rpartition(".")[0])
         late = any(q.requires_grad for q in owner.parameters())  # it may be used after something trainable inside
         if not p.requires_grad and (late or upstream and not isinstance(owner, nn.Embedding)):

@@ -46,7 +46,9 @@ def read_back(model: nn.Module) -> WrapPlan:
         model = model._orig_mod
     backend, mesh, found = _read(model)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    seen = registration(inner, plain_name)
+    # In a mixed unit of FSDP1 all are views of one flat parameter that trains, the frozen ones, too.
+    mixed = [f.params for f in found if backend is Backend.FSDP1 and kind_of(f.params) == "mixed"]
+    seen = registration(inner, plain_name, {name for ps in mixed for p in ps for name in (p.name, *p.aliases)})
     left = _left_out(inner, found)
     if left:
         found.append(_Found(tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in left)), left, sharded=False))
@@ -54,9 +56,10 @@ def read_back(model: nn.Module) -> WrapPlan:
     found.sort(key=lambda f: (not f.sharded, min(seen.enter.get(m, 0) for m in f.modules)))
     ends = sorted(range(len(found)), key=lambda i: max(seen.leave.get(m, 0) for m in found[i].modules))
     pads = mesh[0] if backend is Backend.FSDP1 and mesh[1] == 1 else mesh[1]  # NO_SHARD pads as if it sharded
-    units = [with_bytes(_unit(f, i, ends.index(i), backend, seen), fsdp, pads) for i, f in enumerate(found)]
+    trained = [p.name for f in found for p in f.params if p.trainable]
+    units = [with_bytes(_unit(f, i, ends.index(i), seen, trained), fsdp, pads) for i, f in enumerate(found)]
     units = [replace(u, held_bytes=u.held_bytes * (pads // mesh[1])) if u.sharded else u for u in units]
-    if backend is not Backend.DDP:
+    if backend is Backend.FSDP2:  # FSDP1 knows what gave no gradient a place to come to
         units = _gathered_in_vain(units, found, fsdp)
     plan = WrapPlan(
         fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=with_prefetch(units, fsdp)
@@ -239,10 +242,12 @@ def _precision(dtype: torch.dtype) -> Precision:
     return next(p for p in Precision if p.to_torch() == dtype)
 
 
-def _unit(found: _Found, order: int, ends: int, backend: Backend, seen: Trace) -> Unit:
+def _unit(found: _Found, order: int, ends: int, seen: Trace, trained: list[str]) -> Unit:
+    """trained: names of all that trains; a unit around some of it gives what requires a gradient."""
     kind = kind_of(found.params)
     names = [p.name for p in found.params] + [f"{m}._flat_param" for m in found.modules]
-    flow = found.gathers_backward and (kind in ("trainable", "mixed") or any(n in seen.flow for n in names))
+    inside = any(not m or n.startswith(f"{m}.") for m in found.modules for n in trained)
+    flow = found.gathers_backward and (inside or any(n in seen.flow for n in names))
     policy = None
     if kind == "frozen":
         kept = flow and not found.reshard

@@ -1,5 +1,6 @@
 """What accelerate makes of a model, and others by hand, is read back as it would have been planned."""
 
+import random
 from functools import partial, wraps
 
 import pytest
@@ -8,8 +9,14 @@ import torch.distributed as dist
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, fully_shard
-from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import CustomPolicy, transformer_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -154,6 +161,22 @@ def accelerated(monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_accelerate_wraps_our_models_with_new_tokens(accelerated, tied):
+    model, batch = tiny_flamingo(tied=tied), tiny_batch()
+    names, before = set(make_plan(model, world_size=8).by_name), model.state_dict()
+    model.language_model.tie_weights()
+    assert all(now is before[name] or torch.equal(now, before[name]) for name, now in model.state_dict().items())
+    wrapped = accelerated(model, 1, "FlamingoLayer")
+    back = describe(wrapped)
+    assert back.backend == "FSDP1" and set(back.by_name) == names
+    with Collectives() as counted:
+        wrapped(input_ids=batch.input_ids, labels=batch.labels, media=batch.media).loss.backward()
+        found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
+    wire = [w for w in estimate(back).wire if w.phase != "control"]
+    assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+
+
 @pytest.mark.parametrize("version, backend", [(0, "DDP"), (1, "FSDP1"), (2, "FSDP2")])
 def test_what_accelerate_itself_wrapped_is_read_back(accelerated, version, backend):
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -177,3 +200,49 @@ def test_what_accelerate_itself_wrapped_is_read_back(accelerated, version, backe
             found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
         wire = [w for w in estimate(back).wire if w.phase != "control"]
         assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+
+
+class Tower(nn.Module):
+    """A layer, three of a list, and a head; what trains is drawn."""
+
+    def __init__(self, rng: random.Random):
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(3))
+        self.head = nn.Linear(8, 4)
+        for p in self.parameters():
+            p.requires_grad = rng.random() < 0.3
+        self.layers[rng.randrange(3)].requires_grad_(True)
+
+    def forward(self, x):
+        for layer in (self.stem, *self.layers, self.head):
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_any_mixture_that_others_wrapped_gathers_as_it_is_read_back(version):
+    mesh = init_device_mesh("cpu", (8,))
+    for seed in range(12):
+        rng = random.Random(seed)
+        model = Tower(rng)
+        chosen = [m for m in (model.stem, *model.layers, model.head) if rng.random() < 0.6]
+        if version == 1:
+            wrapped = FullyShardedDataParallel(
+                model,
+                auto_wrap_policy=CustomPolicy(lambda m, chosen=chosen: any(m is one for one in chosen)),
+                device_mesh=mesh,
+                device_id=torch.device("cpu"),
+                use_orig_params=True,
+                backward_prefetch=rng.choice([None, *BackwardPrefetch]),
+            )
+        else:
+            for m in chosen:
+                fully_shard(m, mesh=mesh, reshard_after_forward=rng.random() < 0.7)
+            wrapped = fully_shard(model, mesh=mesh, reshard_after_forward=rng.choice([None, True, False]))
+        back = describe(wrapped)
+        with Collectives() as counted:
+            wrapped(torch.randn(2, 8)).sum().backward()
+            found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
+        wire = [w for w in estimate(back).wire if w.phase != "control"]
+        assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire), seed
