@@ -49,9 +49,9 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel,
     language = build_language(language_params, meta=meta)
     tokenizer = _tokenizer(language_params, meta)
     if tokenizer is None and params.language.weights == GENERATED:  # not pretrained yet, but its words are known
-        tokenizer = word_tokenizer(close=False)
-        if len(tokenizer) > language.get_input_embeddings().num_embeddings:
-            tokenizer = None  # and pretraining will refuse it by name
+        words, table = word_tokenizer(close=False), language.get_input_embeddings()
+        assert isinstance(table, nn.Embedding)
+        tokenizer = words if len(words) <= table.num_embeddings else None  # too small: pretraining refuses it by name
     return _joined(params, vision, language, tokenizer, _encoders(params, meta), meta)
 
 
