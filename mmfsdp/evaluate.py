@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,9 @@ def caption_held_out(folder: Path, *, since: float | None = None, alive: Callabl
     result: dict[str, Any] = runs.read_json(folder / "result.json") or {}
     rows: list[dict[str, str]] = []
     splits = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
-    for split, key in splits.items():
-        if split == "unseen" and params.data.source is not DataSource.SHAPES:
-            continue
-        source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
-        samples = list(islice(filter(processor.takes, source), params.train.eval_samples))
+    for split, samples in new_samples(params, processor, params.train.eval_samples):
         said = captions(model, processor, samples, alive=alive)
-        result[key] = exact_match(said, samples)
+        result[splits[split]] = exact_match(said, samples)
         rows += keep_pictures(folder, split, samples, said)
         if split == "heldout":
             result["text_only_exact_match"] = exact_match(
@@ -77,6 +73,14 @@ def caption_held_out(folder: Path, *, since: float | None = None, alive: Callabl
         result["seconds"] = status.get("finished", start) - began + time.time() - start
     runs.write_json(folder / "result.json", result)
     return result
+
+
+def new_samples(params: RunParams, processor: Processor, most: int) -> Iterator[tuple[str, list[Sample]]]:
+    """(split, its first samples that can be captioned) of what no training shows: heldout, and of generated pictures
+    unseen, too."""
+    for split in ("heldout", "unseen") if params.data.source is DataSource.SHAPES else ("heldout",):
+        source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
+        yield split, list(islice(filter(processor.takes, source), most))
 
 
 def train_and_caption(folder: Path) -> None:
@@ -116,12 +120,9 @@ def captions(
 ) -> list[str]:
     """What the model says to each sample's prompt. With `blank`, it sees empty pictures."""
     said: list[str] = []
-    device = next(model.parameters()).device
     for start in range(0, len(samples), BATCH):
         alive()
-        batch = processor.prompts(samples[start : start + BATCH]).to(device)
-        media = {key: torch.zeros_like(x) if blank else x for key, x in batch.media.items()}
-        said += processor.decode(_new_tokens(model, batch, media))
+        said += processor.decode(_asked(model, processor, samples[start : start + BATCH], blank)[1])
     return said
 
 
@@ -140,22 +141,26 @@ class Answer:
 @torch.inference_mode()
 def answer(model: MediaModel, processor: Processor, sample: Sample, *, blank: bool = False) -> Answer:
     """What the model says to a sample's prompt, and how sure it is. With `blank`, it sees empty pictures."""
-    batch = processor.prompts([sample]).to(next(model.parameters()).device)
-    media = {key: torch.zeros_like(x) if blank else x for key, x in batch.media.items()}
-    new = _new_tokens(model, batch, media)
+    batch, new = _asked(model, processor, [sample], blank)
     ids = torch.cat([batch.input_ids, new], dim=1)
-    logits = model(ids, media=media).logits[0, batch.input_ids.shape[1] - 1 : -1]
+    logits = model(ids, media=batch.media).logits[0, batch.input_ids.shape[1] - 1 : -1]
     tokens = []
     for token, row in zip(new[0].tolist(), logits.float().softmax(-1), strict=True):
         likely = [f"{_piece(processor, i)} {p:.0%}" for p, i in zip(*(x.tolist() for x in row.topk(3)), strict=True)]
         tokens.append((_piece(processor, token), float(row[token]), ", ".join(likely)))
-    return Answer(processor.decode(new)[0], tuple(tokens), ids, media)
+    return Answer(processor.decode(new)[0], tuple(tokens), ids, batch.media)
 
 
 def _piece(processor: Processor, token: int) -> str:
     return "(end)" if token == processor.end_id else processor.tokenizer.decode([token])
 
 
-def _new_tokens(model: MediaModel, batch: Batch, media: dict[str, torch.Tensor]) -> torch.Tensor:
-    ids = model.generate(batch.input_ids, attention_mask=batch.attention_mask, media=media, max_new_tokens=24)
-    return ids[:, batch.input_ids.shape[1] :]
+def _asked(
+    model: MediaModel, processor: Processor, samples: Sequence[Sample], blank: bool
+) -> tuple[Batch, torch.Tensor]:
+    """The batch of prompts, and the new tokens (B, up to 24) that the model adds to them."""
+    batch = processor.prompts(samples).to(next(model.parameters()).device)
+    if blank:
+        batch = replace(batch, media={key: torch.zeros_like(x) for key, x in batch.media.items()})
+    ids = model.generate(**batch.inputs(), max_new_tokens=24)
+    return batch, ids[:, batch.input_ids.shape[1] :]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
-from mmfsdp.bench.ways import batch_of, build
+from mmfsdp.bench.models import batch_of, build
 from mmfsdp.estimate import estimate
 from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams

@@ -16,8 +16,8 @@ from ..checkpoint import Background, latest, save
 from ..params import FSDPParams, TrainParams
 from ..step import build_optimizer, train_step
 from ..wrap import wrap_fsdp
+from .models import batch_of, build
 from .ranks import on_ranks
-from .wrap import batch_of, build
 
 WAYS = ("no save", "sync", "async")
 

@@ -10,6 +10,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from . import timings
+
+table = timings
 CHOICES = (
     ("fsdp.frozen_policy", "KEEP"),
     ("launch.ranks", 4),
@@ -87,12 +90,3 @@ def _until_on_screen(rounds: int) -> list[float]:
                     found.append(page.evaluate(_SHOWN))
                     page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
             return found
-
-
-def table(found: list[dict[str, Any]]) -> str:
-    """One line per figure."""
-    lines = [f"{'':<52} {'median':>9} {'most':>9}"]
-    for row in found:
-        most = f"{row['most']:>7.3f} s" if row["most"] is not None else ""
-        lines.append(f"{row['what']:<52} {row['seconds']:>7.3f} s {most:>9}")
-    return "\n".join(lines)

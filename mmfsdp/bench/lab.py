@@ -40,7 +40,7 @@ def chromium(**context):
 
 
 @contextlib.contextmanager
-def jupyterlab(folder: Path, home: Path, *, theme: str = "JupyterLab Light"):
+def jupyterlab(folder: Path, home: Path):
     """JupyterLab serving a folder, with settings of its own under `home`: its base address and token."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ def jupyterlab(folder: Path, home: Path, *, theme: str = "JupyterLab Light"):
     kinds = "CONFIG_DIR DATA_DIR RUNTIME_DIR".split()
     own = {f"JUPYTER_{kind}": str(home / kind.lower()) for kind in kinds} | {"IPYTHONDIR": str(home / "ipython")}
     own |= {f"JUPYTERLAB_{kind}_DIR": str(home / kind.lower()) for kind in ("SETTINGS", "WORKSPACES")}
-    for name, values in {**SETTINGS, "apputils-extension/themes": {"theme": theme}}.items():
+    for name, values in SETTINGS.items():
         path = home / f"settings/@jupyterlab/{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))

@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
@@ -21,21 +21,21 @@ from torch.distributed.tensor import DTensor
 
 from ..checkpoint import count_changed, frozen_checksums
 from ..checkpoint.tensors import model_tensors
-from ..data import Batch
-from ..freeze import freeze
-from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
-from ..params import BackboneParams, BackboneSource, Backend, FSDPParams, ModelParams, TrainParams
+from ..models import Flamingo, MultimodalModel
+from ..params import Backend, FSDPParams, TrainParams
 from ..plan import WrapPlan, make_plan
 from ..step import build_optimizer, train_step
+from ..step.ranks import local
 from ..train.job import quiet
 from ..wrap import apply_plan, make_mesh
+from .models import SMALL, batch_of, build
 from .ranks import on_ranks
 
 TOLERANCE = 1e-5
 """Largest relative difference of a loss, a norm or the final weights (as one vector) in fp32."""
 CLIP = 0.05
 """Below every norm that these models have, so that all steps are clipped."""
-WORDS = 50
+KINDS = {"Flamingo": "flamingo", "MultimodalModel": "projector"}
 STEPS = 3
 POLICIES = ("SHARD", "KEEP", "REPLICATE")
 TRAIN = TrainParams(steps=STEPS, lr=1e-2, warmup_steps=1, weight_decay=0.1)
@@ -71,7 +71,7 @@ def cases(ranks: int) -> Iterator[Case]:
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP"] + ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] * (ranks % 2 == 0 < ranks - 2)
     ways = [("DDP", "FULL_SHARD", "SHARD"), ("FSDP1", "NO_SHARD", "SHARD"), ("FSDP2", "NO_SHARD", "SHARD")]
     ways += [*product(("FSDP1", "FSDP2"), strategies, POLICIES), *product(("FSDP2",), strategies, ("AUTO",))]
-    for model, way, accumulation, clip, recomputed in product(MODELS, ways, (1, 2), (None, CLIP), ("none", "all")):
+    for model, way, accumulation, clip, recomputed in product(KINDS, ways, (1, 2), (None, CLIP), ("none", "all")):
         yield Case(*way, accumulation, clip, recomputed, model)
 
 
@@ -138,13 +138,13 @@ class Training:
 def one_process(ranks: int, model: str, accumulation: int, clip: float | None) -> Training:
     """The batches of all ranks, in this process."""
     whole, start = _built(model)
-    return _train(copy.deepcopy(whole), start, list(range(ranks)), accumulation, clip)
+    return _train(copy.deepcopy(whole), KINDS[model], start, list(range(ranks)), accumulation, clip)
 
 
 @cache
 def _built(model: str) -> tuple[Flamingo | MultimodalModel, dict[str, torch.Tensor]]:
     """A model, to be copied, and what trains of it."""
-    whole = MODELS[model]()
+    whole = build(KINDS[model], sizes=SMALL)
     return whole, _whole(whole)
 
 
@@ -167,7 +167,7 @@ def _compare(case: Case, meshes: dict[tuple[int, int], DeviceMesh], alone: Train
     plan = make_plan(whole, case.params(ranks), world_size=ranks)
     model = apply_plan(copy.deepcopy(whole), plan, mesh=_mesh(plan, meshes))
     before = frozen_checksums(model)
-    done = _train(model, start, [dist.get_rank()], case.accumulation, case.clip)
+    done = _train(model, KINDS[case.model], start, [dist.get_rank()], case.accumulation, case.clip)
     held = torch.tensor(done.state_bytes)
     dist.all_reduce(held)
     copies = ranks if plan.backend is Backend.DDP else plan.replicate
@@ -196,21 +196,27 @@ def _mesh(plan: WrapPlan, meshes: dict[tuple[int, int], DeviceMesh]) -> DeviceMe
 
 
 def _train(
-    model: nn.Module, before: dict[str, torch.Tensor], shares: list[int], accumulation: int, clip: float | None
+    model: nn.Module,
+    kind: str,
+    before: dict[str, torch.Tensor],
+    shares: list[int],
+    accumulation: int,
+    clip: float | None,
 ) -> Training:
     """Three steps over the batches of the ranks in `shares`. before: what trains, as it was."""
     optimizer, schedule = build_optimizer(model, TRAIN)
     model.train()
     losses, norms = [], []
     for step in range(STEPS):
-        batches = [small_batch(model, seed=100 * step + 10 * i + rank) for rank in shares for i in range(accumulation)]
+        seeds = [100 * step + 10 * i + rank for rank in shares for i in range(accumulation)]
+        batches = [batch_of(kind, seed=seed, sizes=SMALL, ragged=True) for seed in seeds]
         row = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=clip)
         losses.append(row.loss)
         norms.append(row.grad_norm)
     after = _whole(model)
     rows = [(after[name] != before[name]).any(dim=1).sum() for name in after if "new_tokens" in name]
     states = [t for state in optimizer.state.values() for key, t in state.items() if key != "step"]
-    held = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in states)
+    held = sum(local(t).nbytes for t in states)
     return Training(losses, norms, torch.cat([t.flatten() for t in after.values()]), int(sum(rows)), held)
 
 
@@ -222,61 +228,3 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _apart(these: list[float], those: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(these, those, strict=True))
-
-
-def small_flamingo() -> Flamingo:
-    """Random weights, the same each time; gates opened, since at 0 nothing behind them would learn."""
-    torch.manual_seed(0)
-    model = Flamingo(
-        *_backbones(),
-        tokens=TokenIds.after(WORDS),
-        cross_attention_every=2,
-        num_latents=3,
-        perceiver_depth=2,
-        attention_heads=2,
-        attention_head_dim=8,
-    )
-    for name, p in model.named_parameters():
-        if name.endswith("_gate"):
-            p.data.fill_(0.5)
-    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
-    return model
-
-
-def small_multimodal() -> MultimodalModel:
-    """As LLaVA's first stage: only the projector trains."""
-    torch.manual_seed(0)
-    vision, language = _backbones()
-    model = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS})
-    freeze(model, ("encoders.*", "language_model.*"))
-    return model
-
-
-MODELS: dict[str, Callable[[], Flamingo | MultimodalModel]] = {
-    "Flamingo": small_flamingo,
-    "MultimodalModel": small_multimodal,
-}
-
-
-def _backbones() -> tuple[Any, Any]:
-    picture = {"image_size": 16, "patch_size": 8, "width": 24, "layers": 2, "head_width": 12}
-    text = {"hidden_size": 20, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 2}
-    vision = BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": 16, "vision_cfg": picture})
-    return build_vision(vision), build_language(
-        BackboneParams(config={"model_type": "llama", "vocab_size": WORDS, **text})
-    )
-
-
-def small_batch(model: nn.Module, *, seed: int) -> Batch:
-    """Two samples of a picture each, with label tokens of unlike number."""
-    g = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, WORDS, (2, 9), generator=g)
-    inner: Any = getattr(model, "module", model)
-    picture = [WORDS] * inner.num_tokens["vision"] if isinstance(inner, MultimodalModel) else [inner.tokens.image]
-    ids[:, : len(picture)] = torch.tensor(picture)
-    labels = ids.clone()
-    labels[:, : len(picture)] = -100
-    for row in range(2):
-        labels[row, 9 - (seed + row) % 5 :] = -100
-    media = {"vision": torch.randn(2, 1, 1, 3, 16, 16, generator=g)}
-    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)

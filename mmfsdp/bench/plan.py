@@ -8,7 +8,9 @@ from statistics import median
 from typing import Any
 
 from ..params import RunParams, load
+from . import timings
 
+table = timings
 LLAMA_70B = {
     "model_type": "llama",
     "vocab_size": 32000,
@@ -57,9 +59,3 @@ def _acts(params: RunParams) -> dict[str, Callable[[], Any]]:
         "with activations, first": lambda: cost_of(with_moments(model, plan, example_of(model, params)), params),
         "with activations, again": lambda: preview(params),
     }
-
-
-def table(found: list[dict[str, Any]]) -> str:
-    """One line per figure."""
-    lines = [f"{'':<56} {'median':>9} {'most':>9}"]
-    return "\n".join(lines + [f"{r['what']:<56} {r['seconds']:>7.3f} s {r['most']:>7.3f} s" for r in found])

@@ -1,10 +1,11 @@
-"""Real ranks on this machine's CPU, over gloo: forks of one process that has imported what takes long."""
+"""Real ranks on this machine, over gloo unless told otherwise."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +18,21 @@ import torch.multiprocessing as mp
 IMPORTED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.train"]
 
 
-def on_ranks(work: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
-    """Run `work(*args)` on so many ranks; what each returned (plain data), by rank. A failure on any rank raises."""
-    return in_processes(_joined, ranks, ranks, work, args)
+def on_ranks(
+    work: Callable[..., Any], ranks: int, *args: Any, method: str = "forkserver", backend: str = "gloo"
+) -> list[Any]:
+    """Run `work(*args)` on so many ranks; what each returned (plain data), by rank. A failure on any rank raises.
+
+    method: forkserver, forks of one process that has imported what takes long; or spawn, processes like any other.
+    """
+    return in_processes(_joined, ranks, ranks, work, args, backend, method=method)
 
 
-def in_processes(work: Callable[..., Any], number: int, *args: Any) -> list[Any]:
+def in_processes(work: Callable[..., Any], number: int, *args: Any, method: str = "forkserver") -> list[Any]:
     """Run `work(rank, folder, *args)` in so many processes that share a folder and no group. What each returned."""
     multiprocessing.set_forkserver_preload(IMPORTED)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_process, (folder, dict(os.environ), work, args), nprocs=number, start_method="forkserver")
+        mp.start_processes(_process, (folder, dict(os.environ), work, args), nprocs=number, start_method=method)
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
 
 
@@ -37,10 +43,11 @@ def _process(rank: int, folder: str, environment: dict[str, str], work: Callable
     Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
 
 
-def _joined(rank: int, folder: str, ranks: int, work: Callable[..., Any], args: tuple) -> Any:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _joined(rank: int, folder: str, ranks: int, work: Callable[..., Any], args: tuple, backend: str) -> Any:
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     try:
         return work(*args)
     finally:

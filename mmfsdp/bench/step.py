@@ -6,7 +6,7 @@ On GPUs: one rank each, nccl, the model of OpenFlamingo's size; on the CPU: two 
 from __future__ import annotations
 
 import gc
-import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from .. import runs
@@ -34,6 +33,8 @@ from ..step import train_step
 from ..train.machine import machine_here
 from ..train.place import Place
 from ..train.record import Record
+from .models import open_gates
+from .ranks import on_ranks
 from .ways import OURS, THEIRS, WAYS, Way, wrapped
 
 COMPARED = (THEIRS[0], "DDP", *(name for name in WAYS if name.startswith("frozen-aware")))
@@ -65,9 +66,8 @@ def bench_step(
     params = params.change(**{"train.batch_size": samples or params.train.batch_size})
     params = params.change(**{"data.max_length": length or params.data.max_length, "fsdp.mixed_precision": "bf16"})
     ranks = ranks or gpus or 2
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (ranks, folder, params, rounds, compiled), nprocs=ranks, start_method="spawn")
-        return json.loads(Path(folder, "found.json").read_text())
+    backend = "nccl" if gpus else "gloo"
+    return on_ranks(_measure, ranks, params, rounds, compiled, method="spawn", backend=backend)[0]
 
 
 def configuration(*, on_gpu: bool) -> RunParams:
@@ -75,43 +75,34 @@ def configuration(*, on_gpu: bool) -> RunParams:
     return load("clip_llama_1b").change(**LARGE) if on_gpu else load("tiny")
 
 
-def _rank(rank: int, ranks: int, folder: str, params: RunParams, rounds: int, compiled: bool) -> None:
+def _measure(params: RunParams, rounds: int, compiled: bool) -> dict[str, Any]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)
-    try:
-        batch, machine = (
-            batch_for(params, random_model(params.model, meta=True), rank),
-            machine_here(params.launch, device, dtype=torch.bfloat16),
-        )
-        ways, rows = [], []
-        for name in (*COMPARED, COMPILED)[: len(COMPARED) + compiled]:
-            way, row = _first(name, params, batch, device, machine)
-            ways.append(way)
-            rows.append(row)
-        seconds: dict[str, list[float]] = {way.name: [] for way in ways}
-        for _ in range(rounds):
-            for way in ways:
-                seconds[way.name].append(_timed(way, batch, device))
-        for row in rows:
-            mine, first = seconds[row["way"]], seconds[COMPARED[0]]
-            row["seconds"] = median(mine)
-            row["ratio"] = median(a / b for a, b in zip(mine, first, strict=True))
-            row["to_ddp"] = median(a / b for a, b in zip(mine, seconds["DDP"], strict=True))
-            row["samples_per_s"] = batch.size * ranks / row["seconds"]
-            row["utilization"] = row["flops"] / row["seconds"] / machine.flops
-        metrics_s = _metrics(params, ways[-1], batch, device)
-        if rank == 0:
-            found = {"title": _title(params, ways[-1].model, ranks, device), "rounds": rounds, "rates": asdict(machine)}
-            found["metrics_s"] = metrics_s
-            Path(folder, "found.json").write_text(json.dumps(found | {"rows": rows}))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    batch = batch_for(params, random_model(params.model, meta=True), rank)
+    machine = machine_here(params.launch, device, dtype=torch.bfloat16)
+    ways, rows = [], []
+    for name in (*COMPARED, COMPILED)[: len(COMPARED) + compiled]:
+        way, row = _first(name, params, batch, device, machine)
+        ways.append(way)
+        rows.append(row)
+    seconds: dict[str, list[float]] = {way.name: [] for way in ways}
+    for _ in range(rounds):
+        for way in ways:
+            seconds[way.name].append(_timed(way, batch, device))
+    for row in rows:
+        mine, first = seconds[row["way"]], seconds[COMPARED[0]]
+        row["seconds"] = median(mine)
+        row["ratio"] = median(a / b for a, b in zip(mine, first, strict=True))
+        row["to_ddp"] = median(a / b for a, b in zip(mine, seconds["DDP"], strict=True))
+        row["samples_per_s"] = batch.size * ranks / row["seconds"]
+        row["utilization"] = row["flops"] / row["seconds"] / machine.flops
+    found = {"title": _title(params, ways[-1].model, ranks, device), "rounds": rounds, "rates": asdict(machine)}
+    found["metrics_s"] = _metrics(params, ways[-1], batch, device)
+    dist.barrier()
+    return found | {"rows": rows}
 
 
 def _first(
@@ -161,9 +152,7 @@ def random_model(params: ModelParams, *, meta: bool = False) -> Flamingo:
         language = replace(language, name="")  # else its tokenizer would be looked for
     model, _ = build_model(replace(params, vision=replace(params.vision, weights=None), language=language), meta=meta)
     assert isinstance(model, Flamingo), "config: names no Flamingo"
-    for name, p in model.named_parameters():
-        if name.endswith("_gate"):
-            p.data.fill_(0.5)  # at 0 nothing behind them would learn
+    open_gates(model)
     freeze(model, params.freeze)
     return model
 

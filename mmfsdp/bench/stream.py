@@ -76,12 +76,12 @@ def _panel(folder: Path) -> Iterator[tuple[Any, Path, psutil.Process]]:
         yield page, log, psutil.Process(int((folder / "pid").read_text()))
 
 
-def make_run(folder: Path, *, ranks: int = 2, steps: int = 100) -> Path:
+def make_run(folder: Path, *, steps: int = 100) -> Path:
     """The folder of a run that goes on as long as this process does."""
     (folder / "logs").mkdir(parents=True)
     RunParams().to_yaml(folder / "params.yaml")
     write_json(folder / "status.json", {"status": "STARTING"})
-    values: dict[str, Any] = {"executor": "local", "entry": "", "ranks": ranks, "steps": steps, "threads": 1}
+    values: dict[str, Any] = {"executor": "local", "entry": "", "ranks": 2, "steps": steps, "threads": 1}
     values |= {"timeout_min": 60, "device": "cpu", "host": socket.gethostname(), "pid": os.getpid()}
     values |= {"start": process_start(os.getpid()), "identity": "", "created": time.time(), "version": "", "commit": ""}
     RunRecord(**values).write(folder)
@@ -95,9 +95,9 @@ def _cpu(process: psutil.Process, seconds: float) -> float:
     return (sum(process.cpu_times()[:2]) - before) / seconds
 
 
-def _latency(page: Any, log: Path, *, count: int = 60) -> dict[str, float]:
+def _latency(page: Any, log: Path) -> dict[str, float]:
     """From the moment before a line is written to the moment after it is painted."""
-    written = {}
+    written, count = {}, 60
     for i in range(count):
         written[i] = time.time()
         _append(log, f"tick {i}.\n")

@@ -1,4 +1,4 @@
-"""The ways to shard that `mmfsdp bench wrap` compares, and the two models that it shards.
+"""The ways to shard that `mmfsdp bench wrap` compares.
 
 The baselines are written here as their projects have them. OpenFlamingo (its train.py and flamingo.py): FSDP1, every
 module wrapped twice, gathered in fp32 and reduced in bf16 under autocast; decoder layers un-frozen and kept from the
@@ -18,13 +18,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.optim import AdamW
 
 from ..data import Batch
-from ..freeze import freeze
-from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
-from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
+from ..models import Flamingo
+from ..params import FSDPParams
 from ..step import train_step
 from ..wrap import wrap_fsdp
+from .models import batch_of
 
-WORDS, PICTURE, LENGTH = 10_000, 32, 16
 CLIP = 0.1
 CPU = torch.device("cpu")
 LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
@@ -145,46 +144,3 @@ def _openflamingo(name: str, model: nn.Module, device: torch.device) -> Way:
 
     optimizer = AdamW([p for n, p in known_as.items() if n in trains], lr=1e-4, weight_decay=0.0)
     return Way(name, model, optimizer, mask, head)
-
-
-def build(kind: str, width: int) -> nn.Module:
-    """A frozen vision encoder and language model, and what trains between them: the same weights each time."""
-    torch.manual_seed(0)
-    picture = {"image_size": PICTURE, "patch_size": 16, "width": width * 3 // 4, "layers": 6, "head_width": width // 8}
-    vision = build_vision(
-        BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": width, "vision_cfg": picture})
-    )
-    text = {"hidden_size": width, "intermediate_size": width * 8 // 3, "vocab_size": WORDS, "num_attention_heads": 8}
-    layers = 8 if kind == "projector" else 6
-    language = build_language(BackboneParams(config={"model_type": "llama", "num_hidden_layers": layers, **text}))
-    if kind == "projector":
-        model: nn.Module = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS})
-        freeze(model, ("encoders.*", "language_model.*"))
-        return model
-    model = Flamingo(
-        vision,
-        language,
-        tokens=TokenIds.after(WORDS),
-        cross_attention_every=2,
-        num_latents=8,
-        perceiver_depth=2,
-        attention_heads=7,
-        attention_head_dim=width // 8,
-    )
-    for name, p in model.named_parameters():
-        if name.endswith("_gate"):
-            p.data.fill_(0.5)  # at 0 nothing behind them would learn
-    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
-    return model
-
-
-def batch_of(kind: str, *, seed: int) -> Batch:
-    """Two samples of a picture each, with as many label tokens on every rank."""
-    g = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, WORDS, (2, LENGTH), generator=g)
-    picture = (PICTURE // 16) ** 2 if kind == "projector" else 1
-    ids[:, :picture] = WORDS if kind == "projector" else TokenIds.after(WORDS).image
-    labels = ids.clone()
-    labels[:, :picture] = -100
-    media = {"vision": torch.randn(2, 1, 1, 3, PICTURE, PICTURE, generator=g)}
-    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)

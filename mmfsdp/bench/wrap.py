@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 import statistics
-import tempfile
 import time
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -27,7 +22,9 @@ from ..measure import Collectives, cpu_memory
 from ..plots import compared
 from ..step import train_step
 from . import machine
-from .ways import CLIP, THEIRS, WAYS, Way, batch_of, build, wrapped
+from .models import batch_of, build
+from .ranks import on_ranks
+from .ways import CLIP, THEIRS, WAYS, Way, wrapped
 
 SHARD = "frozen-aware SHARD"
 FIGURES = (("wire_bytes", "sent in a step, MB", 1e6), ("peak_bytes", "peak memory, MB", 1e6), ("seconds", "step, s", 1))
@@ -48,10 +45,7 @@ def bench_wrap(
     model: flamingo (a quarter trains) or projector (an encoder-projector-LM model of which only the projector trains).
     width: of the language model; 512 makes about 50 M parameters. accumulation: micro-steps. rounds: timed steps.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        args = (ranks, folder, model, rounds, width, accumulation)
-        mp.start_processes(_rank, args, nprocs=ranks, start_method="spawn")
-        found = json.loads(Path(folder, "found.json").read_text())
+    found = on_ranks(_measure, ranks, model, rounds, width, accumulation, method="spawn")[0]
     found["title"] = (
         f"{model}, {found['parameters'] / 1e6:.1f} M parameters, {found['trainable'] / found['parameters']:.1%} of "
         f"them trainable; {ranks} ranks, {accumulation} micro-step{'s' * (accumulation > 1)}, bf16"
@@ -99,31 +93,24 @@ def picture(found: dict[str, Any]) -> str:
     return compared(values, labels=labels, ours="frozen-aware", title=found["title"], notes=machine())
 
 
-def _rank(rank: int, ranks: int, folder: str, kind: str, rounds: int, width: int, accumulation: int) -> None:
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
-    try:
-        batches = [batch_of(kind, seed=10 * i + rank) for i in range(accumulation)]
-        true = _true_gradient(kind, width, ranks, accumulation)
-        ways, rows = [], []
-        for name in WAYS:
-            way, row = _first_steps(name, kind, width, batches, true)
-            ways.append(way)
-            rows.append(row)
-        seconds = _timed(ways, batches, rounds)
-        for row in rows:
-            mine = seconds[row["way"]]
-            ratio = statistics.median(a / b for a, b in zip(mine, seconds[WAYS[0]], strict=True))
-            row |= {"seconds": statistics.median(mine), "ratio": ratio, "rounds": mine}
-        counting = _cost_of_counting(next(row for row in rows if row["way"] == SHARD))
-        sizes = [(p.numel(), p.requires_grad) for p in build(kind, width).parameters()]
-        total = {"parameters": sum(n for n, _ in sizes), "trainable": sum(n for n, trains in sizes if trains)}
-        if rank == 0:
-            Path(folder, "found.json").write_text(json.dumps({"rows": rows, "counting": counting, **total}))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def _measure(kind: str, rounds: int, width: int, accumulation: int) -> dict[str, Any]:
+    batches = [batch_of(kind, seed=10 * i + dist.get_rank()) for i in range(accumulation)]
+    true = _true_gradient(kind, width, dist.get_world_size(), accumulation)
+    ways, rows = [], []
+    for name in WAYS:
+        way, row = _first_steps(name, kind, width, batches, true)
+        ways.append(way)
+        rows.append(row)
+    seconds = _timed(ways, batches, rounds)
+    for row in rows:
+        mine = seconds[row["way"]]
+        ratio = statistics.median(a / b for a, b in zip(mine, seconds[WAYS[0]], strict=True))
+        row |= {"seconds": statistics.median(mine), "ratio": ratio, "rounds": mine}
+    counting = _cost_of_counting(next(row for row in rows if row["way"] == SHARD))
+    sizes = [(p.numel(), p.requires_grad) for p in build(kind, width).parameters()]
+    trainable = sum(n for n, trains in sizes if trains)
+    dist.barrier()
+    return {"rows": rows, "counting": counting, "parameters": sum(n for n, _ in sizes), "trainable": trainable}
 
 
 def _timed(ways: Sequence[Way], batches: list[Batch], rounds: int) -> dict[str, list[float]]:
@@ -139,7 +126,7 @@ def _timed(ways: Sequence[Way], batches: list[Batch], rounds: int) -> dict[str, 
     return seconds
 
 
-def _cost_of_counting(row: dict[str, Any], rounds: int = 200) -> dict[str, Any]:
+def _cost_of_counting(row: dict[str, Any]) -> dict[str, Any]:
     """What `Collectives` adds to a collective (one with oneself, of one number), times those of a step."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     assert isinstance(alone, dist.ProcessGroup)
@@ -151,7 +138,7 @@ def _cost_of_counting(row: dict[str, Any], rounds: int = 200) -> dict[str, Any]:
         return time.perf_counter() - start
 
     plain, counted = [], []
-    for _ in range(rounds):
+    for _ in range(200):
         plain.append(called())
         with Collectives():
             called()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,22 +75,19 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            attention_mask=self.attention_mask.to(device, non_blocking=True),
-            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
-            media={name: tensor.to(device, non_blocking=True) for name, tensor in self.media.items()},
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """The same batch where a GPU can fetch it while the host goes on; asked for by torch's DataLoader."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, act: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
-            input_ids=self.input_ids.pin_memory(),
-            attention_mask=self.attention_mask.pin_memory(),
-            labels=None if self.labels is None else self.labels.pin_memory(),
-            media={name: tensor.pin_memory() for name, tensor in self.media.items()},
+            input_ids=act(self.input_ids),
+            attention_mask=act(self.attention_mask),
+            labels=None if self.labels is None else act(self.labels),
+            media={name: act(tensor) for name, tensor in self.media.items()},
         )
 
     def inputs(self) -> dict[str, Any]:

@@ -25,11 +25,11 @@ def attention_weights(
     return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1)
 
 
-def feed_forward(dim: int, multiple: int = 4) -> nn.Sequential:
+def feed_forward(dim: int) -> nn.Sequential:
     """LayerNorm, then two matrices without bias around a GELU. (..., dim) -> (..., dim)."""
     return nn.Sequential(
         nn.LayerNorm(dim),
-        nn.Linear(dim, dim * multiple, bias=False),
+        nn.Linear(dim, 4 * dim, bias=False),
         nn.GELU(),
-        nn.Linear(dim * multiple, dim, bias=False),
+        nn.Linear(4 * dim, dim, bias=False),
     )

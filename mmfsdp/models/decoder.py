@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from ..params import ParamError
+from .shapes import on_meta
 
 
 def decoder_layers(model: PreTrainedModel, override: str | None = None) -> tuple[str, nn.ModuleList]:
@@ -52,13 +52,10 @@ def hands_down(model: PreTrainedModel, layer: nn.Module, **extra: Any) -> bool:
     """Whether keyword arguments of the model's forward reach `layer`: seen by one forward on the meta device."""
     seen: dict[str, Any] = {}
     handle = layer.register_forward_pre_hook(lambda _, __, kwargs: seen.update(kwargs), with_kwargs=True)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
-        with torch.no_grad():
-            # With a cache, because without one transformers looks into position_ids, which meta tensors forbid.
-            functional_call(model, empty, kwargs={"input_ids": ids, "use_cache": True, **extra})
+        # With a cache, because without one transformers looks into position_ids, which meta tensors forbid.
+        on_meta(model, input_ids=ids, use_cache=True, **extra)
     except (TypeError, KeyError):  # refused by forward itself, or missed by the layer
         return False
     finally:

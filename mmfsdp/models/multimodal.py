@@ -49,9 +49,8 @@ class MultimodalModel(MediaModel):
         language_model: Any,
         *,
         placeholders: Mapping[str, int] | None = None,
-        tokens: TokenIds | None = None,
     ):
-        """placeholders: token id by key; default the ids after the vocabulary, in order. tokens: for `generate`."""
+        """placeholders: token id by key; default the ids after the vocabulary, in order."""
         super().__init__()
         with next(language_model.parameters()).device:
             self.encoders = nn.ModuleDict({key: part.encoder for key, part in encoders.items()})
@@ -67,7 +66,7 @@ class MultimodalModel(MediaModel):
         self.placeholders = dict(placeholders or {key: vocabulary + i for i, key in enumerate(encoders)})
         if self.placeholders.keys() != encoders.keys():
             raise ValueError(f"placeholders: {self.placeholders} must have the keys of encoders, {', '.join(encoders)}")
-        self.tokens = tokens or _tokens(language_model)
+        self.tokens = _tokens(language_model)
 
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found = {}

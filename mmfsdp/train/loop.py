@@ -21,7 +21,7 @@ from ..plan.lint import lint_media
 from ..plan.units import stop_at_errors
 from ..step import build_optimizer, build_scaler, train_step
 from .features import FeatureCache
-from .place import Place
+from .place import Learner, Place
 from .profile import profiled
 from .record import Record
 from .startup import startup
@@ -47,9 +47,9 @@ def train(
     rank, world = dist.get_rank(), dist.get_world_size()
     settings = params.train
     optimizer, schedule = build_optimizer(model, settings)
-    scaler = build_scaler(model)
+    learner = Learner(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
     beat("taking up")
-    place = Place.take_up(folder, params, model, optimizer, schedule, frozen, scaler)
+    place = Place.take_up(learner)
     loader = batches(
         params.data,
         processor,
@@ -86,7 +86,7 @@ def train(
                 optimizer,
                 schedule=schedule,
                 max_grad_norm=settings.max_grad_norm,
-                scaler=scaler,
+                scaler=learner.scaler,
                 asked=runs.asked,
             )
             wire = collectives.rows()
@@ -102,7 +102,7 @@ def train(
             if save:
                 record.settle()
                 beat(f"step {step} save")
-                place.save(folder, params, model, optimizer, schedule, frozen, scaler)
+                place.save(learner)
             place.settle(wait=record.asked or last)
             if record.asked and not last:
                 make_room(folder, step)

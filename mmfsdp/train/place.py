@@ -20,6 +20,20 @@ from ..params import RunParams
 from ..step import Scaler
 
 
+@dataclass(frozen=True)
+class Learner:
+    """What a run trains, and where it keeps it."""
+
+    folder: Path
+    params: RunParams
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LambdaLR
+    scaler: Scaler | None
+    frozen: dict[str, int]
+    """Checksums of the frozen weights as they were loaded."""
+
+
 @dataclass
 class Place:
     """How far a run has come."""
@@ -37,37 +51,29 @@ class Place:
     """What writes checkpoints while training goes on (`train.async_save`)."""
 
     @classmethod
-    def take_up(
-        cls,
-        folder: Path,
-        params: RunParams,
-        model: nn.Module,
-        optimizer: Optimizer,
-        schedule: LambdaLR,
-        frozen: dict[str, int],
-        scaler: Scaler | None = None,
-    ) -> Place:
+    def take_up(cls, learner: Learner) -> Place:
         """Fill model, optimizer, schedule, scaler and random states from the newest complete checkpoint; else begin.
 
         Every rank must call it. Raises what `checkpoint.resume` raises.
         """
-        newest = checkpoint.newest(folder / "checkpoints")
+        params, scaler = learner.params, learner.scaler
+        newest = checkpoint.newest(learner.folder / "checkpoints")
         background = checkpoint.Background() if params.train.async_save else None
         if newest is None:
             _seed(params, step=0)
             return cls(background=background)
-        checkpoint.check_frozen(frozen, checkpoint.marker_of(newest))
-        resumed = checkpoint.resume(model, optimizer, newest)
+        checkpoint.check_frozen(learner.frozen, checkpoint.marker_of(newest))
+        resumed = checkpoint.resume(learner.model, learner.optimizer, newest)
         marker = resumed.marker
         if marker["ranks"] != dist.get_world_size():
             _seed(params, step=marker["step"])
-        _set_schedule(optimizer, schedule, marker["schedule"])
+        _set_schedule(learner.optimizer, learner.schedule, marker["schedule"])
         if scaler and marker.get("scaler"):  # a run that goes on in fp16, not one that begins with it
             scaler.load_state_dict(marker["scaler"])
         place = cls(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
         print(resumed)
         if dist.get_rank() == 0:
-            runs.note(folder, "resumed", step=place.step, text=str(resumed))
+            runs.note(learner.folder, "resumed", step=place.step, text=str(resumed))
             if again := place.samples % (dist.get_world_size() * params.train.batch_size):
                 print(f"{again} samples are seen again: {place.samples} are no whole number of steps of so many ranks")
         return place
@@ -82,33 +88,21 @@ class Place:
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
 
-    def save(
-        self,
-        folder: Path,
-        params: RunParams,
-        model: nn.Module,
-        optimizer: Optimizer,
-        schedule: LambdaLR,
-        frozen: dict[str, int],
-        scaler: Scaler | None = None,
-    ) -> None:
+    def save(self, learner: Learner) -> None:
         """Write a checkpoint, or with `background` begin to. Every rank must call it."""
+        params = learner.params
         record: dict[str, Any] = {
-            "schedule": schedule.last_epoch,
-            "scaler": scaler.state_dict() if scaler else None,
-            "place": {
-                "samples": self.samples,
-                "skipped": self.skipped,
-                "skipped_in_a_row": self.skipped_in_a_row,
-            },
+            "schedule": learner.schedule.last_epoch,
+            "scaler": learner.scaler.state_dict() if learner.scaler else None,
+            "place": {name: getattr(self, name) for name in ("samples", "skipped", "skipped_in_a_row")},
             "params": params.to_dict(),
-            "frozen": frozen,
+            "frozen": learner.frozen,
         }
         checkpoint.save(
-            folder / "checkpoints",
-            model=model,
+            learner.folder / "checkpoints",
+            model=learner.model,
             step=self.step,
-            optimizer=optimizer,
+            optimizer=learner.optimizer,
             kind=params.fsdp.state_dict_type,
             keep_last=params.train.keep_last,
             record=record,

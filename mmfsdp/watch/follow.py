@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ class Progress:
     def line(self, state: RunState) -> str:
         """Such as `RUNNING   [##########..............]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
         rows, self._offset = read_metrics(self.path, offset=self._offset)
-        self.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
+        self.add(rows)
         text = f"{state.status:<9} {_bar(state.step / max(1, state.steps))}  {state.step}/{state.steps}"
         newest = self.recent[-1] if self.recent else {}
         for key, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.1f} samples/s")):
@@ -35,6 +35,10 @@ class Progress:
                 text += "  " + form.format(newest[key])
         left = self.seconds_left(state)
         return text + (f"  {clock(left)} left" if left and not state.done else "")
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Take in rows of metrics.jsonl."""
+        self.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
 
     def seconds_left(self, state: RunState) -> float | None:
         """Until the last step, at the pace of the newest steps; None while unknown."""
@@ -68,9 +72,9 @@ def _terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _bar(share: float, *, width: int = 24) -> str:
+def _bar(share: float) -> str:
     share = min(1.0, max(0.0, share))
-    return f"[{'#' * int(share * width):.<{width}}] {share:4.0%}"
+    return f"[{'#' * int(24 * share):.<24}] {share:4.0%}"
 
 
 def clock(seconds: float) -> str:
@@ -79,7 +83,7 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def follow(path: PathLike, *, tty: bool | None = None, interval: float = 0.2) -> Iterator[str]:
+def follow(path: PathLike, *, tty: bool | None = None) -> Iterator[str]:
     """Texts to print one after the other while a run goes on: log lines and progress. Ends when the run ends.
 
     On a terminal (`tty`; unset: is stdout one?) a progress bar stays below the lines; elsewhere there is a line at each
@@ -101,7 +105,7 @@ def follow(path: PathLike, *, tty: bool | None = None, interval: float = 0.2) ->
                 yield now
         if state.done:
             break
-        time.sleep(interval)
+        time.sleep(0.2)
     if state.traceback:
         yield f"rank {state.rank}:\n{state.traceback.rstrip()}"
 

@@ -140,8 +140,8 @@ def read_log(path: PathLike, rank: int, *, size: int = 1 << 20) -> str:
     return "".join(f"{line.text}\n" for line in lines)
 
 
-def first_error(path: PathLike, ranks: Iterable[int] = (), *, before: int = 4, size: int = 16_000) -> list[LogLine]:
-    """The first line that tells of an error, with some before it and about `size` bytes after; [] if there is none.
+def first_error(path: PathLike, ranks: Iterable[int] = ()) -> list[LogLine]:
+    """The first line that tells of an error, with four before it and some KB after; [] if there is none.
 
     Whole logs are looked through, in bounded memory: those of `ranks` first, then the others in their order.
     """
@@ -153,9 +153,9 @@ def first_error(path: PathLike, ranks: Iterable[int] = (), *, before: int = 4, s
             with open(file, "rb") as log:
                 start = max(0, at - 4 * MAX_LINE)
                 log.seek(start)
-                data = log.read(at - start + size)
+                data = log.read(at - start + 16_000)
             earlier = data[: at - start].split(b"\n")
-            lines = earlier[-1 - before :][:-1] + (earlier[-1] + data[at - start :]).split(b"\n")
+            lines = earlier[-5:-1] + (earlier[-1] + data[at - start :]).split(b"\n")
             return [LogLine(rank, clean(line)[:MAX_LINE]) for line in lines]
     return []
 

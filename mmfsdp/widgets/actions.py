@@ -14,6 +14,7 @@ import ipywidgets as w
 from .. import runs
 from ..launch import Run
 from .heavy import alone
+from .style import note
 
 
 class Actions(w.VBox):
@@ -63,7 +64,7 @@ class Actions(w.VBox):
 
     def say(self, words: str, *, bad: bool = False) -> None:
         """Show words below the buttons."""
-        self._note.value = f'<div class="mm-{"error" if bad else "quiet"}" role="status">{escape(words)}</div>'
+        self._note.value = note(words, "error" if bad else "quiet", role="status")
 
     def _start(self, name: str, act: Callable[[], str]) -> None:
         if not self._busy:

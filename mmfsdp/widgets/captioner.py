@@ -7,16 +7,14 @@ import io
 import threading
 from dataclasses import replace
 from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 
 from .. import runs
-from .audience import hear_at_once
 from .heavy import alone
-from .style import close_all, replace_older, sheet
+from .style import Whole, note, replace_older
 
 if TYPE_CHECKING:
     from ..data.batch import Sample
@@ -28,7 +26,7 @@ LARGEST = 30 << 20
 """Bytes of a file that may be uploaded."""
 
 
-class Captioner(w.VBox):
+class Captioner(Whole):
     """Pictures that no training has shown, or one's own: what the model says, and what it says to a blank picture.
 
     Loads the newest checkpoint of a run in a thread. model and processor are there after `wait()`.
@@ -55,9 +53,7 @@ class Captioner(w.VBox):
         self._looks = w.VBox([self._layer, self._token], layout=w.Layout(display="none"))
         tools = w.VBox([self._pick, self._upload, self._prompt, self._looks])
         top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
-        super().__init__([sheet(), self._note, top])
-        self.add_class("mm-widget")
-        hear_at_once(self)
+        super().__init__([self._note, top])
         replace_older(self)
         self._pick.observe(lambda _: self._picked(), "value")
         self._prompt.observe(lambda _: self._later("ask"), "value")
@@ -78,7 +74,7 @@ class Captioner(w.VBox):
     def close(self) -> None:
         """Take it off the page and let go of the model."""
         self.model = None
-        close_all(self)
+        super().close()
 
     def _work(self) -> None:
         """Load if need be; then answer until nothing new is asked."""
@@ -99,19 +95,13 @@ class Captioner(w.VBox):
 
     def _load(self) -> None:
         with alone:
-            from ..data.sources import open_source
-            from ..evaluate import load_run
+            from ..evaluate import load_run, new_samples
             from ..models.look import looking_layers
-            from ..params import DataSource
         params, self.model, self.processor = load_run(self.path)
         self.checkpoint = runs.complete_checkpoints(self.path / "checkpoints")[-1].name
-        splits = {"heldout": "new", "unseen": "never-seen combination"}
-        for split, words in splits.items():
-            if split == "unseen" and params.data.source is not DataSource.SHAPES:
-                continue
-            source = open_source(params.data, split=split, image_size=self.processor.image_size, seed=params.train.seed)
-            for i, sample in enumerate(islice(filter(self.processor.takes, source), EACH)):
-                self._samples[f"{words} {i + 1}"] = sample
+        words = {"heldout": "new", "unseen": "never-seen combination"}
+        for split, samples in new_samples(params, self.processor, EACH):
+            self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
         self._layer.options = [(f"layer {i}", i) for i in looking_layers(self.model)]
         self._layer.index = len(self._layer.options) - 1 if self._layer.options else None
         self._pick.options = list(self._samples)
@@ -203,7 +193,7 @@ class Captioner(w.VBox):
         return self._looked[layer]
 
     def _say(self, words: str, *, bad: bool = False) -> None:
-        self._note.value = f'<div class="mm-{"error" if bad else "quiet"}" role="status">{escape(words)}</div>'
+        self._note.value = note(words, "error" if bad else "quiet", role="status")
 
 
 def _tokens(answer: Answer) -> str:

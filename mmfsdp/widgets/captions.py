@@ -12,8 +12,8 @@ from ..report import captions, figures, write_report
 from .heavy import alone
 
 
-def show_captions(path: str | Path, *, each: int = 6) -> w.HTML:
-    """Pictures with caption and truth, `each` of every split.
+def show_captions(path: str | Path) -> w.HTML:
+    """Pictures with caption and truth, six of every split.
 
     The first time the checkpoint is loaded and asked, and report.html is written.
 
@@ -28,4 +28,4 @@ def show_captions(path: str | Path, *, each: int = 6) -> w.HTML:
             from ..evaluate import caption_held_out
         result = caption_held_out(path)
     write_report(path)
-    return w.HTML(STYLE + figures(result) + captions(path, each=each))
+    return w.HTML(STYLE + figures(result) + captions(path, each=6))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import ipywidgets as w
@@ -11,11 +10,10 @@ import ipywidgets as w
 from ..report.comparison import Comparison, compare
 from ..runs import write_text
 from ..runs.listing import find_runs
-from .audience import hear_at_once
-from .style import close_all, replace_older, sheet
+from .style import Whole, note, replace_older
 
 
-class Compare(w.VBox):
+class Compare(Whole):
     """Runs of a folder (and below it) side by side: in what they differ, their curves, which was best in what.
 
     `Compare("runs")` shows all there are, `Compare(["runs/a", "runs/b"])` chooses these to begin with. found is the
@@ -42,19 +40,13 @@ class Compare(w.VBox):
         self._note, self._page = w.HTML(), w.HTML()
         tools = w.VBox([self._csv, self._svg, again])
         top = w.HBox([self._pick, tools], layout=w.Layout(flex_flow="row wrap"))
-        super().__init__([sheet(), top, self._note, self._page])
-        self.add_class("mm-widget")
-        hear_at_once(self)
+        super().__init__([top, self._note, self._page])
         self._csv.on_click(lambda _: self._save("csv"))
         self._svg.on_click(lambda _: self._save("svg"))
         again.on_click(lambda _: self.draw())
         self._pick.observe(lambda _: self.draw(), "value")
         replace_older(self)
         self.draw()
-
-    def close(self) -> None:
-        """Take it off the page, with all inside it."""
-        close_all(self)
 
     def draw(self) -> None:
         """Read the chosen runs and show them."""
@@ -78,4 +70,4 @@ class Compare(w.VBox):
             self._say(str(error), bad=True)
 
     def _say(self, words: str, *, bad: bool = False) -> None:
-        self._note.value = f'<div class="mm-{"error" if bad else "quiet"}" role="status">{escape(words)}</div>'
+        self._note.value = note(words, "error" if bad else "quiet", role="status")

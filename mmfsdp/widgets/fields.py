@@ -18,6 +18,7 @@ from ..params import RunParams
 from ..params.check import type_hints
 from ..params.docs import field_docs
 from ..params.run import plain, read_yaml
+from .style import note
 
 UNSET = "unset"
 UNITS = {"_gib": " (GiB)", "_s": " (s)", "_min": " (min)"}
@@ -171,9 +172,9 @@ class Row(w.HBox):
         if self._input.disabled != bool(closed and not error):
             self._input.disabled = bool(closed and not error)
         if error:
-            text = f'<div class="mm-error" role="alert">{escape(error)}</div>'
+            text = note(error, "error", role="alert")
         elif closed:
-            text = f'<div class="mm-quiet">Not now: it {escape(closed)}.</div>'
+            text = note(f"Not now: it {closed}.")
         else:
             off = "".join(
                 f'<div class="mm-quiet"><s class="mm-off" aria-disabled="true">{escape(choice)}</s> '
@@ -181,7 +182,7 @@ class Row(w.HBox):
                 for choice, reason in refused.items()
             )
             about = " ".join([self.field.explain(typed), f"({span})" if span else ""])
-            text = f'<div class="mm-quiet">{escape(about)}</div>{off}'
+            text = note(about) + off
         if self._words.value != text:
             self._words.value = text
 

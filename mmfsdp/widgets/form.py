@@ -12,12 +12,11 @@ import traitlets
 
 from ..params import ParamError, RunParams, load
 from ..params.flags import command_line, differences, read_command_line
-from .audience import hear_at_once
 from .batch import read_batch, write_batch
 from .fields import Field, Row
 from .refusals import closed
 from .sections import Sections
-from .style import close_all, replace_older, sheet
+from .style import Whole, note, replace_older
 from .texts import Reader, TextTab
 from .toolbar import Toolbar
 
@@ -41,7 +40,7 @@ MOST = 12
 """Differences that are listed."""
 
 
-class RunForm(w.VBox):
+class RunForm(Whole):
     """All choices of a run.
 
     params is the last possible choice, a RunParams; error is what is wrong with the present one, or None. Both are
@@ -65,9 +64,7 @@ class RunForm(w.VBox):
         pages = [w.VBox([self._sections]), *self._texts.values()]
         self._tabs = w.Tab(pages, titles=["Form", *self._texts])
         self._tabs.observe(lambda _: self._turn(), "selected_index")
-        super().__init__([sheet(), self._bar, self._tabs, self._below], params=start)
-        self.add_class("mm-widget")
-        hear_at_once(self)
+        super().__init__([self._bar, self._tabs, self._below], params=start)
         self.add_class("mm-form")
         self._tell()
         replace_older(self)
@@ -114,7 +111,7 @@ class RunForm(w.VBox):
     def close(self) -> None:
         """Take it off the page, and let go of everybody who listens."""
         self.unobserve_all()
-        close_all(self)
+        super().close()
 
     def _edited(self, name: str) -> None:
         """Take the rows as they stand: new parameters, or the error beside its field."""
@@ -182,8 +179,8 @@ class RunForm(w.VBox):
         here = self._sections.say(self.params, error) or any(
             tab.error and tab is self._in_sight for tab in self._texts.values()
         )
-        lines = [f'<div class="mm-error" role="alert">{escape(str(error))}</div>'] if error and not here else []
-        lines += [f'<div class="mm-warning" role="status">{escape(note)}</div>' for note in notes or ()]
+        lines = [note(error, "error", role="alert")] if error and not here else []
+        lines += [note(text, "warning", role="status") for text in notes or ()]
         label, origin = self._origin
         changed = [f"{n} {_short(a)} → <b>{_short(b)}</b>" for n, (a, b) in differences(origin, self.params).items()]
         if len(changed) > MOST:

@@ -9,15 +9,14 @@ import ipywidgets as w
 
 from ..launch import launch
 from ..params import RunParams
-from ..plots.style import STYLE
 from ..runs import RunState
-from .audience import hear_at_once
 from .form import RunForm
 from .heavy import alone, planned
 from .panel import RunPanel
+from .style import Whole, note
 
 
-class Launcher(w.VBox):
+class Launcher(Whole):
     """Starts runs with the choices of a form. Nothing here blocks the kernel.
 
     panel is the RunPanel of the newest run, None before there is one.
@@ -33,9 +32,7 @@ class Launcher(w.VBox):
         self._button.on_click(lambda _: self._start())
         self._note, self._place = w.HTML(), w.VBox()
         self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="100%", display="none"))
-        super().__init__([w.HTML(STYLE), self._button, self._note, self._bar, self._place])
-        self.add_class("mm-widget")
-        hear_at_once(self)
+        super().__init__([self._button, self._note, self._bar, self._place])
         self._adopt(form)
 
     def launch(self) -> None:
@@ -87,7 +84,7 @@ class Launcher(w.VBox):
             self._place.children, self._note.value = [self.panel], ""
         except Exception as error:  # nobody is above this thread: it is shown, and raised by wait()
             self._failure, self._launched = error, None
-            self._note.value = f'<div class="mm-error">{escape(str(error) or type(error).__name__)}</div>'
+            self._note.value = note(str(error) or type(error).__name__, "error", role="alert")
         finally:
             self._idle.set()
             self._bar.layout.display = "none"

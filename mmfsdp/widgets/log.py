@@ -12,6 +12,7 @@ from html import escape
 import ipywidgets as w
 
 from ..watch import COLOR, LogLine, level
+from .style import note
 
 SHOWN = 300
 """Lines that are shown at once, if they are not too long."""
@@ -74,7 +75,7 @@ class LogView(w.VBox):
         self._follow.value = False
         self._held = lines
         self._box.layout.flex_flow = "column"  # from its first line on
-        self._text.value, self._note.value = _html(lines), f'<div class="mm-quiet">{escape(words)}</div>'
+        self._text.value, self._note.value = _html(lines), note(words)
 
     def draw(self) -> None:
         """Bring the page up to date; costs nothing where it is."""
@@ -85,7 +86,7 @@ class LogView(w.VBox):
             lines = list(self._lines) if self._follow.value else []
         if not self._follow.value:
             if self._held is None:
-                self._note.value = f'<div class="mm-quiet">paused; {total:,} lines by now</div>'
+                self._note.value = note(f"paused; {total:,} lines by now")
             return
         chosen = self._chosen(lines)
         shown, letters = len(chosen), 0
@@ -96,7 +97,7 @@ class LogView(w.VBox):
         words = f"{len(chosen) - shown:,} of {total:,} lines"
         if len(lines) < total and len(chosen) < len(lines):
             words += f"; filters reach the newest {len(lines):,}"
-        self._note.value = f'<div class="mm-quiet">{words}</div>'
+        self._note.value = note(words)
 
     def _choose(self) -> None:
         with self._lock:

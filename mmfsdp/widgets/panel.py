@@ -16,10 +16,10 @@ from ..plots import History, charts
 from ..report import levels
 from ..watch import Progress, Ranks, Rows, Tail, clock
 from .actions import Actions
-from .audience import Audience, hear_at_once
+from .audience import Audience
 from .log import LogView
 from .ranks import grid, tracebacks
-from .style import close_all, sheet
+from .style import Whole, close_all, note
 
 PAUSE = 0.3
 """Seconds between two looks at the folder, and so at least between two updates of the page."""
@@ -37,7 +37,7 @@ COLORS = {
 }
 
 
-class RunPanel(w.VBox):
+class RunPanel(Whole):
     """State, progress, ranks, curves and log of a run, kept up to date by a thread until it ends; and its buttons.
 
     Cheap to make again: `RunPanel("runs/first")` shows all there is, after a page reload or a kernel restart too.
@@ -60,11 +60,7 @@ class RunPanel(w.VBox):
         self._bar.tooltip = "steps done"
         self.actions, self.logs = Actions(self.run, again=self._begin), LogView(self._ranks.count)
         self.logs.first.on_click(lambda _: threading.Thread(target=self._find_error, daemon=True).start())
-        super().__init__(
-            [sheet(), self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs]
-        )
-        self.add_class("mm-widget")
-        hear_at_once(self)
+        super().__init__([self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs])
         self._over = threading.Event()
         self._over.set()
         self._replace_older()
@@ -81,7 +77,7 @@ class RunPanel(w.VBox):
     def close(self) -> None:
         """Stop drawing. The run goes on."""
         self._let_go()
-        close_all(self)
+        super().close()
 
     def _let_go(self) -> None:
         self._closing.set()
@@ -94,7 +90,7 @@ class RunPanel(w.VBox):
         if older is not None and older.comm is not None:
             older._let_go()
             before = older.children
-            older.children = [w.HTML(f'<div class="mm-quiet">{escape(self.run.name)} is shown anew elsewhere</div>')]
+            older.children = [w.HTML(note(f"{self.run.name} is shown anew elsewhere"))]
             for child in before:
                 close_all(child)
         self._newest[self.run.path] = self
@@ -146,7 +142,7 @@ class RunPanel(w.VBox):
         if self._rows.anew:
             self._history.clear()
         self._history.add(rows)
-        self._progress.recent.extend(row for row in rows if {"step", "time"} <= row.keys())
+        self._progress.add(rows)
         self.logs.add(lines)
         news = "state" if (state.status, state.reason) != (self.state.status, self.state.reason) else ""
         self.state = state
@@ -185,7 +181,7 @@ class RunPanel(w.VBox):
         sent = row.get("wire_bytes")
         if sent is not None and cost.get("wire_bytes") is not None:
             words = f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {cost['wire_bytes'] / 2**20:,.2f}"
-            drawn += f'<div class="mm-quiet">{words}</div>'
+            drawn += note(words)
         self._curves.value = drawn + (f'<ul class="mm-quiet">{listed}</ul>' if listed else "")
 
     def _find_error(self) -> None:

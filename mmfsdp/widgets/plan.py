@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from html import escape
 from typing import TYPE_CHECKING
 
 import ipywidgets as w
 
 from ..params import ParamError, RunParams
-from .audience import hear_at_once
 from .form import RunForm
 from .heavy import planned
 from .newest import Newest
 from .plan_page import MACHINES, Planned, page, side_by_side
-from .style import close_all, replace_older, sheet
+from .style import Whole, note, replace_older
 
 if TYPE_CHECKING:
     from ..estimate import Estimate
     from ..plan import WrapPlan
 
 
-class PlanView(w.VBox):
+class PlanView(Whole):
     """Units, memory, traffic, expected time and findings of the plan that a form's choices make, before a rank starts.
 
     plan is the newest one, None before the first; page is the HTML that shows it. A thread makes them, since torch
@@ -44,9 +42,7 @@ class PlanView(w.VBox):
         self._note, self.page = w.HTML(), w.HTML()
         bar = w.HBox([self._machine, self._pin, self._note])
         bar.add_class("mm-row")
-        super().__init__([sheet(), bar, self.page])
-        self.add_class("mm-widget")
-        hear_at_once(self)
+        super().__init__([bar, self.page])
         self.add_class("mm-form")
         self._follow = lambda change: self._ask(change.new)
         self._move = lambda change: self._adopt(change.new)
@@ -88,7 +84,7 @@ class PlanView(w.VBox):
             with suppress(ValueError):  # the form may have gone first, and has let go of its followers then
                 self._form.unobserve(self._follow, "params")
                 self._form.unobserve(self._move, "successor")
-        close_all(self)
+        super().close()
 
     def _adopt(self, form: RunForm) -> None:
         """Follow a form, or the one that has taken its place."""
@@ -137,7 +133,7 @@ class PlanView(w.VBox):
     def _say(self, what: str | Exception | None) -> None:
         kind = "error" if isinstance(what, Exception) else "quiet"
         words = str(what or "") or (type(what).__name__ if what else "")
-        self._note.value = f'<div class="mm-{kind}" role="status">{escape(words)}</div>'
+        self._note.value = note(words, kind, role="status")
 
     def _draw(self) -> None:
         """Show what there is; for another machine, the same plan."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import ipywidgets as w
 
 from ..plots.style import STYLE
+from .audience import hear_at_once
 
 LOOK = """<style>
 .mm-form .mm-row {display: flex; flex-flow: row wrap; align-items: center; overflow: visible; gap: 0 .6em}
@@ -35,9 +38,24 @@ _shown: dict[tuple[str, type], tuple[str, list[weakref.ref], list[weakref.ref]]]
 """By cell and kind of widget: which run of the cell, what it has made so far, what the run before had made."""
 
 
-def sheet() -> w.HTML:
-    """The style sheet as a widget that takes no room."""
-    return w.HTML(STYLE + LOOK, layout=w.Layout(display="none"))
+class Whole(w.VBox):
+    """A widget that stands in a cell by itself: with the style sheet, and heard while a cell runs."""
+
+    def __init__(self, children: Sequence[w.Widget], **traits: Any):
+        super().__init__([w.HTML(STYLE + LOOK, layout=w.Layout(display="none")), *children], **traits)
+        self.add_class("mm-widget")
+        hear_at_once(self)
+
+    def close(self) -> None:
+        """Take it off the page, with all inside it."""
+        close_all(self)
+
+
+def note(words: object, kind: str = "quiet", *, role: str = "") -> str:
+    """A line of text as HTML, escaped. kind: quiet, warning or error. role: who hears the screen is told of it at once
+    (alert), in time (status), or not."""
+    told = f' role="{role}"' if role else ""
+    return f'<div class="mm-{kind}"{told}>{escape(str(words))}</div>'
 
 
 def close_all(widget: Any) -> None:

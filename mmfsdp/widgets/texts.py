@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 
 import ipywidgets as w
 
 from ..params import ParamError, RunParams
+from .style import note as html
 
 Reader = Callable[[str], tuple[RunParams, str | None]]
 """From a text to parameters and the file or preset it names. Raises ParamError."""
@@ -42,5 +42,4 @@ class TextTab(w.VBox):
     def say(self, error: ParamError | None, note: str | None = None) -> None:
         """Show what is wrong with the text."""
         self.error = error
-        words = f'<div class="mm-error" role="alert">{escape(str(error))}</div>' if error else ""
-        self._note.value = words or (f'<div class="mm-quiet">{escape(note)}</div>' if note else "")
+        self._note.value = html(error, "error", role="alert") if error else html(note) if note else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ipywidgets as w
 
 from ..params import ParamError, load, preset_names
+from .style import note
 
 if TYPE_CHECKING:
     from .form import RunForm
@@ -53,7 +53,7 @@ class Toolbar(w.VBox):
         try:
             act()
         except (ParamError, OSError) as error:
-            self._note.value = f'<div class="mm-error" role="alert">{escape(str(error))}</div>'
+            self._note.value = note(error, "error", role="alert")
 
     def _load(self, name: str, *, preset: bool = False) -> None:
         path = Path(os.path.expanduser(name))
@@ -73,4 +73,4 @@ class Toolbar(w.VBox):
             raise ParamError("file", f"{path} is there already; press Save again to replace it")
         self._form.params.to_yaml(path)
         self._form.show(self._form.params, config=str(path))
-        self._note.value = f'<div class="mm-quiet" role="status">saved to {escape(str(path))}</div>'
+        self._note.value = note(f"saved to {path}", role="status")
