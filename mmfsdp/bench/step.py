@@ -27,7 +27,7 @@ from ..estimate import Machine, estimate, step_time
 from ..freeze import freeze
 from ..measure import Collectives, cpu_memory
 from ..models import Flamingo
-from ..params import Device, FSDPParams, ModelParams, RunParams, TrainParams, load
+from ..params import Device, FSDPParams, ModelParams, Precision, RunParams, TrainParams, load
 from ..plan import make_plan, with_moments
 from ..step import train_step
 from ..train.machine import machine_here
@@ -110,7 +110,7 @@ def _first(
 ) -> tuple[Way, dict[str, Any]]:
     """Wrap, take two steps, and look at the memory of the second; what was predicted of it."""
     model = random_model(params.model, meta=True)
-    fsdp = FSDPParams(mixed_precision="bf16", **OURS.get(name, {}))  # as `wrapped` has it
+    fsdp = FSDPParams(mixed_precision=Precision.BF16, **OURS.get(name, {}))  # as `wrapped` has it
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=batch.inputs())
     plan = with_moments(model, plan, batch.inputs())
     row: dict[str, Any] = {"way": name, "flops": plan.flops, "predicted_peak": None, "predicted_seconds": None}
