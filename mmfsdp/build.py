@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from .models import (
     origins,
 )
 from .params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
+from .params.run import cache_folder
 
 RECIPE = 1
 """Raise it when the generated pictures or their pretraining change: what older versions pretrained is then left."""
@@ -111,10 +111,9 @@ def generated_folder(params: ModelParams) -> Path:
     """Where the backbones that are pretrained on generated pictures are kept: `vision/` as open_clip lays a model out,
     `language/` as transformers does. One folder per configuration, under $MMFSDP_CACHE or the user's cache folder.
     """
-    cache = os.environ.get("MMFSDP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mmfsdp"
     parts = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
     what = json.dumps([RECIPE, parts], sort_keys=True)
-    return Path(os.path.expanduser(cache)) / hashlib.sha256(what.encode()).hexdigest()[:16]
+    return cache_folder() / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def needs_backbones(params: ModelParams) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from tiny_run import tiny_run
 
 from mmfsdp import ParamError, Run, RunParams, launch
+from mmfsdp.launch.lint import lint_here
 from mmfsdp.launch.start import make_folder
 from mmfsdp.runs import RunRecord, RunState, Status, read_json
 from mmfsdp.runs.processes import process_start
@@ -212,9 +213,10 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     assert state.status is Status.FAILED and state.reason == "stopped after 0 min; raise launch.timeout_min"
 
 
-def test_a_mistake_that_only_a_plan_shows_stops_a_launch_where_planning_is_imported(tmp_path):
+def test_a_mistake_that_only_a_plan_shows_stops_a_launch_where_planning_is_imported(tmp_path, monkeypatch):
     import mmfsdp.preview  # noqa: F401
 
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
     for changes, words in (
         ({"model.freeze": ("*",)}, "leaves nothing to train; add a pattern"),
         ({"model.freeze": ("no_such_tower.*",)}, "'no_such_tower.*' matches no"),
@@ -227,6 +229,13 @@ def test_a_mistake_that_only_a_plan_shows_stops_a_launch_where_planning_is_impor
     sound.to_yaml(make_folder(sound.launch) / "params.yaml")
     with pytest.raises(ParamError, match="leaves nothing to train"):
         Run(tmp_path / "runs" / sound.launch.name).resume(params=tiny_run(tmp_path, **{"model.freeze": ("*",)}))
+    assert lint_here(sound)
+    monkeypatch.delitem(sys.modules, "mmfsdp.preview")
+    assert lint_here(sound.change(**{"launch.name": "again", "train.lr": 1.0})), (
+        "found sound before: a plain script knows without torch"
+    )
+    for other in ({"model.freeze": ("*",)}, {"launch.ranks": 1}, {"train.accumulation": 3}):
+        assert not lint_here(sound.change(**other))
 
 
 def test_elsewhere_it_stops_the_run_before_its_ranks(tmp_path):

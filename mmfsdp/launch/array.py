@@ -15,6 +15,7 @@ from submitit.core.utils import DelayedSubmission
 
 from ..runs import RESERVE, Status, is_run, write_json, write_text
 from .job import run_rank
+from .lint import mistake
 from .slurm import enter_clean_environment, refusal, sbatch_text
 from .start import make_folder, reopen, write_record
 
@@ -26,25 +27,34 @@ PICKLE, BATCH = "member_submitted.pkl", "member.sh"
 
 def submit_array(sweep: Sweep, names: Sequence[str]) -> None:
     """Submit members together, no more than the sweep's number at once. What sbatch says, good or bad, is then in the
-    status.json of each."""
-    if not names:
-        return
+    status.json of each; or what the lint says of one that nobody has linted."""
     enter_clean_environment()
     for name in names:
         _prepare(sweep, name)
+    if not sweep._read("linted", False):
+        wrong = {name: words for name in names if (words := mistake(sweep.params(name)))}
+        for name, words in wrong.items():
+            _refuse(sweep, name, words)
+        names = [name for name in names if name not in wrong]
+    if not names:
+        return
     path = sweep.path / "array.sh"
     write_text(path, array_text(sweep, names))
     done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True)
     if done.returncode:
-        refused = {"status": Status.FAILED, "reason": refusal(done.stderr), "finished": time.time()}
         for name in names:
-            write_json(sweep.path / name / "status.json", refused)
+            _refuse(sweep, name, refusal(done.stderr))
         return
     number = done.stdout.strip().partition(";")[0]
     for name in names:
         job, logs = f"{number}_{int(name)}", sweep.path / name / "logs"
         (logs / PICKLE).rename(logs / f"{job}_submitted.pkl")
         write_json(logs.parent / "status.json", {"status": Status.QUEUED, "job": job, "submitted": time.time()})
+
+
+def _refuse(sweep: Sweep, name: str, words: str) -> None:
+    refused = {"status": Status.FAILED, "reason": words, "finished": time.time()}
+    write_json(sweep.path / name / "status.json", refused)
 
 
 def array_text(sweep: Sweep, names: Sequence[str]) -> str:

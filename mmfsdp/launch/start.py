@@ -17,13 +17,13 @@ import mmfsdp
 from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, run_state, write_text
 from ..runs.checkpoints import checkpoint_step
 from ..runs.processes import RUN_VARIABLE, process_start
-from .lint import lint_here
+from .lint import TRAINING, lint_here
 from .run import Run
 
 if TYPE_CHECKING:  # the supervisor and the ranks start sooner without
     from ..params import LaunchParams, RunParams
 
-ENTRY = "mmfsdp.train:run"
+ENTRY = TRAINING[0]
 """What every rank calls, with the run folder."""
 
 
@@ -36,7 +36,7 @@ def launch(params: RunParams, *, entry: str = ENTRY, linted: bool = False) -> Ru
     planning is not imported yet the lint comes before the ranks, in the background, and refuses in the run's state.
     """
     check(params)
-    unseen = entry == ENTRY and not (linted or lint_here(params))  # what else ranks may call is not known here
+    unseen = entry in TRAINING and not (linted or lint_here(params))  # what else ranks may call is not known here
     folder = make_folder(params.launch)
     return _begin(folder, params, entry, unseen=unseen)
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from ..runs import PathLike, RunState, Status, is_run, read_json, run_state, write_json
 from ..runs.listing import SWEEP, text_table
-from .lint import lint_here
+from .lint import TRAINING, lint_here
 from .run import Run
 from .start import check as look
 from .start import make_folder
@@ -28,7 +28,7 @@ from .start import make_folder
 if TYPE_CHECKING:
     from ..params import RunParams
 
-ENTRY = "mmfsdp.evaluate:train_and_caption"
+ENTRY = TRAINING[1]
 LOCK = ".queue.lock"
 """Held by the process that starts the members; free where there is none."""
 MOST = 1000
@@ -56,12 +56,12 @@ def sweep(
     members = [dict(o) | g for o in overrides or [{}] for g in _combinations(grid or {})]
     checked = _checked(params, members, at_once)
     look(checked[0])
-    linted = check is not None
-    for member in checked:
-        if check:
+    linted = check is not None or entry not in TRAINING
+    if check:
+        for member in checked:
             check(member)
-        elif entry == ENTRY:
-            linted = lint_here(member)
+    elif not linted:
+        linted = all([lint_here(member) for member in checked])  # every one of them, for its errors
     found = Sweep(_make_folder(params))
     params.to_yaml(found.path / "base.yaml")
     content = {"created": time.time(), "at_once": at_once, "entry": entry, "linted": linted}

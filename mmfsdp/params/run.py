@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
@@ -20,6 +21,12 @@ from .model import ModelParams
 from .train import TrainParams
 
 T = TypeVar("T")
+
+
+def cache_folder() -> Path:
+    """$MMFSDP_CACHE, or ours in the user's cache folder: for what can be made again."""
+    found = os.environ.get("MMFSDP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mmfsdp"
+    return Path(os.path.expanduser(found))
 
 
 @dataclass(frozen=True, kw_only=True)

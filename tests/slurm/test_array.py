@@ -1,10 +1,15 @@
 """A sweep on a real Slurm: one job array, no more at once than was asked, failed members again alone."""
 
 import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from mmfsdp import ParamError, sweep
+from mmfsdp.launch.sweeps import Sweep
+from mmfsdp.params import load
 from mmfsdp.runs import Status
 from tests.slurm.cluster import until
 from tests.slurm.conftest import ROOT, light
@@ -44,3 +49,18 @@ def test_a_waiting_and_running_array_is_cancelled_whole(cluster, tmp_path, monke
     until(lambda: found.states()["000"].step, seconds=60, words=lambda: str(found))
     assert found.states()["002"].status is Status.QUEUED
     assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()
+
+
+def test_a_member_whose_plan_is_wrong_is_never_submitted(cluster, tmp_path):
+    wrong = replace(light(tmp_path), model=replace(load("tiny").model, freeze=("*",)))
+    wrong.to_yaml(tmp_path / "params.yaml")
+    code = (
+        "import sys; from mmfsdp import RunParams, sweep; found = sweep(RunParams.from_yaml(sys.argv[1]), "
+        "grid={'train.lr': [1e-3, 2e-3]}); assert 'torch' not in sys.modules; print(found.path)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "params.yaml"], stdout=subprocess.PIPE, check=True)
+    found = Sweep.open(done.stdout.decode().strip())
+    until(found.done, seconds=120, words=lambda: str(found))
+    assert (
+        all("leaves nothing to train" in row["why"] for row in found.rows()) and not (found.path / "array.sh").exists()
+    )
