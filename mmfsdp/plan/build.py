@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from math import ceil
 
 import torch
@@ -115,8 +115,10 @@ def unit_name(modules: tuple[str, ...]) -> str:
     """The module's name, or the names that differ in braces: layers.0.{attn,ff}."""
     if len(modules) == 1:
         return modules[0] or ROOT
-    together = os.path.commonprefix([name.split(".")[:-1] for name in modules])
-    rest = [".".join(name.split(".")[len(together) :]) for name in modules]
+    paths = [name.split(".") for name in modules]
+    columns = zip(*(path[:-1] for path in paths), strict=False)
+    together = [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
+    rest = [".".join(path[len(together) :]) for path in paths]
     return ".".join([*together, "{" + ",".join(rest) + "}"])
 
 
