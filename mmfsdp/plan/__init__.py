@@ -116,6 +116,7 @@ def _ddp(
 ) -> WrapPlan | None:
     """The plan as DDP, where that is as good, fits, and can honor the other choices."""
     from .auto import ddp_is_as_good, held_by
+    from .table import size
 
     if not ddp_is_as_good(plan, train):
         return None
@@ -131,9 +132,11 @@ def _ddp(
         ddp = make_plan(model, fsdp, world_size=plan.world_size, example=example)
     except ParamError:
         return None
-    if held_by(counted(ddp) if counted and not (ddp.moments or ddp.refused) else ddp, train)[0] > budget:
+    held = held_by(counted(ddp) if counted and not (ddp.moments or ddp.refused) else ddp, train)[0]
+    if held > budget:
         return None
-    return replace(ddp, why=f"{plan.why}; so little trains that one all-reduce of it is cheaper than to shard it: DDP")
+    why = "so little trains that one all-reduce of it is cheaper than to shard it: DDP, with which a rank holds"
+    return replace(ddp, why=f"{plan.why}; {why} {size(held)}")
 
 
 def _refuse_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
