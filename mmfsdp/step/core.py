@@ -129,7 +129,11 @@ def _accumulating(model: nn.Module, *, last: bool) -> Iterator[None]:
         model.set_requires_gradient_sync(last)
         for module in model.modules():
             unit = getattr(module, "mmfsdp_unit", None)
-            if isinstance(module, FSDPModule) and unit is not None and unit.hold:
+            if not isinstance(module, FSDPModule) or unit is None:
+                continue
+            if unit.kind == "frozen":  # torch 2.11 fails without, on units not entered: an encoder's that is cached
+                module.set_requires_gradient_sync(True, recurse=False)
+            if unit.hold:
                 module.set_reshard_after_forward(last and unit.reshard_after_forward, recurse=False)
                 module.set_reshard_after_backward(last, recurse=False)
     yield
