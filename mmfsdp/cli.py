@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ from .cli_runs import cancel, drill, list_runs, one_run
 from .cli_sweep import sweep
 from .params import ParamError, RunParams, preset_names
 from .params.check import did_you_mean
+from .runs.state import advice
 
 if TYPE_CHECKING:
     from .plan import WrapPlan
@@ -66,14 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ParamError, OSError) as error:  # OSError: no such file, a full disk, a folder that is closed or read-only
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        room = "; make room, or name a folder elsewhere: launch.folder for runs, MMFSDP_CACHE for backbones" * full
-        print(f"mmfsdp {command}: {' '.join(str(error).split())}{room}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print()
         return 130
+    except Exception as error:
+        words = " ".join(str(error).split())
+        hint = (
+            "" if isinstance(error, ParamError) else advice(words)
+        )  # of a full disk safetensors tells in an error of its own
+        if not (hint or isinstance(error, (ParamError, OSError))):  # no such file, a folder that is closed or read-only
+            raise
+        print(f"mmfsdp {command}: {words}{hint}", file=sys.stderr)
+        return 2
 
 
 def usage() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -28,6 +29,8 @@ from .params import GENERATED, BackboneParams, BackboneSource, ParamError, RunPa
 Progress = Callable[[str, float], None]
 """Called after each step with what is being pretrained and the fraction of it that is done."""
 
+ROOM = 1 << 25
+"""Bytes that the cache must have room for."""
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 
@@ -77,6 +80,8 @@ def ensure_backbones(
 
 def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
     beside = folder.with_name(f"{folder.name}.part")
+    if shutil.disk_usage(folder.parent).free < ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # now rather than after two minutes
     shutil.rmtree(beside, ignore_errors=True)  # left by a process that was killed
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from mmfsdp.evaluate import caption_held_out, load_run
 from mmfsdp.report import write_report
 from mmfsdp.runs import Status, read_json
 from mmfsdp.runs.state import LESS_MEMORY
-from tests.fault_entries import GROUPS
+from tests.fault_entries import GROUPS, diskless
 from tests.test_resume import curve, final
 from tests.tiny_run import tiny_run
 
@@ -97,24 +98,57 @@ def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
         assert time.time() - (run.path / "fault").stat().st_mtime < fault.seconds + 1, "every process is gone"
 
 
-def test_a_full_disk_ends_the_run_with_its_cause(start, tmp_path):
-    """A disk of 3 MB where one can be mounted; elsewhere a quota, as above."""
-    disk = tmp_path / "runs"
-    disk.mkdir()
-    real = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode == 0
+@pytest.fixture
+def disk(tmp_path):
+    """(runs' folder, whether it is a disk of 3 MB: one cannot be mounted everywhere)."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder]
+    real = subprocess.run(command, capture_output=True).returncode == 0
+    yield folder, real
+    if real:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_ends_the_run_with_its_cause(start, disk):
+    """A full disk where there is one of its own; elsewhere a quota, as above."""
+    folder, real = disk
+    entry = f"tests.fault_entries:{'diskless' if real else 'barred'}_1_step"
+    run = start(entry, **{"train.save_every": 2})
+    state = run.wait(120)
+    assert state.status is Status.FAILED and state.rank is not None, state
+    assert ("No space left on device" if real else "File too large") in state.reason
+    assert not real or f"the disk of {run.path} is full" in state.reason
+    assert "Traceback" in state.traceback
+    run.record.stop()
+    assert [path.name for path in runs.complete_checkpoints(run.path / "checkpoints")] == ["step_00000002"]
+    load_run(run.path)  # is as it was
+
+
+def test_a_disk_that_is_full_at_the_launch_or_just_after_is_named(start, disk, monkeypatch):
+    folder, real = disk
+    monkeypatch.chdir(folder)
+    if real:
+        diskless()
+    else:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limit[1]))
     try:
-        entry = f"tests.fault_entries:{'diskless' if real else 'barred'}_1_step"
-        run = start(entry, **{"train.save_every": 2})
-        state = run.wait(120)
-        assert state.status is Status.FAILED and state.rank is not None, state
-        assert ("No space left on device" if real else "File too large") in state.reason
-        assert "Traceback" in state.traceback
-        run.record.stop()
-        assert [path.name for path in runs.complete_checkpoints(run.path / "checkpoints")] == ["step_00000002"]
-        load_run(run.path)  # is as it was
+        with pytest.raises(ParamError, match=rf"launch.folder: '{folder}/\w+' cannot be written .*; make room"):
+            start("mmfsdp.train:run")
+        assert {path.name for path in folder.iterdir()} <= {"filler"}, "no half a run is left"
     finally:
-        if real:
-            subprocess.run(["umount", "-l", disk], check=True)
+        if not real:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    if real:
+        Path("filler").unlink()
+        run = start("mmfsdp.train:run")
+        diskless()
+        state = run.wait(120)
+        assert state.done and f"the disk of {run.path} is full" in state.reason, state
+        with pytest.raises(ParamError, match="make room"):
+            run.resume()
+        assert run.state().reason == state.reason, "and can still be resumed"
 
 
 def test_ten_kills_at_random_moments_lose_nothing(tmp_path):

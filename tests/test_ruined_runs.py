@@ -1,10 +1,13 @@
 """Run folders in every half-written state: all that opens one says what it can, and raises only ParamError."""
 
 import json
-import random
+import os
 import shutil
+import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mmfsdp.launch import Run
 from mmfsdp.params import ParamError, RunParams
@@ -12,26 +15,10 @@ from mmfsdp.report import report_html
 from mmfsdp.report.comparison import compare
 from mmfsdp.runs import RunRecord, note, run_state, write_json
 from mmfsdp.runs.listing import find_runs, runs_table
+from mmfsdp.runs.processes import process_start
 from mmfsdp.watch import Progress, Rows, Tail, first_error, follow, read_log
+from tests.ruin import always, ruin, ruins
 
-ODD = [
-    None,
-    True,
-    -1,
-    0,
-    3.5,
-    10**400,
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    [],
-    [1],
-    {},
-    {"a": {}},
-    [[None]],
-    "\x1b[31m",
-]
 DEAD = {
     "executor": "local", "entry": "m:f", "ranks": 2, "steps": 20, "threads": 1, "timeout_min": 9, "device": "cpu",
     "pid": 2**22 + 1, "start": 0.0, "identity": "x", "created": 1.7e9, "version": "0", "commit": "",
@@ -41,8 +28,6 @@ DEAD = {
 @pytest.fixture
 def whole(finished_run):
     """A run with one of every file."""
-    import socket
-
     folder = finished_run
     (folder / "logs").mkdir()
     RunRecord(**DEAD, host=socket.gethostname()).write(folder)
@@ -66,9 +51,10 @@ def whole(finished_run):
 
 
 FILES = (
-    "run.json", "params.yaml", "status.json", "logs/rank0.json", "logs/rank1.beat", "logs/7_1_log.out", "plan.json",
-    "metrics.jsonl", "metrics-rank1.jsonl", "events.jsonl", "result.json", "profile/rank0.json",
+    "params.yaml", "run.json", "status.json", "logs/rank0.json", "logs/rank1.beat", "logs/7_1_log.out", "plan.json",
+    "metrics.jsonl", "metrics-rank1.jsonl", "events.jsonl", "profile/rank0.json", "result.json",
 )  # fmt: skip
+"""In the order in which they are written."""
 
 
 def look(folder):
@@ -111,48 +97,31 @@ def panel(folder):
         shown.close()
 
 
-def ruined(data: bytes):
-    """Ways in which a file can be wrong; None: missing, a folder in its place."""
-    yield from (None, "folder", b"", b"[1, 2]\n", b"\xff\xfe\x00", b'{"a": 1}\n', b"[" * 100_000)
-    yield data[: len(data) // 2]
+WHO = {
+    "dead": {}, "alive": {"pid": os.getpid(), "start": process_start(os.getpid())}, "elsewhere": {"host": "elsewhere"},
+    "slurm": {"executor": "slurm"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_missing_cut_garbage_or_a_folder(whole, name):
-    path = whole / name
-    data = path.read_bytes()
-    for way in ruined(data):
-        path.unlink()
-        if way == "folder":
-            path.mkdir()
-        elif way is not None:
-            path.write_bytes(way)
+@always(120)
+@given(
+    st.sampled_from(list(WHO)),
+    st.integers(len(FILES) // 2, 2 * len(FILES)),
+    st.lists(ruins(FILES), max_size=2, unique_by=lambda ruin: ruin[0]),
+)
+def test_a_run_of_which_so_much_is_there_and_some_of_it_ruined(whole, who, there, wrong):
+    """there: files written so far, in the order in which a run writes them."""
+    kept = {name: (whole / name).read_bytes() for name in FILES}
+    RunRecord(**DEAD | {"host": socket.gethostname()} | WHO[who]).write(whole)
+    for name in FILES[there:]:
+        (whole / name).unlink()
+    try:
+        for name, *how in wrong:
+            if (whole / name).is_file():
+                ruin(whole / name, *how)
         look(whole)
-        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-        path.write_bytes(data)
-
-
-def test_values_of_wrong_types(whole):
-    rng = random.Random(20)
-    files = [name for name in FILES if name.endswith((".json", ".jsonl"))]
-    for _ in range(50):
-        path = whole / rng.choice(files)
-        data = path.read_text()
-        lines = [data] if path.suffix == ".json" else data.splitlines()
-        at = rng.randrange(len(lines))
-        found = json.loads(lines[at])
-        place = found
-        while True:
-            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
-            if isinstance(place[key], (dict, list)) and place[key] and rng.random() < 0.7:
-                place = place[key]
-                continue
-            break
-        place[key] = rng.choice(ODD)
-        lines[at] = json.dumps(found)
-        path.write_text("\n".join(lines) + "\n")
-        try:
-            look(whole)
-        except Exception as error:
-            raise AssertionError(f"{path.name}: {key} = {place[key]!r}: {type(error).__name__} {error}") from error
-        path.write_text(data)
+    finally:
+        for name, data in kept.items():
+            if (whole / name).is_dir():
+                (whole / name).rmdir()
+            (whole / name).write_bytes(data)

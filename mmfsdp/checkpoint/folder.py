@@ -72,7 +72,7 @@ def marker_of(checkpoint: Path) -> dict[str, Any]:
         if marker.pop("sha256") == _digest(marker):
             return marker
         raise ValueError("its checksum is another")
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise damaged(checkpoint, MARKER) from error
 
 
@@ -95,7 +95,7 @@ def verify(checkpoint: Path, marker: dict[str, Any]) -> None:
 def damaged(checkpoint: Path, name: str) -> DamagedCheckpoint:
     """The error for a file that is not what was written, with the checkpoint before on offer."""
     before = [path for path in complete_checkpoints(checkpoint.parent) if path < checkpoint]
-    offer = "there is none before it"
+    offer = "there is none before it: train anew"
     if before:
         step = checkpoint_step(before[-1])
         offer = f"the one before is {before[-1].name}: go on from it with `mmfsdp resume RUN --step {step}`"

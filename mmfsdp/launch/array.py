@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from submitit.core.utils import DelayedSubmission
 
-from ..runs import RESERVE, Status, is_run, write_json, write_text
+from ..runs import Status, is_run, reserve, write_json, write_text
 from .job import run_rank
 from .lint import mistake
 from .slurm import enter_clean_environment, refusal, sbatch_text
@@ -82,7 +82,7 @@ def _prepare(sweep: Sweep, name: str) -> None:
     for mark in sweep.path.glob(f"{name}.*"):
         mark.unlink()
     logs = folder / "logs"
-    (logs / RESERVE).write_bytes(bytes(1 << 18))
+    reserve(folder)
     write_text(folder / "params.yaml", params.to_yaml())
     write_text(logs / BATCH, sbatch_text(params))
     call = DelayedSubmission(run_rank, str(folder))

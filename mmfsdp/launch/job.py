@@ -49,13 +49,13 @@ def run_rank(folder: str) -> None:
     if (path / "cancel").exists():
         raise SystemExit("cancelled")
     listen(term=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
-    say(state="running")
-    if record.executor == "slurm" and job.global_rank == 0:
-        within.start(path)
-        if word["life"] != "0":
-            text = f"Slurm has started its job again, for the {word['life']}. time"
-            note(path, "requeued", step=last_row(path).get("step", 0), text=text)
     try:
+        say(state="running")
+        if record.executor == "slurm" and job.global_rank == 0:
+            within.start(path)
+            if word["life"] != "0":
+                text = f"Slurm has started its job again, for the {word['life']}. time"
+                note(path, "requeued", step=last_row(path).get("step", 0), text=text)
         find(record.entry)(path)
     except Preempted as preempted:
         say(state="preempted", step=preempted.step)

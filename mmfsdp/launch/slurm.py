@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError
 
-from ..runs import RESERVE, Status, write_json
+from ..runs import Status, write_json
 from ..runs.slurm import END, PREEMPTED
 from .job import run_rank
 from .lint import refusal as lint_refusal
@@ -148,7 +148,6 @@ def submit(folder: Path, *, unseen: bool = False) -> None:
     from ..params import RunParams
 
     enter_clean_environment()
-    (folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
     if (folder / "cancel").exists():
         write_json(folder / "status.json", {"status": Status.CANCELLED, "reason": "cancelled"})
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import mmfsdp
 
-from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, run_state, write_text
+from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, reserve, run_state, write_text
 from ..runs.checkpoints import checkpoint_step
 from ..runs.processes import RUN_VARIABLE, process_start
+from ..runs.state import MORE_ROOM
 from .lint import TRAINING, lint_here
 from .run import Run
 
@@ -38,6 +40,11 @@ def launch(params: RunParams, *, entry: str = ENTRY, linted: bool = False) -> Ru
     check(params)
     unseen = entry in TRAINING and not (linted or lint_here(params))  # what else ranks may call is not known here
     folder = make_folder(params.launch)
+    try:
+        reserve(folder)
+    except OSError as error:
+        shutil.rmtree(folder)
+        raise _no_room(folder, error) from None
     return _begin(folder, params, entry, unseen=unseen)
 
 
@@ -50,6 +57,10 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
     changed, params = params is not None, params or Run.open(folder).params
     check(params)
     unseen = changed and not lint_here(params)  # what has run is not asked again
+    try:
+        reserve(folder)  # before anything is changed: what cannot go on now can be resumed later
+    except OSError as error:
+        raise _no_room(folder, error) from None
     return _begin(folder, params, reopen(folder, step=step, params=params), unseen=unseen)
 
 
@@ -136,6 +147,12 @@ def make_folder(params: LaunchParams) -> Path:
         raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
     (folder / "logs").mkdir()
     return folder
+
+
+def _no_room(folder: Path, error: OSError) -> Exception:
+    from ..params import ParamError
+
+    return ParamError("launch.folder", f"{str(folder)!r} cannot be written ({error}){MORE_ROOM}")
 
 
 def _taken(folder: Path, params: LaunchParams) -> str:

@@ -21,7 +21,7 @@ import submitit
 
 from ..runs import NOTICE, RESERVE, RunRecord, Status, last_row, note, write_json
 from ..runs.processes import oom_kills
-from ..runs.state import LESS_MEMORY, failure_of, last_log_lines, rank_word
+from ..runs.state import LESS_MEMORY, advice, failure_of, full_disk, last_log_lines, rank_word
 from .job import VISIBLE, run_rank
 from .lint import refusal
 from .silence import Silence
@@ -50,8 +50,10 @@ def supervise(folder: Path, *, unseen: bool = False) -> None:
         verdict = verdict or watch.asked_to_stop() or watch.run()
         (folder / "logs" / RESERVE).unlink(missing_ok=True)
         watch.say(**verdict | {"status": Status.STARTING})  # the cause at once, the end once all is stopped
-    except Exception:
-        verdict = {"status": Status.FAILED, "reason": "its supervisor failed", "traceback": traceback.format_exc()}
+    except Exception as error:
+        (folder / "logs" / RESERVE).unlink(missing_ok=True)
+        reason = f"its supervisor failed: {error}{advice(str(error), folder)}"
+        verdict = {"status": Status.FAILED, "reason": reason, "traceback": traceback.format_exc()}
     record.stop()
     watch.say(**verdict, finished=time.time())
     if verdict["status"] is Status.FAILED:
@@ -94,7 +96,6 @@ class _Watch:
 
     def run(self) -> Verdict:
         """Start the ranks and watch them until there is a verdict; again, as often as they make room."""
-        (self.folder / "logs" / RESERVE).write_bytes(bytes(1 << 18))
         while (verdict := self._life())["status"] is Status.STARTING:
             note(self.folder, "requeued", step=verdict["step"], text="its ranks made room, and are started again")
             for word in (self.folder / "logs").glob("rank*.*"):  # they are the last life's
@@ -168,9 +169,10 @@ class _Watch:
             reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash"
             if oom_kills() > self.oom_kills:
                 reason += f"; the kernel has just killed for want of memory{LESS_MEMORY}"
-            reason += "".join(f"; then {failure_of(word)['reason']}" for word in failed[:1])
+            reason += full_disk(self.folder)
+            reason += "".join(f"; then {failure_of(self.folder, word)['reason']}" for word in failed[:1])
             return {"status": Status.FAILED, "reason": reason, "rank": rank, "traceback": text}
-        return {"status": Status.FAILED, **failure_of(failed[0]), "time": failed[0]["time"]}
+        return {"status": Status.FAILED, **failure_of(self.folder, failed[0]), "time": failed[0]["time"]}
 
     def _failed(self) -> tuple[list[int], list[dict[str, Any]]]:
         """Ranks whose process is gone without a word of its end, and the words of those that failed."""

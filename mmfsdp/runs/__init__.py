@@ -26,6 +26,7 @@ from .files import (
     metrics_path,
     read_json,
     read_metrics,
+    reserve,
     write_json,
     write_text,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "read_events",
     "read_json",
     "read_metrics",
+    "reserve",
     "run_state",
     "write_json",
     "write_text",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ PathLike = str | os.PathLike[str]
 
 RESERVE = "reserve"
 """File in logs/ that is removed when something fails: on a full disk there is then room to say what."""
+
+_ROOM = 1 << 18
+"""Bytes of it."""
 
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """What opening a file raises where there is none of that name."""
@@ -40,6 +44,22 @@ def write_text(path: PathLike, text: str) -> None:
     except OSError:
         beside.unlink(missing_ok=True)  # of a full disk, half a file would keep the last room
         raise
+
+
+def reserve(folder: PathLike) -> None:
+    """Make sure that there is room in a run's folder to begin, and keep some. Raises OSError where there is none."""
+    with open(Path(folder) / "logs" / RESERVE, "wb") as file:
+        file.write(bytes(_ROOM + _ROOM // 4))
+        file.flush()
+        file.truncate(_ROOM)
+
+
+def is_full(folder: PathLike) -> bool:
+    """Whether the disk of a run's folder has no room for what a run writes at its end."""
+    try:
+        return shutil.disk_usage(folder).free < 2 * _ROOM
+    except OSError:
+        return False
 
 
 def write_json(path: PathLike, value: Any) -> None:

@@ -96,7 +96,7 @@ def _of_files(folder: Path, record: RunRecord) -> dict[str, Any] | None:
     first = _first_failed(folder, record)
     if not first or NODE_FAILED in last_log_lines(folder, 0, size=40_000):
         return None  # a job that has lost a node, Slurm starts again
-    return {"status": Status.FAILED, **failure_of(first)}
+    return {"status": Status.FAILED, **failure_of(folder, first)}
 
 
 def _end(folder: Path) -> int | None:
@@ -132,7 +132,7 @@ def _of_slurm(folder: Path, record: RunRecord, number: str, *, stepped: bool) ->
     if job.state or word or ended or job.trouble:
         status = Status.RUNNING if stepped else Status.STARTING if job.state or word else Status.QUEUED
         first = _first_failed(folder, record)
-        failure = failure_of(first) if first else {}
+        failure = failure_of(folder, first) if first else {}
         reason = failure.get("reason") or f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
         return {"status": status, **failure, "reason": reason + said}
     return {"status": Status.QUEUED, "reason": f"job {number} was submitted{said}"}
@@ -160,7 +160,7 @@ def _over(folder: Path, record: RunRecord, number: str, state: str, reason: str)
     if state == "CANCELLED":
         return {"status": Status.CANCELLED, "reason": ENDS[state] + (f" ({reason})" if reason else "")}
     if first := _first_failed(folder, record):
-        return {"status": Status.FAILED, **failure_of(first)}
+        return {"status": Status.FAILED, **failure_of(folder, first)}
     if not state:
         return {"status": Status.LOST, "reason": f"Slurm knows job {number} no more, and it left no result"}
     if ENDS[state]:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import psutil
 
-from .files import NO_FILE, PathLike, metrics_path, read_json, read_metrics, write_json
+from .files import NO_FILE, PathLike, is_full, metrics_path, read_json, read_metrics, write_json
 from .processes import alive, members, stop
 
 SILENCE = 180.0
@@ -209,13 +209,11 @@ def _orphaned(folder: Path, record: RunRecord, values: dict[str, Any]) -> dict[s
         return {"status": Status.CANCELLED, "reason": "cancelled"}
     if failed:
         first = min(failed, key=lambda word: word.get("time", 0))
-        return {"status": Status.FAILED, **failure_of(first)}
+        return {"status": Status.FAILED, **failure_of(folder, first)}
     if all(word.get("state") == "done" for word in words):
         return {"status": Status.COMPLETED}
-    return {
-        "status": Status.LOST,
-        "reason": "its processes are gone without a result: killed, or the machine stopped",
-    }
+    why = "killed, or the machine stopped"
+    return {"status": Status.LOST, "reason": f"its processes are gone without a result: {why}{full_disk(folder)}"}
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -239,13 +237,28 @@ LESS_MEMORY = (
 )
 
 
-def failure_of(word: dict[str, Any]) -> dict[str, Any]:
+NO_ROOM = "No space left on device|Disk quota exceeded"
+MORE_ROOM = "; make room, or name a folder elsewhere: launch.folder for runs, MMFSDP_CACHE for backbones"
+
+
+def full_disk(folder: Path) -> str:
+    """What a reason is followed by where a run's disk is full; else nothing."""
+    return f"; the disk of {folder} is full{MORE_ROOM}" if is_full(folder) else ""
+
+
+def advice(error: str, folder: Path | None = None) -> str:
+    """What an error's words are followed by, where a person can do something; else nothing."""
+    if re.search(NO_ROOM, error):
+        return (full_disk(folder) if folder else "") or MORE_ROOM
+    return LESS_MEMORY if re.search(NO_MEMORY, error) else ""
+
+
+def failure_of(folder: Path, word: dict[str, Any]) -> dict[str, Any]:
     """The part of a verdict that names the failed rank."""
     rank, error = word.get("rank"), word.get("error", "failed")
-    advice = LESS_MEMORY if re.search(NO_MEMORY, error) else ""
     return {
         "rank": rank,
-        "reason": f"rank {rank}: {error}{advice}",
+        "reason": f"rank {rank}: {error}{advice(error, folder)}",
         "traceback": word.get("traceback", ""),
     }
 
