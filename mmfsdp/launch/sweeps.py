@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from ..runs import PathLike, RunState, Status, is_run, read_json, run_state, write_json
 from ..runs.listing import SWEEP, text_table
+from ..runs.state import full_disk
 from .lint import TRAINING, lint_here
 from .run import Run
 from .start import check as look
@@ -188,7 +189,7 @@ class Sweep:
         if queue:
             return RunState(Status.QUEUED, "waits for its turn")
         ended = "cancelled" if (self.path / "cancel").exists() else "the queue was killed before its turn"
-        return RunState(Status.CANCELLED if ended == "cancelled" else Status.LOST, ended)
+        return RunState(Status.CANCELLED if ended == "cancelled" else Status.LOST, ended + full_disk(self.path))
 
     def _has_queue(self) -> bool:
         try:
