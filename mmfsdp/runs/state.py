@@ -212,8 +212,8 @@ def _orphaned(folder: Path, record: RunRecord, values: dict[str, Any]) -> dict[s
         return {"status": Status.FAILED, **failure_of(folder, first)}
     if all(word.get("state") == "done" for word in words):
         return {"status": Status.COMPLETED}
-    why = "killed, or the machine stopped"
-    return {"status": Status.LOST, "reason": f"its processes are gone without a result: {why}{full_disk(folder)}"}
+    reason = "its processes are gone without a result: killed, or the machine stopped"
+    return {"status": Status.LOST, "reason": reason + full_disk(folder)}
 
 
 def written(folder: Path) -> dict[str, Any]:
