@@ -63,8 +63,10 @@ def _unit(unit: Unit, share: float, place: tuple[float, float, float, float], *,
 
 def _short_names(name: str) -> list[str]:
     """The ends of a unit's dotted name that say something, longest first: layers.0.attention, attention."""
-    parts = name.split("{")[0].rstrip(".").split(".")
-    return [".".join(parts[i:]) for i in range(max(0, len(parts) - 3), len(parts)) if not parts[i][:1].isdigit()]
+    together, _, apart = name.partition("{")
+    parts = (together.rstrip(".") or apart.rstrip("}")).split(".")
+    ends = [".".join(parts[i:]) for i in range(max(0, len(parts) - 3), len(parts)) if not parts[i][:1].isdigit()]
+    return [*ends, *parts[-1].split(",")[1:][-1:]] if ends else [name]
 
 
 def _bytes(unit: Unit) -> tuple[int, int]:
