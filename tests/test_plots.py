@@ -7,10 +7,11 @@ from xml.etree import ElementTree
 import pytest
 from torch import nn
 
-from mmfsdp import plots, style
+from mmfsdp import plots
 from mmfsdp.freeze import freeze
 from mmfsdp.params import Backend, FSDPParams
 from mmfsdp.plan import make_plan
+from mmfsdp.plots import style
 from mmfsdp.plots.plan import _mosaic
 
 HOSTILE = "<script>alert('$x$ &')</script>"
