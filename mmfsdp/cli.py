@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from .cli_runs import cancel, drill, list_runs, one_run
@@ -181,7 +182,7 @@ def launch(argv: list[str]) -> int:
     params = parse("launch", argv)
     check_plan(params)
     run = start(params)
-    print(f"{run.path}: started; follow it with `mmfsdp watch {run.path}`")
+    print(f"{run.path}: started; follow it with `mmfsdp watch {quote(str(run.path))}`")
     return 0
 
 
