@@ -50,12 +50,17 @@ def memoryless() -> None:
 def overcommitted() -> None:
     """More and more memory, until the kernel kills. Where no control group can be made, as if it had."""
     if GROUPS:
-        group = GROUPS / f"mmfsdp-{Path.cwd().parent.parent.name}"
+        group = group_of(Path.cwd().parent.parent)
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(1 << 28))
         (group / "cgroup.procs").write_text(str(os.getpid()))
         hoard()
     killed()
+
+
+def group_of(folder: Path) -> Path:
+    """A control group that no other test has, nor one that was stopped has left."""
+    return GROUPS / "-".join(["mmfsdp", *folder.resolve().parts[1:]])
 
 
 def hoard() -> None:

@@ -16,7 +16,7 @@ from mmfsdp.evaluate import caption_held_out, load_run
 from mmfsdp.report import write_report
 from mmfsdp.runs import Status, read_json
 from mmfsdp.runs.state import LESS_MEMORY
-from tests.fault_entries import GROUPS, diskless
+from tests.fault_entries import GROUPS, diskless, group_of
 from tests.test_resume import curve, final
 from tests.tiny_run import tiny_run
 
@@ -79,7 +79,7 @@ def start(tmp_path, monkeypatch):
     for run in started:
         if run.record:
             run.record.stop(grace=0)
-        for group in GROUPS.glob(f"mmfsdp-{run.path.parent.parent.name}") if GROUPS else []:
+        for group in GROUPS.glob(group_of(run.path.parent.parent).name) if GROUPS else []:
             group.rmdir()
 
 

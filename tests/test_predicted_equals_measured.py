@@ -101,7 +101,7 @@ def cases(ranks: int) -> dict[str, dict]:
 
 
 def plan_of(case: dict, ranks: int) -> WrapPlan:
-    fields = {k: v for k, v in case.items() if k not in ("kind", "micro_steps", "sources")}
+    fields = {k: v for k, v in case.items() if k not in ("kind", "micro_steps", "sources", "marks")}
     example = batch_of(case["kind"]).inputs()
     return make_plan(MODELS[case["kind"]][0](), FSDPParams(**fields), world_size=ranks, example=example)
 
@@ -124,7 +124,7 @@ def planned_and_measured(wanted: dict[str, dict]) -> dict:
     }
 
 
-def measure(plan: WrapPlan, *, kind: str, micro_steps: int = 1, sources: int = 1, **_) -> dict:
+def measure(plan: WrapPlan, *, kind: str, micro_steps: int = 1, sources: int = 1, marks: int = 2, **_) -> dict:
     gc.collect()  # what goes while memory is watched must have come while it was
     with cpu_memory() as memory:
         model = apply_plan(MODELS[kind][0](), plan)
@@ -134,7 +134,7 @@ def measure(plan: WrapPlan, *, kind: str, micro_steps: int = 1, sources: int = 1
         for _ in range(1 + (plan.backend == "DDP")):  # states are there; DDP has made its buckets anew
             train_step(model, batches, optimizer, max_grad_norm=1.0)
         gc.collect()
-        for _ in range(5):  # now and then a thread of gloo's lets go of a buffer late: the least counts
+        for _ in range(marks):
             memory.mark()
             with Collectives() as counted:
                 train_step(model, batches, optimizer, max_grad_norm=1.0)
@@ -152,7 +152,17 @@ def everything(request):
     wanted = cases(request.param)
     found = on_ranks(planned_and_measured, request.param, wanted)
     plans = {name: WrapPlan.from_json(found[0][name]["plan"]) for name in wanted}
-    return {name: (plan, cost_of(plan, wanted[name])) for name, plan in plans.items()}, found
+    costs = {name: (plan, cost_of(plan, wanted[name])) for name, plan in plans.items()}
+    # A thread of gloo's may have let go of a buffer late in both marked steps: eight more tell that from a wrong plan.
+    late = {n: {**wanted[n], "marks": 8} for n in wanted if any(apart(costs[n][1], rank[n]) < -0.03 for rank in found)}
+    for rank, again in zip(found, on_ranks(planned_and_measured, request.param, late) if late else [], strict=False):
+        for name in late:
+            rank[name]["peak"] = min(rank[name]["peak"], again[name]["peak"])
+    return costs, found
+
+
+def apart(cost: Estimate, measured: dict) -> float:
+    return cost.peak_bytes / measured["peak"] - 1
 
 
 def test_traffic_memory_and_peak(everything):
@@ -167,8 +177,8 @@ def test_traffic_memory_and_peak(everything):
                 wrong.append(f"{name}: sent {found['wire']}, not {wire}")
             if found["rest"] != cost.memory.parameters:
                 wrong.append(f"{name}: parameters take {found['rest']}, not {cost.memory.parameters}")
-            apart = cost.peak_bytes / found["peak"] - 1
-            if abs(apart) > 0.03:
-                wrong.append(f"{name}: peak {found['peak']}, predicted {cost.peak_bytes} ({apart:+.1%}): {cost.peak}")
+            if abs(apart(cost, found)) > 0.03:
+                said = f"{cost.peak_bytes} ({apart(cost, found):+.1%}): {cost.peak}"
+                wrong.append(f"{name}: peak {found['peak']}, predicted {said}")
     assert not wrong, "\n".join(wrong)
     assert {cost.peak_when.split(" of ")[0] for _, cost in costs.values()} == {"forward", "backward"}
