@@ -79,8 +79,8 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number for an axis: 0.25, 12, 3.5k, 2M."""
+    """A number for an axis: 8.5e-8, 0.25, 12, 3.5k, 2M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
-    return f"{value:.4g}" if abs(value) >= 1 or value == 0 else f"{value:.2g}"
+    return f"{value:.4g}" if abs(value) >= 1 or value == 0 else f"{value:.2g}".replace("e-0", "e-")
