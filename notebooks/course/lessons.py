@@ -115,20 +115,21 @@ def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = 
 
 
 WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two"]
+LANGUAGE = {"vocab_size": len(WORDS), "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+LANGUAGE |= {"bos_token_id": 1, "eos_token_id": 1}
 
 
 def small_run(**changes: Any) -> RunParams:
     """Parameters of a run of seconds over a dozen pictures that are drawn here, with dropout and augmentation."""
-    folder = artifacts("parts")
+    folder = artifacts("small_parts")
     if not (folder / "pictures" / "metadata.jsonl").is_file():
         _write_parts(folder)
-    language = {"model_type": "gpt2", "vocab_size": len(WORDS), "n_embd": 16, "n_layer": 2, "n_head": 2}
     tower = {"image_size": 16, "layers": 1, "width": 24, "patch_size": 8, "head_width": 12}
     small = {"num_latents": 2, "perceiver_depth": 1, "attention_heads": 2, "attention_head_dim": 8}
     params = RunParams(
         model=ModelParams(
             vision=BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": 16, "vision_cfg": tower}),
-            language=BackboneParams(config=language | {"n_positions": 32}, weights=str(folder / "language")),
+            language=BackboneParams(config={"model_type": "gpt2"} | LANGUAGE, weights=str(folder / "language")),
             **small,
         ),
         data=DataParams(source="folder", path=str(folder / "pictures"), max_length=16, augment=True),
@@ -223,8 +224,7 @@ def _write_parts(folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
     tokenizer.save_pretrained(folder / "language")
     torch.manual_seed(0)
-    size = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), **size)).save_pretrained(folder / "language")
+    GPT2LMHeadModel(GPT2Config(**LANGUAGE)).save_pretrained(folder / "language")
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     rows = []
     for i in range(12):
