@@ -46,7 +46,7 @@ NAMES = [name for name, _ in leaves(DEFAULT.to_dict())]
 
 
 def cases(number):
-    """The same cases at each run."""
+    """The same cases at each run in one environment."""
     few = settings(max_examples=number, derandomize=True, database=None, deadline=None)
     return settings(few, suppress_health_check=list(HealthCheck))
 
@@ -121,13 +121,18 @@ def paths(values, prefix=""):
 DOTTED = {re.sub(r"\.\d+", "", name) for name in paths(FULL.to_dict())} | {"RunParams", "command line"}
 
 
-@given(st.lists(st.sampled_from(PAIRS), min_size=1, max_size=4))
-@cases(7000)
-def test_values_from_python(changes):
+def comes_back(changes, way):
+    """Refused by name, or the same after the way through a text."""
     values = nested(changes)
     params = must(lambda: RunParams.from_dict(values), values, paths(values))
     if params is not None:
-        assert must(lambda: RunParams.from_json(params.to_json()), params) == params
+        assert must(lambda: way(params), params) == params
+
+
+@given(st.lists(st.sampled_from(PAIRS), min_size=1, max_size=4))
+@cases(7000)
+def test_values_from_python(changes):
+    comes_back(changes, lambda params: RunParams.from_json(params.to_json()))
 
 
 @given(TREE)
@@ -139,10 +144,7 @@ def test_anything_from_python(values):
 @given(st.lists(st.sampled_from(PAIRS), min_size=1, max_size=4))
 @cases(300)
 def test_values_through_yaml(changes):
-    values = nested(changes)
-    params = must(lambda: RunParams.from_dict(values), values, paths(values))
-    if params is not None:
-        assert must(lambda: RunParams.from_yaml_text(params.to_yaml()), params) == params
+    comes_back(changes, lambda params: RunParams.from_yaml_text(params.to_yaml()))
 
 
 BITS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from(HARDLY) | WORD, st.integers(0, 40)), max_size=4)
