@@ -20,6 +20,8 @@ import psutil
 
 NODES = ("127.0.0.1", "127.0.0.2")
 """Names that resolve by themselves: ranks meet at the first of them."""
+SPARE = "127.0.0.3"
+"""A third node, unknown to Slurm until it is started."""
 
 CONFIG = """
 ClusterName=test
@@ -55,6 +57,7 @@ MessageTimeout=10
 MinJobAge={memory}
 {accounting}
 NodeName=127.0.0.[1-2] NodeHostname={host} NodeAddr=127.0.0.[1-2] Port={nodes} CPUs=8 RealMemory=20000 Gres=gpu:4
+NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={spare} CPUs=8 RealMemory=20000 Gres=gpu:4 State=FUTURE
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=5 State=UP
 """
@@ -113,7 +116,7 @@ class Cluster:
         until(lambda: self.ask("scontrol", "ping").returncode == 0, words=self.words)
         for node in NODES:
             self.start_node(node)
-        until(lambda: self.nodes() == {node: "idle" for node in NODES}, words=self.words)
+        until(lambda: self.nodes() == dict.fromkeys(NODES, "idle"), words=self.words)
 
     def start_node(self, node: str, *, blind: bool = False) -> None:
         """Start a node's daemon, or start it anew; a blind one's jobs see only what its owner or all may see."""
@@ -183,20 +186,21 @@ class Cluster:
         return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
     def _write_files(self) -> None:
-        for name in ("state", "gpus", "bin", "tmp", *(f"spool/{node}" for node in NODES)):
+        for name in ("state", "gpus", "bin", "tmp", *(f"spool/{node}" for node in (*NODES, SPARE))):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "tmp").chmod(0o1777)
         for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
             os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        port, dbd, self.db, *nodes = free_ports()
+        port, dbd, self.db, spare, *nodes = free_ports()
         host = socket.gethostname().split(".")[0]
         values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
+        values["spare"] = spare
         values["accounting"] = WITH_ACCOUNTING.format(**values) if self.accounting else ""
         values["memory"] = 2 if self.accounting else 300
         (self.folder / "slurm.conf").write_text(CONFIG.format(**values))
         (self.folder / "slurmdbd.conf").write_text(DBD.format(db=self.db, **values))
         (self.folder / "slurmdbd.conf").chmod(0o600)
-        (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-2] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
+        (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-3] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -250,13 +254,13 @@ def until(condition: Callable, *, seconds: float = 30.0, words: Callable[[], str
 
 
 def free_ports() -> list[int]:
-    """Five free ports, one after the other."""
-    for first in range(17_000 + os.getpid() % 1000, 32_000, 5):
-        trials = [socket.socket() for _ in range(5)]
+    """Six free ports, one after the other."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 6):
+        trials = [socket.socket() for _ in range(6)]
         try:
             for number, trial in enumerate(trials):
                 trial.bind(("127.0.0.1", first + number))
-            return list(range(first, first + 5))
+            return list(range(first, first + 6))
         except OSError:
             continue
         finally:
