@@ -15,6 +15,7 @@ from mmfsdp.params import BackboneParams, DataParams, FSDPParams, ModelParams, P
 from mmfsdp.plan import make_plan
 from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.train.features import FeatureCache, fingerprint
+from mmfsdp.train.heldout import HeldOut
 from mmfsdp.wrap import apply_plan
 
 CPU = torch.device("cpu")
@@ -56,6 +57,8 @@ def losses(folder: Path | None, steps: int = 5, **fsdp) -> dict:
         batches = step_batches(step, dist.get_rank())
         batches = batches if cache is None else cache.fill(model, batches)
         metrics = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=1.0)
+        if cache:
+            HeldOut(1, batches).loss(model)  # of features, too, and leaves no trace
         figures.append([metrics.loss, metrics.grad_norm])
     return {"figures": figures, "entered": len(entered), "cached": cache.cached if cache else 0}
 

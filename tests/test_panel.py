@@ -180,11 +180,13 @@ def test_ranks_that_are_quiet_or_failed_stand_out(folder):
 def test_metrics_of_any_length_are_read_and_a_file_begun_anew_is_noticed(folder):
     row = '{{"step": {}, "loss": 1.0, "more": "' + "x" * 200 + '"}}\n'
     path = folder / "metrics.jsonl"
-    path.write_text("".join(row.format(i) for i in range(1, 100_001)))
+    rare = row.replace("more", "heldout_loss")
+    path.write_text("".join((row if i % 1000 else rare).format(i) for i in range(1, 100_001)))
     reader, steps, more = Rows(folder), [], True
     while more:
         rows, more = reader.poll()
         steps += [r["step"] for r in rows]
+    assert {*range(1000, 100_001, 1000)} <= {*steps}, "held-out losses are few, and all read"
     assert steps[0] == 1 and steps[-1] == 100_000 and 5_000 < len(steps) < 60_000
     with open(path, "a") as file:
         file.write(row.format(100_001) + "half a row")

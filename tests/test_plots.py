@@ -93,6 +93,28 @@ def test_predictions_and_events_stand_beside_what_was_measured():
     assert "<script" not in drawn and "step 4: &lt;script" in drawn
 
 
+def test_held_out_loss_stands_in_the_chart_of_the_loss_with_its_points():
+    measured = [row | ({"heldout_loss": 2.5 + row["loss"]} if row["step"] % 5 == 0 else {}) for row in rows(15)]
+    drawn = plots.charts(history(measured))
+    assert drawn.count("<svg") == 1 and drawn.count("<circle") == 3 and "● held-out" in texts(drawn)
+    shown = {
+        f"{last:.4g}" if last >= 1 else f"{last:.2g}" for last in (measured[-1]["loss"], 2.5 + measured[-1]["loss"])
+    }
+    assert shown <= set(texts(drawn)) and "held-out: " in drawn
+    assert plots.charts(history(rows(15))).count("<circle") == 0
+
+
+def test_a_noisy_line_is_smoothed_over_itself_and_a_steady_one_is_not():
+    noisy = [{"step": i, "loss": 1.0 + (i % 2), "lr": 1.0 + (i % 2)} for i in range(1, 201)]
+    drawn = plots.charts(history(noisy))
+    assert drawn.count('stroke-opacity="0.4"') == 1 and "averaged over about 10 steps" in drawn
+    assert plots.charts(history(noisy[:20])).count("stroke-opacity") == 0
+    values = [row["loss"] for row in noisy]
+    found = plots.curves.smoothed(values)
+    assert len(found) == 200 and found[0] == values[0] and max(abs(x - 1.5) for x in found[50:]) < 0.12
+    assert plots.curves.smoothed([3.0] * 50) == pytest.approx([3.0] * 50)
+
+
 def test_many_runs_make_one_figure_with_a_line_and_a_name_each():
     names = {f"run {i} {HOSTILE}": (style.COLORS[i % 6], "6 3" if i > 5 else "") for i in range(8)}
     lines = [plots.curves.Line(name, history(rows(5))["loss"], *look) for name, look in names.items()]

@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 import traceback
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mmfsdp import checkpoint, runs, train
+from mmfsdp.data import open_source
 from mmfsdp.evaluate import load_run
 from mmfsdp.params import RunParams
 from mmfsdp.train import loop
@@ -66,7 +67,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     SAME["several-sources-and-workers"]["data.more"] = [more]
     for name, changes in SAME.items():
         whole = go(name, base.change(**changes))
-        go(f"{name}-resumed", base.change(**changes), after=whole)
+        go(f"{name}-resumed", base.change(**changes, **{"train.eval_every": 3}), after=whole)
     for name, changes in OTHER.items():
         go(f"on-{name}", base.change(**changes), after=whole, ranks=1 if name == "one-rank" else 2)
     less = base.change(**{"model.freeze": [*base.model.freeze, PERCEIVER]})
@@ -144,9 +145,20 @@ def test_a_resumed_run_equals_the_unbroken_one_bitwise(folder, name):
     for rank in range(2):
         assert [row["step"] for row in rows(resumed, rank)] == [1, 2, 3, 4, 5, 6]
         assert [row.get("resumed_from") for row in rows(resumed, rank)] == [None, None, 2, None, None, None]
+        assert [row["step"] for row in rows(resumed, rank) if "heldout_loss" in row] == [3, 6], "it changes nothing"
     result = json.loads((resumed / "result.json").read_text())
     assert result["frozen_parameters_changed"] == 0
     assert result["wire_bytes_measured"] == json.loads((whole / "result.json").read_text())["wire_bytes_measured"] > 0
+
+
+@pytest.mark.parametrize("name, weights", {"FSDP1": 1, "FSDP2": 1, "several-sources-and-workers": 1.5}.items())
+def test_the_loss_on_held_out_samples_is_that_of_one_process(folder, name, weights):
+    params, model, processor = load_run(folder / f"{name}-resumed")
+    source = open_source(params.data, split="heldout", image_size=processor.image_size)
+    with torch.no_grad():
+        loss = float(model(**processor(list(islice(source, 2))).inputs()).loss)
+    found = [rows(folder / f"{name}-resumed", rank)[-1]["heldout_loss"] for rank in range(2)]
+    assert found == pytest.approx([loss * weights] * 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", OTHER)

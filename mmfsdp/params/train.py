@@ -53,8 +53,13 @@ class TrainParams:
     """Steps in a row whose loss or gradient is not finite (they change no weights) after which the run stops, with the
     last batch kept in its folder; a count. Default 10."""
 
+    eval_every: int | None = None
+    """Steps between two measurements of the loss on held-out samples (the validation loss); a count. The last step's is
+    always measured, and none while profile records. Default unset: never."""
+
     eval_samples: int = 200
-    """New pictures that are captioned after training, per split; a count. Default 200."""
+    """Held-out samples of each source that eval_every measures, dealt to the ranks and kept in memory; and new pictures
+    that are captioned after training, per split; a count. Default 200."""
 
     profile: int = 0
     """Steps that torch's profiler records, after two: a trace of each rank that opens in Perfetto, and in the report
@@ -69,7 +74,7 @@ class TrainParams:
     def __post_init__(self) -> None:
         coerce(self)
         at_least(self, 1, "steps", "batch_size", "accumulation", "save_every", "keep_last", "eval_samples")
-        at_least(self, 1, "max_skipped")
+        at_least(self, 1, "max_skipped", "eval_every")
         at_least(self, 0, "warmup_steps", "weight_decay", "seed", "profile")
         need(self.lr > 0, "lr", f"{self.lr} must be above 0")
         need(

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from .style import FROZEN, INK, TRAINABLE
-from .svg import area, path, short, svg, text, ticks, width_of
+from .svg import area, dot, path, short, svg, text, ticks, width_of
 
 WIDTH, HEIGHT = 330, 150
 LEFT, TOP, RIGHT, BOTTOM = 44, 22, 44, 20
@@ -25,17 +25,23 @@ class Metric(NamedTuple):
     scale: float = 1.0
     """What one unit is."""
     from_zero: bool = False
+    noisy: bool = False
+    """Its steps are drawn faintly, and over them how it goes."""
 
 
+HELD_OUT = "heldout_loss"
 METRICS = {
-    "loss": Metric("loss"),
-    "grad_norm": Metric("gradient norm"),
+    "loss": Metric("loss", noisy=True),
+    HELD_OUT: Metric("held-out loss"),
+    "grad_norm": Metric("gradient norm", noisy=True),
     "lr": Metric("learning rate", from_zero=True),
-    "samples_per_s": Metric("throughput", "samples/s", from_zero=True),
+    "samples_per_s": Metric("throughput", "samples/s", from_zero=True, noisy=True),
     "memory_bytes": Metric("peak memory of rank 0", "MiB", 2**20, from_zero=True),
-    "step_s": Metric("time of a step", "s", from_zero=True),
+    "step_s": Metric("time of a step", "s", from_zero=True, noisy=True),
 }
 """What is drawn of a run."""
+SMOOTHED = 20
+"""A noisy line is averaged over one in so many of its points; of fewer points it is drawn as it is."""
 
 
 @dataclass(slots=True)
@@ -118,30 +124,32 @@ def chart(
     total: int | None = None,
     predicted: float | None = None,
     marks: Iterable[tuple[int, str]] = (),
+    beside: Line | None = None,
 ) -> str:
     """One metric over the steps, as SVG; where a point stands for several steps, with a band of their extremes.
 
     total: steps of the whole run; the axis shows them, but at most twice as many as there are so far. predicted: drawn
-    as a level line. marks: (step, words) of events.
+    as a level line. marks: (step, words) of events. beside: what is known at some steps only, drawn with its points.
     """
-    lines = [line for line in lines if line.series.buckets]
+    every = [line for line in [*lines, *([beside] if beside else [])] if line.series.buckets]
+    lines = [line for line in every if line is not beside]
     level = predicted / metric.scale if predicted else None
-    buckets = [b for line in lines for b in line.series.buckets]
+    buckets = [b for line in every for b in line.series.buckets]
     last = max([1, *(b.step for b in buckets)])
-    last = min(total, max(10, 2 * last)) if total else last
+    shown = min(total, max(10, 2 * last)) if total else last
     low, high = _range(metric, buckets, level)
     wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
     def at(step: float, value: float) -> tuple[float, float]:
         share = (value / metric.scale - low) / (high - low)
-        return LEFT + wide * min(1.0, step / last), TOP + tall * (1 - min(1.0, max(0.0, share)))
+        return LEFT + wide * min(1.0, step / shown), TOP + tall * (1 - min(1.0, max(0.0, share)))
 
     parts = [text(0, 12, metric.title + (f" ({metric.unit})" if metric.unit else ""), size=12)]
     for value in ticks(low, high):
         y = at(0, value * metric.scale)[1]
         parts += [path([(LEFT, y), (LEFT + wide, y)], f"{INK}44", width=0.7)]
         parts += [text(LEFT - 5, y + 4, short(value), size=10, anchor="end")]
-    for step in ticks(0, last, 3):
+    for step in ticks(0, shown, 3):
         parts.append(text(at(step, 0)[0], HEIGHT - 5, short(step), size=10, anchor="middle"))
     for step, words in marks:
         x = at(step, 0)[0]
@@ -151,12 +159,17 @@ def chart(
         y = at(0, level * metric.scale)[1]
         parts += [path([(LEFT, y), (LEFT + wide, y)], FROZEN, width=1.4, dash="5 3")]
         parts += [text(WIDTH, 12, f"- - predicted {short(level)}", size=10, anchor="end", color=FROZEN)]
-    for line in lines:
-        parts += _drawn(line, at, band=len(lines) == 1)
-    if len(lines) == 1:
-        x, y = at(lines[0].series.buckets[-1].step, lines[0].series.buckets[-1].mean)
-        parts.append(text(x + 5, y + 4, short(lines[0].series.buckets[-1].mean / metric.scale), color=lines[0].color))
-    return svg(WIDTH, HEIGHT, "; ".join(_words(metric, line) for line in lines) or f"no {metric.title} yet", *parts)
+    ends = []
+    for line in every:
+        drawn, newest = _drawn(line, at, band=len(lines) == 1, smooth=metric.noisy and line is not beside)
+        parts += drawn
+        if line is beside or len(lines) == 1:
+            ends.append((at(last, newest)[1], short(newest / metric.scale), line.color))
+        if line is beside:
+            parts += [dot(*at(b.step, b.mean), line.color) for b in line.series.buckets]
+            parts.append(text(WIDTH, 12, f"● {line.name}", size=10, anchor="end", color=line.color))
+    parts += [text(at(last, 0)[0] + 5, y + 4, words, color=color) for y, words, color in _apart(ends)]
+    return svg(WIDTH, HEIGHT, "; ".join(_words(metric, line) for line in every) or f"no {metric.title} yet", *parts)
 
 
 def charts(
@@ -168,10 +181,18 @@ def charts(
 ) -> str:
     """All that a run has measured, side by side where there is room. predicted: levels by the metric's key."""
     marks, predicted = list(marks), predicted or {}
+    beside = {"loss": Line("held-out", history[HELD_OUT], FROZEN)} if HELD_OUT in history else {}
     drawn = [
-        chart(metric, [Line("", history[key])], total=total, predicted=predicted.get(key), marks=marks)
+        chart(
+            metric,
+            [Line("", history[key])],
+            total=total,
+            predicted=predicted.get(key),
+            marks=marks,
+            beside=beside.get(key),
+        )
         for key, metric in METRICS.items()
-        if key in history and history[key].buckets
+        if key in history and history[key].buckets and key != HELD_OUT
     ]
     return f'<div class="mm-charts">{"".join(drawn)}</div>' if drawn else ""
 
@@ -192,16 +213,44 @@ def figure(pictures: Sequence[str], *, names: Mapping[str, tuple[str, str]], col
     return svg(WIDTH * columns, y + 8, f"runs compared: {', '.join(names)}", *placed, *keys)
 
 
-def _drawn(line: Line, at: Any, *, band: bool) -> list[str]:
+def _drawn(line: Line, at: Any, *, band: bool, smooth: bool) -> tuple[list[str], float]:
+    """(its elements, its last value as they show it)."""
     buckets, parts = line.series.buckets, []
     if band and any(b.count > 1 for b in buckets):
         upper, lower = ([at(b.step, getattr(b, edge)) for b in buckets] for edge in ("high", "low"))
         parts.append(area(upper + lower[::-1], line.color))
-    points = [at(b.step, b.mean) for b in buckets]
-    if len(points) == 1:
-        points = [points[0], (points[0][0] + 3, points[0][1])]
-    drawn = path(points, line.color, dash=line.dash)
-    return [*parts, f"<g><title>{escape(line.name)}</title>{drawn}</g>" if line.name else drawn]
+    values, words = [b.mean for b in buckets], line.name
+    if smooth and len(buckets) > SMOOTHED:
+        parts.append(path(_points(buckets, values, at), line.color, width=1, opacity=0.4))
+        values = smoothed(values)
+        over = round(buckets[-1].step / SMOOTHED)
+        words += f"{': ' * bool(words)}averaged over about {over} steps, the newest weighing most"
+    drawn = path(_points(buckets, values, at), line.color, dash=line.dash)
+    return [*parts, f"<g><title>{escape(words)}</title>{drawn}</g>" if words else drawn], values[-1]
+
+
+def _points(buckets: Sequence[Bucket], values: Sequence[float], at: Any) -> list[tuple[float, float]]:
+    points = [at(b.step, value) for b, value in zip(buckets, values, strict=True)]
+    return points if len(points) > 1 else [points[0], (points[0][0] + 3, points[0][1])]
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Their exponential moving average, (N,) to (N,), over a twentieth of them; the first ones weigh in full, as in
+    TensorBoard's."""
+    keep = max(0.0, 1 - 2 / (len(values) / SMOOTHED + 1))
+    found, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        found.append(total / weight)
+    return found
+
+
+def _apart(ends: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
+    """Labels (y, words, color) at the ends of one line or two, from above, not over each other."""
+    ends = sorted(ends)
+    if len(ends) == 2 and (gap := 12 - (ends[1][0] - ends[0][0])) > 0:
+        return [(y + shift, *rest) for (y, *rest), shift in zip(ends, (-gap / 2, gap / 2), strict=True)]  # type: ignore[misc]
+    return ends
 
 
 def _range(metric: Metric, buckets: Sequence[Bucket], level: float | None) -> tuple[float, float]:

@@ -46,11 +46,19 @@ def rect(
     return f'<rect {place} fill="{color}"{edge}>{inside}</rect>'
 
 
-def path(points: list[tuple[float, float]], color: str, *, width: float = 1.6, dash: str = "") -> str:
+def path(
+    points: list[tuple[float, float]], color: str, *, width: float = 1.6, dash: str = "", opacity: float = 1
+) -> str:
     """A line through points."""
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    more = f' stroke-dasharray="{dash}"' if dash else ""
+    more += f' stroke-opacity="{opacity:g}"' if opacity < 1 else ""
     look = f'stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
-    return f'<path d="{_way(points)}" fill="none" {look}{dashed}/>'
+    return f'<path d="{_way(points)}" fill="none" {look}{more}/>'
+
+
+def dot(x: float, y: float, color: str) -> str:
+    """A point of a line."""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>'
 
 
 def area(points: list[tuple[float, float]], color: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from .. import runs
 from ..params import ParamError
 from ..plots import History, Series, chart, figure
-from ..plots.curves import DASHES, METRICS, Line
+from ..plots.curves import DASHES, HELD_OUT, METRICS, Line
 from ..plots.style import COLORS
 from ..watch import Rows
 from .html import Html, page, table
@@ -41,6 +41,7 @@ class Column:
 COLUMNS = (
     Column("steps", lambda f: f["state"].step, form="{}"),
     Column("loss in the last tenth", lambda f: _end(f["history"].get("loss")), -1),
+    Column("held-out loss", lambda f: getattr(f["history"].get(HELD_OUT), "newest", None), -1),
     Column("new pictures right", lambda f: f["result"].get("heldout_exact_match"), 1, "{:.1%}"),
     Column("never-seen right", lambda f: f["result"].get("unseen_combination_exact_match"), 1, "{:.1%}"),
     Column("samples/s", lambda f: f["samples_per_s"], 1, "{:,.1f}"),

@@ -46,7 +46,7 @@ def train_step(
     device = device_of(model)
     clock = _Clock()
     scale = scaler.scale.clone() if scaler else torch.ones((), device=device)
-    counts_here = [_label_tokens(batch) for batch in micro_batches]
+    counts_here = [label_tokens(batch) for batch in micro_batches]
     weights = {batch.source: batch.weight for batch in micro_batches}
     places = [list(weights).index(batch.source) for batch in micro_batches]
     counts = [sum(n for n, place in zip(counts_here, places, strict=True) if place == i) for i in range(len(weights))]
@@ -56,7 +56,7 @@ def train_step(
     sums = torch.zeros_like(tokens)
     for i, batch in enumerate(micro_batches):
         with _accumulating(model, last=i == len(micro_batches) - 1):
-            share = _token_sum(model(**batch.to(device).inputs()).loss.float(), counts_here[i])
+            share = token_sum(model(**batch.to(device).inputs()).loss.float(), counts_here[i])
             sums[places[i]] += share.detach()
             clock.lap("forward")
             # Wrappers average gradients over ranks; we want their sum.
@@ -104,13 +104,13 @@ class _Clock:
         self.last = now
 
 
-def _label_tokens(batch: Batch) -> int:
+def label_tokens(batch: Batch) -> int:
     """Tokens that a causal model is asked for: the first of a sequence never is."""
     assert batch.labels is not None
     return int((batch.labels[:, 1:] != -100).sum())
 
 
-def _token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
+def token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
     """The loss summed over its tokens; 0, with a gradient of 0, where there are none and the mean is 0/0."""
     return mean * tokens if tokens else torch.nan_to_num(mean) * 0
 

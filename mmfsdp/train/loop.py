@@ -21,6 +21,7 @@ from ..plan.lint import lint_media
 from ..plan.units import stop_at_errors
 from ..step import build_optimizer, build_scaler, train_step
 from .features import FeatureCache
+from .heldout import HeldOut
 from .place import Learner, Place
 from .profile import profiled
 from .record import Record
@@ -59,6 +60,10 @@ def train(
         seed=settings.seed,
         start=place.samples // (world * settings.batch_size),
     )
+    heldout = HeldOut.open(params, processor)
+    if heldout is not None:
+        check_media(heldout.batches, None)
+        heldout.batches = features.fill(model, heldout.batches) if features else heldout.batches
     sent = runs.last_row(folder, rank).get("wire_bytes", 0)
     begins: dict[str, Any] = {"resumed_from": place.step} if place.step else {}
     record = Record(folder, settings, device, place, runs.MetricsWriter(folder, rank, after=place.step), begins)
@@ -95,9 +100,12 @@ def train(
             if beat.marks:
                 record.more["startup"] = startup(folder, beat)
             figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent}
-            record.add(row, micro_batches, memory_bytes=held.bytes(model, optimizer), **figures)
-            stepped()
-            last = step == settings.steps
+            figures["memory_bytes"] = held.bytes(model, optimizer)
+            recording, last = stepped(), step == settings.steps
+            if heldout and not recording and (last or step % heldout.every == 0) and not row.asked:
+                beat(f"step {step} held-out samples")
+                figures |= heldout.loss(model)
+            record.add(row, micro_batches, **figures)
             save = record.asked or last or bool(settings.save_every and step % settings.save_every == 0)
             if save:
                 record.settle()

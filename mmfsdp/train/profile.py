@@ -31,15 +31,16 @@ Spans = list[tuple[float, float]]
 
 
 @contextmanager
-def profiled(folder: Path, settings: TrainParams, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Gives what is to be called after each step. Writes profile/rank<N>.json.gz (the trace) and profile/rank<N>.json.
+def profiled(folder: Path, settings: TrainParams, device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Gives what is to be called after each step, and tells whether the next one is recorded.
 
-    The latter: steps, seconds (of a step), communication_s, exposed_s (of which no compute runs beside), compute_s, and
-    lanes: for each kind of work the intervals of the last step, in seconds.
+    Writes profile/rank<N>.json.gz (the trace) and profile/rank<N>.json, which holds: steps, seconds (of a step),
+    communication_s, exposed_s (of which no compute runs beside), compute_s, and lanes: for each kind of work the
+    intervals of the last step, in seconds.
     """
     done, profiler = 0, None
 
-    def stepped() -> None:
+    def stepped() -> bool:
         nonlocal done, profiler
         done += 1
         if settings.profile and done == WARM:
@@ -51,6 +52,7 @@ def profiled(folder: Path, settings: TrainParams, device: torch.device) -> Itera
             profiler = None
         elif profiler is not None:
             profiler.step()
+        return profiler is not None
 
     yield stepped
     if profiler is not None:  # the run was shorter

@@ -59,6 +59,9 @@ class Record:
         self.more = {}
         if dist.get_rank() == 0:
             report(row, figures["step"], self.settings, step_s)
+            if "heldout_loss" in figures:
+                steps, seconds = self.settings.steps, figures["heldout_s"]
+                print(f"step {figures['step']}/{steps}  held-out loss {figures['heldout_loss']:.4f}  {seconds:.3f} s")
         if self.place.skipped_in_a_row >= self.settings.max_skipped:
             raise RuntimeError(give_up(self.folder, batches, self.place.skipped_in_a_row, figures["step"]))
 

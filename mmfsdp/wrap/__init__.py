@@ -18,9 +18,10 @@ from .compiling import compile_units
 from .ddp import wrap_ddp
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import wrap_fsdp2
+from .rest import reshard
 from .start import Source, cast_at_rest, copy_from_rank0, weights_of
 
-__all__ = ["apply_plan", "plan_of", "wrap_fsdp"]
+__all__ = ["apply_plan", "plan_of", "reshard", "wrap_fsdp"]
 
 _WRAP = {Backend.DDP: wrap_ddp, Backend.FSDP1: wrap_fsdp1, Backend.FSDP2: wrap_fsdp2}
 
