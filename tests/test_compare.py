@@ -42,7 +42,7 @@ def test_only_what_differs_is_told_and_the_best_is_marked(two):
     rows = list(csv.reader(io.StringIO(found.csv())))
     assert float(rows[1][rows[0].index("loss in the last tenth")]) == pytest.approx((3 / 19 + 3 / 20) / 2)
     assert rows[0][:3] == ["run", "state", "fsdp.frozen_policy"] and rows[2][0] == HOSTILE
-    assert float(rows[2][rows[0].index("MiB sent, measured")]) == 1
+    assert float(rows[2][rows[0].index("MiB sent a step, measured")]) == 1
     drawn = found.svg()
     ElementTree.fromstring(drawn)
     assert "<script" not in drawn and "<script" not in found.html() and "★" in found.html()

@@ -62,7 +62,9 @@ def test_a_sweep_outlives_its_starter_and_its_failed_members_run_again_alone(fol
         (lr, policy) for lr in GRID["train.lr"] for policy in GRID["fsdp.frozen_policy"]
     ]
     assert [row["state"] for row in rows] == ["COMPLETED"] * 2 + ["FAILED"] * 2 + ["COMPLETED"] * 2
-    assert [(row["step"], row["loss"], row["heldout"]) for row in rows if row["train.lr"] == 3] == [(4, 0.75, 0.3)] * 2
+    assert [(row["step"], row["loss"], row["new right"]) for row in rows if row["train.lr"] == 3] == [
+        (4, 0.75, 0.3)
+    ] * 2
     assert all(row["seconds"] > 0 for row in rows) and "rank 1: RuntimeError: a bad member" in rows[2]["why"]
     assert (
         found.run("005").params
@@ -129,5 +131,5 @@ def test_a_sweep_of_real_trainings_is_captioned(folder, tmp_path, capsys):
     assert cli.main(["sweep", *flags]) == 0, capsys.readouterr()
     rows = Sweep.open(folder / "real").rows()
     assert [float(row["train.lr"]) for row in rows] == [1e-2, 1e-3]
-    assert all(row["step"] == 2 and 0 <= row["heldout"] <= 1 and row["loss"] > 0 for row in rows)
+    assert all(row["step"] == 2 and 0 <= row["new right"] <= 1 and row["loss"] > 0 for row in rows)
     assert rows[0]["loss"] != rows[1]["loss"]

@@ -155,7 +155,7 @@ class Sweep:
         return chosen
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table: name, the parameters in which members differ, state, step, loss, held-out share, seconds."""
+        """The table: name, the parameters in which members differ, state, step, loss, new pictures right, seconds."""
         from ..runs import last_row
 
         rows = []
@@ -164,14 +164,14 @@ class Sweep:
             result, end = read_json(folder / "result.json") or {}, read_json(folder / "status.json") or {}
             began = (read_json(folder / "run.json") or {}).get("created", 0.0)
             row = {"name": name, **values, "state": str(state.status), "step": state.step}
-            row |= {"loss": last_row(folder).get("loss"), "heldout": result.get("heldout_exact_match")}
+            row |= {"loss": last_row(folder).get("loss"), "new right": result.get("heldout_exact_match")}
             rows.append(row | {"seconds": end["finished"] - began if "finished" in end else None, "why": state.reason})
         return rows
 
     def __str__(self) -> str:
         rows = self.rows()
         varied = list(dict.fromkeys(key for values in self.members.values() for key in values))
-        head = ["name", *varied, "state", "step", "loss", "heldout", "seconds", "why"]
+        head = ["name", *varied, "state", "step", "loss", "new right", "seconds", "why"]
         return text_table([head, *([_cell(row.get(key)) for key in head] for row in rows)])
 
     def __fspath__(self) -> str:

@@ -115,7 +115,7 @@ def _refuse(config: Any) -> None:
             "only 'default' (no class token) of one layer is"
         )
     if config.vision_config.model_type == "pixtral":
-        raise ValueError("load_llava: a pixtral vision tower is not supported: it takes pictures of any size")
+        raise ValueError("load_llava: a pixtral vision encoder is not supported: it takes pictures of any size")
 
 
 def _with_head(config: Any, decoder: torch.nn.Module, head: torch.nn.Module) -> Any:

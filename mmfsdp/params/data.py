@@ -45,8 +45,8 @@ class SourceParams:
     """Pictures of an interleaved document beyond so many are left out; a count. Default 6."""
 
     heldout_fraction: float = 0.02
-    """Share of the records, chosen by a hash of their pictures' or their own names, that is kept from training to
-    caption afterwards; at least one record. Generated pictures are without end. Default 0.02."""
+    """Share of the records, chosen by a hash of their pictures' or their own names, that is held out of training, for
+    eval_every and for captions afterwards; at least one record. Generated pictures are without end. Default 0.02."""
 
     def __post_init__(self) -> None:
         coerce(self)

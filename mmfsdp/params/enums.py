@@ -161,7 +161,7 @@ class BackboneSource(Choice):
     """Which library builds a backbone."""
 
     OPEN_CLIP = "open_clip"
-    """An open_clip CLIP; its visual tower is used."""
+    """An open_clip CLIP; its vision encoder is used."""
     TRANSFORMERS = "transformers"
     """A transformers vision model or causal language model."""
 
@@ -197,7 +197,7 @@ class DataSource(Choice):
     """Where samples come from."""
 
     SHAPES = "shapes"
-    """Pictures of coloured shapes, drawn on the fly; needs nothing on disk."""
+    """Pictures of colored shapes, drawn on the fly; needs nothing on disk."""
     FOLDER = "folder"
     """A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."""
     JSON = "json"

@@ -204,7 +204,7 @@ class FSDPParams:
 
     @property
     def effective_backend(self) -> Backend:
-        """The wrapper that really runs: DDP when sharding is off or the strategy is NO_SHARD."""
+        """The backend that really runs: DDP when sharding is off or the strategy is NO_SHARD."""
         if not self.enable_fsdp or self.sharding_strategy is ShardingStrategy.NO_SHARD:
             return Backend.DDP
         return self.backend

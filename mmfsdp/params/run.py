@@ -117,7 +117,7 @@ class RunParams:
 
     @property
     def backend(self) -> Backend:
-        """The wrapper that really runs."""
+        """The backend that really runs."""
         return self.fsdp.effective_backend
 
 

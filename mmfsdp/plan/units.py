@@ -163,7 +163,7 @@ class WrapPlan:
 
     @property
     def backend(self) -> Backend:
-        """The wrapper that really runs."""
+        """The backend that really runs."""
         return self.fsdp.effective_backend
 
     @property

@@ -46,7 +46,7 @@ COLUMNS = (
     Column("never-seen right", lambda f: f["result"].get("unseen_combination_exact_match"), 1, "{:.1%}"),
     Column("samples/s", lambda f: f["samples_per_s"], 1, "{:,.1f}"),
     Column("MiB sent a step, predicted", lambda f: _mib(f["cost"].get("wire_bytes")), form="{:,.2f}"),
-    Column("MiB sent, measured", lambda f: _mib(f["last"].get("wire_bytes")), -1, "{:,.2f}"),
+    Column("MiB sent a step, measured", lambda f: _mib(f["last"].get("wire_bytes")), -1, "{:,.2f}"),
     Column("peak MiB, predicted", lambda f: _mib(f["cost"].get("peak_bytes")), form="{:,.1f}"),
     Column("peak MiB, measured", lambda f: _mib(f["last"].get("memory_bytes")), -1, "{:,.1f}"),
 )

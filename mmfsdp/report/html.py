@@ -32,5 +32,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f'<div class="mm-scroll"><table class="mm-table"><tr>{top}</tr>{body}</table></div>'
 
 
+def cells(shown: Iterable[tuple[str, str]]) -> str:
+    """Figures side by side, large, each over the words that say what it is."""
+    inside = "".join(f"<div><b>{escape(value)}</b>{escape(words)}</div>" for value, words in shown)
+    return f'<div class="mm-figures">{inside}</div>' if inside else ""
+
+
 def _cell(value: object) -> str:
     return value if isinstance(value, Html) else escape(f"{value:,}" if isinstance(value, int) else str(value))

@@ -14,7 +14,7 @@ import yaml
 
 from .. import runs
 from ..plots import History, bars, charts, plan_picture, timeline
-from .html import Html, page, table
+from .html import Html, cells, page, table
 
 if TYPE_CHECKING:
     from ..plan import WrapPlan
@@ -225,8 +225,7 @@ def figures(result: Mapping[str, Any]) -> str:
         shown.append((str(result["frozen_parameters_changed"]), "frozen parameters changed"))
     if "seconds" in result:
         shown.append((f"{result['seconds']:,.0f} s", f"on {result.get('world_size', '?')} ranks, captions included"))
-    cells = "".join(f"<div><b>{escape(value)}</b>{escape(words)}</div>" for value, words in shown)
-    return f'<div class="mm-figures">{cells}</div>' if shown else ""
+    return cells(shown)
 
 
 def lacked(result: Mapping[str, Any]) -> str:

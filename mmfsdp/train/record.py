@@ -87,5 +87,5 @@ def give_up(folder: Path, micro_batches: list[Batch], skipped: int, step: int) -
     return (
         f"train.max_skipped: loss or gradient was not finite in {skipped} steps in a row, up to step {step}; they "
         f"changed no weights. Lower train.lr, or use bf16, not fp16; or look at the last batch of each rank: "
-        f"safetensors.torch.load_file({str(kept)!r}) gives its tensors by micro-batch and name"
+        f"safetensors.torch.load_file({str(kept)!r}) gives its tensors by batch and name"
     )

@@ -11,6 +11,7 @@ from ..plan import WrapPlan
 from ..plan.table import changed_units, count, size
 from ..plots import memory_bar, plan_picture
 from ..report import findings, unit_table
+from ..report.html import cells
 
 MEMORY = {"h100": 80, "a100": 80, "rtx4090": 24, "laptop": 16}
 """GiB by the beginning of a machine's name. A laptop's is shared by all ranks."""
@@ -77,14 +78,13 @@ def _head(planned: Planned, machine: str, **look: float) -> str:
     tokens = None if plan.calls else train.batch_size * planned.params.data.max_length
     times = step_time(plan, train, machine=machine, tokens=tokens)
     numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
-    shown = {
-        size(cost.peak_bytes or cost.memory_bytes): "each rank holds at most" if cost.peak else "each rank holds",
-        size(cost.wire_bytes): "each rank sends a step",
-        _seconds(times.overlapped): f"expected a step, bound by {times.bound}",
-        count(trains): f"of {count(numel)} parameters train",
-    }
-    cells = "".join(f"<div><b>{escape(value)}</b>{escape(words)}</div>" for value, words in shown.items())
-    return f'<div class="mm-figures">{cells}</div>{findings(plan)}{_memory(planned, machine, **look)}'
+    shown = [
+        (size(cost.peak_bytes or cost.memory_bytes), "each rank holds at most" if cost.peak else "each rank holds"),
+        (size(cost.wire_bytes), "each rank sends a step"),
+        (_seconds(times.overlapped), f"expected a step, bound by {times.bound}"),
+        (count(trains), f"of {count(numel)} parameters train"),
+    ]
+    return cells(shown) + findings(plan) + _memory(planned, machine, **look)
 
 
 def _memory(planned: Planned, machine: str, **look: float) -> str:
