@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -37,11 +38,10 @@ def with_both(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=cells, metadata=book.metadata)
 
 
-def execute(book: nbformat.NotebookNode, folder: Path, *, timeout: int = 600) -> None:
+def execute(book: nbformat.NotebookNode, folder: Path, *, timeout: int = 600, **env: str) -> nbformat.NotebookNode:
     """Run it from top to bottom in a kernel of its own that works in this folder. A cell that raises, raises."""
-    NotebookClient(
-        book, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    client = NotebookClient(book, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return client.execute(env=os.environ | env)
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:

@@ -1,17 +1,29 @@
 """Every lesson runs from top to bottom; unsolved exercises say so, and the solutions on the page are right."""
 
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from books import FOLDER, LESSONS, execute, read, solutions, tagged, text_of, with_both
 
+RUNS = "test_a_lesson_runs_and_its_solutions_are_right"
 CARD = ("You will learn", "You need", "It takes", "Last verified")
 
 
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("MMFSDP_COURSE", str(tmp_path / "course"))
-    monkeypatch.setenv("MMFSDP_PROGRESS", str(tmp_path / "progress.json"))
+@pytest.fixture(scope="module")
+def executed(request, tmp_path_factory):
+    """Lesson -> a future of its notebook with outputs. Two are executed at a time: much of each is waiting."""
+    wanted = {item.callspec.params["path"] for item in request.session.items if item.originalname == RUNS}
+    with ThreadPoolExecutor(2) as pool:
+
+        def start(path: Path) -> Future:
+            folder = tmp_path_factory.mktemp(path.stem)
+            places = {"MMFSDP_COURSE": str(folder / "course"), "MMFSDP_PROGRESS": str(folder / "progress.json")}
+            return pool.submit(execute, with_both(read(path)), FOLDER, **places)
+
+        yield {path: start(path) for path in LESSONS if path in wanted}
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
@@ -28,9 +40,8 @@ def test_a_lesson_has_a_card_exercises_with_solutions_a_quiz_and_sources(path):
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
-def test_a_lesson_runs_and_its_solutions_are_right(path):
-    book = with_both(read(path))
-    execute(book, FOLDER)
+def test_a_lesson_runs_and_its_solutions_are_right(path, executed):
+    book = executed[path].result()
     for cell in book.cells:
         if cell.source.startswith("%%ranks") and not tagged(cell, "exercise") and not path.name.startswith("08"):
             assert "except" in cell.source or not re.search(r"^\s*\w*Error: ", text_of(cell), re.MULTILINE), text_of(

@@ -68,10 +68,12 @@ def loses(node: str, cluster):
     cluster.start_node(SPARE)
     cluster.stop_node(node)
     until(lambda: "down" in cluster.nodes()[node], seconds=60, words=lambda: str(cluster.nodes()))
-    yield
-    cluster.stop_node(SPARE)
-    cluster.ask("scontrol", "update", f"nodename={SPARE}", "state=future")
-    cluster.start_node(node)
+    try:
+        yield
+    finally:
+        cluster.stop_node(SPARE)
+        cluster.ask("scontrol", "update", f"nodename={SPARE}", "state=future")
+        cluster.start_node(node)
     until(lambda: cluster.nodes() == dict.fromkeys(NODES, "idle"), words=cluster.words)
 
 
