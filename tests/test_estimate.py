@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,10 +152,15 @@ def test_an_example_counts_the_work_of_a_step():
     assert plan.moved > 0 and plan.calls > 3 and WrapPlan.from_json(plan.to_json()) == plan
     machine = Machine(flops=1e9, memory=1e9, bandwidth=1e9, latency=0, efficiency=0.5, overhead=1e-3, name="slow")
     times = estimate(plan, machine=machine).times
-    assert times.compute == pytest.approx(plan.flops / 5e8 + plan.calls * 1e-3) and "slow" in str(times)
+    assert times.compute == pytest.approx(plan.flops / 5e8 + (plan.calls + 4 * 2) * 1e-3) and "slow" in str(times)
     told = json.loads(estimate(plan, machine=machine).to_json())["times"]
     assert told["step_s"] <= told["step_s_no_overlap"] == pytest.approx(sum(told["parts"].values()))
     assert told["bound"] == "compute" and told["machine"] == "slow"
+    alone = step_time(plan, machine=replace(machine, overlap=False))
+    assert alone.overlapped == alone.serial == times.serial > times.overlapped
+    for what in ("flops", "moved"):
+        assert sum(getattr(op, what) * op.calls for op in plan.operators) == getattr(plan, what)
+    assert sum(op.calls for op in plan.operators) == plan.calls
     assert estimate(plan).times is None and "slow" in str(estimate(plan, machine=machine))
     with pytest.raises(ValueError, match="tokens: is needed"):
         step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)

@@ -34,6 +34,8 @@ class Machine:
     """Bytes of memory that a rank has."""
     overhead: float = 0.0
     """Seconds that a call of an operator takes beside its work; 0 where these are issued ahead, as to a GPU."""
+    overlap: bool = True
+    """Gathers and reductions run beside compute; false where ranks' own cores carry them, as on CPUs."""
     name: str = "given"
 
 
@@ -127,6 +129,8 @@ def step_time(
     cost = estimate(replace(plan, moments=()), train, sources=sources)
     work, bytes_ = _example(plan, machine) if tokens is None else _tokens(plan, machine, tokens)
     compute = work * train.accumulation * sources
+    if tokens is None:
+        compute += _OPTIMIZER_CALLS * sum(p.trainable for p in plan.params) * machine.overhead
     optimizer = _OPTIMIZER * cost.memory.gradients
     memory = (bytes_ * train.accumulation * sources + optimizer) / machine.memory
     # Operators without arithmetic run between the others; weights are read while these compute.
@@ -139,7 +143,7 @@ def step_time(
         compute,
         memory,
         network,
-        max(local, network) + min(alone, network),
+        max(local, network) + min(alone, network) if machine.overlap else local + network,
         inside=sum(inside for inside, _, _ in moved),
         between=sum(between for _, between, _ in moved),
         local=local,
@@ -149,6 +153,8 @@ def step_time(
 
 _OPTIMIZER = 7
 """AdamW reads weights, gradients and two moments, and writes all but the gradients."""
+_OPTIMIZER_CALLS = 4
+"""Of each trained tensor: its gradient is put by, its norm taken, it is clipped, and a step is made."""
 
 
 def _example(plan: WrapPlan, machine: Machine) -> tuple[float, float]:

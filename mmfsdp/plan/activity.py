@@ -7,6 +7,7 @@ what is counted is when each storage would have been made and let go.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -24,6 +25,26 @@ from .trace import fake, fake_copy, fake_mode
 from .units import Moment, Unit, WrapPlan
 
 
+class Shape(NamedTuple):
+    """A tensor among an operator's arguments."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Operator(NamedTuple):
+    """Calls of one operator with arguments alike, and the work of each; see the plan's fields."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    """Tensors by their Shape."""
+    kwargs: tuple[tuple[str, Any], ...]
+    flops: int
+    moved: int
+    calls: int = 1
+
+
 class Recorded(NamedTuple):
     """What a plan learns from one micro-step; see its fields."""
 
@@ -31,6 +52,7 @@ class Recorded(NamedTuple):
     flops: int
     moved: int
     calls: int
+    operators: tuple[Operator, ...]
 
 
 def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorded:
@@ -59,7 +81,8 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorde
             film.end()
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
-    return Recorded(tuple(film.moments), film.flops, film.moved, film.calls)
+    operators = tuple(op._replace(calls=calls) for op, calls in film.operators.items())
+    return Recorded(tuple(film.moments), film.flops, film.moved, film.calls, operators)
 
 
 def recorded_alike(plan: WrapPlan) -> Hashable:
@@ -116,6 +139,7 @@ class _Film(TorchDispatchMode):
         self.moments: list[Moment] = []
         self.known: set[int] = set()
         self.flops = self.moved = self.calls = 0
+        self.operators: Counter[Operator] = Counter()
         self.live = self.peak = self.bare = self.grads = self.logits = self.logits_then = 0
         self._units = [u for u in plan.units if u.sharded or plan.backend is Backend.DDP]
         self._missing: dict[int, set[str]] = {}
@@ -136,11 +160,16 @@ class _Film(TorchDispatchMode):
             if isinstance(t, torch.Tensor):
                 made += self._made(t)
         if made:
-            self.calls += 1
+            kwargs, flops, moved = kwargs or {}, 0, 0
             if count := flop_registry.get(func._overloadpacket):
-                self.flops += count(*args, **(kwargs or {}), out_val=out)
+                flops = count(*args, **kwargs, out_val=out)
             else:
-                self.moved += made + sum(t.nbytes for t in args if isinstance(t, torch.Tensor))
+                moved = made + sum(t.nbytes for t in args if isinstance(t, torch.Tensor))
+            self.calls += 1
+            self.flops += flops
+            self.moved += moved
+            named = tuple((key, _shapes(value)) for key, value in kwargs.items())
+            self.operators[Operator(func, _shapes(args), named, flops, moved)] += 1
         return out
 
     def _made(self, t: torch.Tensor) -> int:
@@ -289,6 +318,12 @@ class _After(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.call()
         return None, *grads
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Shape(value.shape, value.stride(), value.dtype)
+    return tuple(map(_shapes, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

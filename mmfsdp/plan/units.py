@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -160,6 +160,8 @@ class WrapPlan:
     """Bytes that its other operators read and write."""
     calls: int = 0
     """Operators that it calls, views not counted."""
+    operators: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    """The same with the shapes of their arguments, to be timed; not in JSON."""
 
     @property
     def backend(self) -> Backend:
@@ -194,7 +196,9 @@ class WrapPlan:
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values."""
         moments = [list(astuple(m)) for m in self.moments]  # short, since they are many
-        return plain(asdict(replace(self, moments=()))) | {"moments": moments}
+        found = plain(asdict(replace(self, moments=(), operators=()))) | {"moments": moments}
+        del found["operators"]
+        return found
 
     def to_json(self) -> str:
         """The plan as JSON."""

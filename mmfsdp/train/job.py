@@ -49,7 +49,7 @@ def run(folder: Path) -> None:
         plan.check()
         beat("measuring")
         dtype = params.fsdp.mixed_precision.to_torch() if params.fsdp.mixed_precision else torch.float32
-        machine = machine_here(params.launch, device, dtype=dtype)
+        machine = machine_here(params.launch, device, dtype=dtype, plan=plan)
         if dist.get_rank() == 0:
             for finding in plan.lint:
                 print(f"{finding.level}: {finding.message}")
