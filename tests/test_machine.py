@@ -18,7 +18,8 @@ def measured(folder: str) -> list[dict]:
         file.write("machine: {flops: 123}\n")
     found = []
     for fields in ({"backend": "DDP"}, {"backend": "FSDP1"}, {"mixed_precision": "bf16"}, {"cluster": profile}):
-        launch = LaunchParams(cluster=fields.pop("cluster", None))
+        cluster = fields.pop("cluster", None)
+        launch = LaunchParams(cluster=cluster, executor="slurm" if cluster else "local")
         example = tiny_batch().inputs()
         plan = make_plan(tiny_flamingo(), FSDPParams(**fields), world_size=2, example=example)
         here = machine_here(launch, torch.device("cpu"), dtype=torch.float32, plan=plan)
