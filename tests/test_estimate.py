@@ -1,6 +1,7 @@
 """Predicted traffic is the known floor of each policy."""
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_an_example_counts_the_work_of_a_step():
     assert alone.overlapped == alone.serial == times.serial > times.overlapped
     for what in ("flops", "moved"):
         assert sum(getattr(op, what) * op.calls for op in plan.operators) == getattr(plan, what)
-    assert sum(op.calls for op in plan.operators) == plan.calls
+    assert sum(op.calls for op in plan.operators) == plan.calls and pickle.loads(pickle.dumps(plan)) == plan
     assert estimate(plan).times is None and "slow" in str(estimate(plan, machine=machine))
     with pytest.raises(ValueError, match="tokens: is needed"):
         step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)

@@ -36,7 +36,8 @@ class Shape(NamedTuple):
 class Operator(NamedTuple):
     """Calls of one operator with arguments alike, and the work of each; see the plan's fields."""
 
-    func: Callable[..., Any]
+    name: str
+    """Within torch.ops."""
     args: tuple[Any, ...]
     """Tensors by their Shape."""
     kwargs: tuple[tuple[str, Any], ...]
@@ -169,7 +170,7 @@ class _Film(TorchDispatchMode):
             self.flops += flops
             self.moved += moved
             named = tuple((key, _shapes(value)) for key, value in kwargs.items())
-            self.operators[Operator(func, _shapes(args), named, flops, moved)] += 1
+            self.operators[Operator(str(func), _shapes(args), named, flops, moved)] += 1
         return out
 
     def _made(self, t: torch.Tensor) -> int:
