@@ -15,6 +15,7 @@ from .cli_runs import cancel, drill, list_runs, one_run
 from .cli_sweep import sweep
 from .params import ParamError, RunParams, preset_names
 from .params.check import did_you_mean
+from .runs import refused
 from .runs.state import advice
 
 if TYPE_CHECKING:
@@ -72,9 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         words = " ".join(str(error).split())
-        hint = (
-            "" if isinstance(error, ParamError) else advice(words)
-        )  # of a full disk safetensors tells in an error of its own
+        # Of a full disk safetensors tells in an error of its own.
+        hint = "" if isinstance(error, ParamError) else advice(words) or refused(error)
         if not (hint or isinstance(error, (ParamError, OSError))):  # no such file, a folder that is closed or read-only
             raise
         print(f"mmfsdp {command}: {words}{hint}", file=sys.stderr)
@@ -175,11 +175,13 @@ def launch(argv: list[str]) -> int:
     """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
     from .launch import launch as start
     from .launch import sbatch_text
+    from .launch.start import check
 
     if "--dry-run" in argv:
         print(sbatch_text(parse("launch", [a for a in argv if a != "--dry-run"])), end="")
         return 0
     params = parse("launch", argv)
+    check(params)
     check_plan(params)
     run = start(params)
     print(f"{run.path}: started; follow it with `mmfsdp watch {quote(str(run.path))}`")
@@ -189,9 +191,11 @@ def launch(argv: list[str]) -> int:
 def run(argv: list[str]) -> int:
     """The whole job in the foreground."""
     from .launch import launch as start
+    from .launch.start import check
 
     began = time.time()
     params = parse("run", argv)
+    check(params)  # before a minute of pretraining
     print_plan(params).check()
     prepare(params)
     started = start(params)
@@ -265,8 +269,10 @@ def follow(folder: Path) -> int:
 def finish(folder: Path, *, since: float | None = None) -> int:
     """Caption held-out pictures, print five beside the truth, write result.json and the report."""
     from .evaluate import caption_held_out
+    from .launch import Run
     from .report import write_report
 
+    Run(folder).own()  # rather than after minutes
     result = caption_held_out(folder, since=since)
     for row in result["captions"][:5]:
         print(f"  {'=' if row['caption'] == row['truth'] else 'x'} {row['caption']:<48} truth: {row['truth']}")

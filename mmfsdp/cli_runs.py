@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -20,11 +21,12 @@ def is_sweep(path: Path) -> bool:
     """Whether a folder is a sweep's."""
     from .runs.listing import SWEEP
 
-    return (path / SWEEP).is_file()
+    return os.path.isfile(path / SWEEP)
 
 
 def list_runs(argv: list[str]) -> int:
     """All runs in the folders named, or in runs/."""
+    from .runs import whose
     from .runs.listing import find_runs, runs_table
 
     if flags := [word for word in argv if word.startswith("-")]:
@@ -34,6 +36,9 @@ def list_runs(argv: list[str]) -> int:
     for folder in argv or [LaunchParams().folder]:
         found = find_runs(folder)
         print(runs_table(found) if found else f"no runs in {folder}")
+        for path in sorted(Path(folder).iterdir()) if os.path.isdir(folder) else ():
+            if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+                print(f"{path} is closed{whose(path, to_read=True)}")
     return 0
 
 

@@ -31,8 +31,10 @@ def sweep(argv: list[str]) -> int:
         return _look(argv)
     from .cli import prepare
     from .launch import sweep as start
+    from .launch.start import check as check_start
 
     params, asked, detach = read(argv)
+    check_start(params)
     prepare(params)
     found = start(params, check=_plan_check(), **asked)
     print(f"{found.path}: {len(found.members)} runs, {asked.get('at_once', 1)} at a time", flush=True)

@@ -14,7 +14,7 @@ from .data.processor import Processor
 from .evaluate import load_run
 from .models import Flamingo, MediaModel, MultimodalModel, load_tokenizer
 from .models.interop import save_open_flamingo
-from .models.pretrained import save_encoder, save_language
+from .models.pretrained import save_encoder, save_language, share
 from .params import ModelParams, ParamError, RunParams
 
 LAYOUTS = ("from_pretrained", "open_flamingo")
@@ -70,6 +70,7 @@ def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams
     )
     values = {"model": type(model).__name__} | RunParams(model=written).to_dict()["model"]
     (to / CONFIG).write_text(json.dumps(values, indent=1) + "\n")
+    share(to)
 
 
 def load_pretrained(folder: Path) -> tuple[MediaModel, Processor]:

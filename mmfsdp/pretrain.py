@@ -24,6 +24,7 @@ from .data.scenes import COLORS, Scene, caption, draw_scene, split_combinations
 from .data.shapes import some_text
 from .data.words import word_tokenizer
 from .models import build_language
+from .models.pretrained import share
 from .params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
 
 Progress = Callable[[str, float], None]
@@ -69,7 +70,7 @@ def ensure_backbones(
         if not needs_backbones(params.model):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
+        with FileLock(f"{folder}.lock", mode=0o666):  # whoever may write in a shared cache may take it
             if needs_backbones(params.model):
                 _pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
     except OSError as error:
@@ -79,7 +80,7 @@ def ensure_backbones(
 
 
 def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
-    beside = folder.with_name(f"{folder.name}.part")
+    beside = folder.with_name(f"{folder.name}.{os.getuid()}.part")
     if shutil.disk_usage(folder.parent).free < ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # now rather than after two minutes
     shutil.rmtree(beside, ignore_errors=True)  # left by a process that was killed
@@ -88,6 +89,7 @@ def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progres
         for part, pretrain in (("vision", pretrain_vision), ("language", pretrain_language)):
             if (backbone := getattr(params.model, part)).weights == GENERATED:
                 pretrain(backbone, beside / part, recipe, progress)
+        share(beside)
     os.rename(beside, folder)
 
 

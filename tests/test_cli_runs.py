@@ -111,6 +111,16 @@ def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatc
     assert words in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["run --config tiny", "launch", "sweep --grid train.lr=1,2"])
+def test_without_slurm_its_executor_is_refused_before_anything_is_made(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
+    assert cli.main([*command.split(), "--launch.executor", "slurm"]) == 2
+    assert "launch.executor: slurm needs sbatch, which is not on PATH here; set it to local" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("module", ["mmfsdp", "mmfsdp.cli"])
 def test_as_a_module_into_a_pipe_that_closes_on_a_terminal_without_letters(module, tmp_path):
     """No script on PATH; `| head -1`; LANG=C. A terminal shows what it can, and nobody sees a traceback."""

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import random
 from dataclasses import replace
 
@@ -110,7 +111,8 @@ def work(cache, queue):
 def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder, tmp_path):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    killed = tmp_path / f"{folder.name}.part" / "vision"  # as a process leaves it that was killed in mid-work
+    # As a process leaves it that was killed in mid-work.
+    killed = tmp_path / f"{folder.name}.{os.getuid()}.part" / "vision"
     killed.mkdir(parents=True)
     workers = [context.Process(target=work, args=(str(tmp_path), queue)) for _ in range(2)]
     for worker in workers:
@@ -121,6 +123,7 @@ def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder,
     assert [steps for steps, _ in results] == [0, MINUTE.vision_steps + MINUTE.language_steps]
     again = tmp_path / folder.name
     assert [place for _, place in results] == [str(again)] * 2 and not killed.exists()
+    assert len({path.stat().st_mode for path in again.rglob("*.*")}) == 1, "who may read the one may read all of it"
     assert weights(again) == weights(folder) and len(weights(folder)) == 2
 
 

@@ -16,11 +16,12 @@ def drill(run: Run) -> None:
     """Send every rank of a run what a cluster sends before it takes the nodes away; returns at once.
 
     The ranks save after the step they are in, end, and are started again; events.jsonl tells of each part. Works from
-    any machine that sees the folder. Raises ParamError where nothing runs.
+    any machine that sees the folder. Raises ParamError where nothing runs, or
+    what runs is not one's own.
     """
     from ..params import ParamError
 
-    if (state := run.state()).done:
+    if (state := run.own().state()).done:
         raise ParamError("run", f"{run.path} is {state}; a drill needs a run that goes on")
     note(run.path, "drill", step=state.step, text="a drill: the ranks are asked to make room")
     (run.path / "drill").touch()  # its supervisor passes it on

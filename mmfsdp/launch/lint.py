@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ TRAINING = ("mmfsdp.train:run", "mmfsdp.evaluate:train_and_caption")
 def lint_here(params: RunParams) -> bool:
     """Lint a run if that takes no time: where it was found sound before, or planning is imported, as by a form or the
     command line, and the model is known or needs no look at a hub. False if not. Raises ParamError for errors."""
-    if _note(params).exists():
+    if os.path.exists(_note(params)):
         return True
     if "mmfsdp.preview" not in sys.modules:
         return False
@@ -45,7 +46,7 @@ def mistake(params: RunParams) -> str:
     from ..params import ParamError
 
     try:
-        if not _note(params).exists():
+        if not os.path.exists(_note(params)):
             _look(params)
     except ParamError as error:
         return str(error)

@@ -18,6 +18,7 @@ from ..runs import (
     read_json,
     read_metrics,
     run_state,
+    whose,
     write_json,
 )
 from ..runs.slurm import ENDS
@@ -44,7 +45,10 @@ class Run:
         run = cls(path)
         if not is_run(run.path):
             parent = run.path.parent
-            beside = sorted(p.name for p in parent.iterdir() if is_run(p)) if parent.is_dir() else []
+            for folder in (parent, run.path):
+                if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+                    raise ParamError("run", f"{str(folder)!r} is closed{whose(folder, to_read=True)}")
+            beside = sorted(p.name for p in parent.iterdir() if is_run(p)) if os.path.isdir(parent) else []
             raise ParamError("run", f"{str(run.path)!r} is not a run; {parent} holds {', '.join(beside) or 'none'}")
         return run
 
@@ -65,6 +69,14 @@ class Run:
         """Who runs it, and where; None if its launch was cut short."""
         return RunRecord.read(self.path)
 
+    def own(self) -> Run:
+        """This run, which one may change. Raises ParamError naming whose it is where one may not."""
+        from ..params import ParamError
+
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ParamError("run", f"{str(self.path)!r} is not yours to change{whose(self.path)}")
+        return self
+
     def state(self) -> RunState:
         """How it is now."""
         return run_state(self.path)
@@ -79,13 +91,13 @@ class Run:
     def cancel(self, *, timeout: float | None = None) -> RunState:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.
 
-        Works from any machine that sees the folder, by asking the supervisor. Raises TimeoutError if processes are
-        left after `timeout` seconds (unset: 10; on Slurm 30), which can only be when they are on another machine or
-        another person's.
+        Works from any machine that sees the folder, by asking the supervisor. Raises ParamError if the run is another
+        person's, TimeoutError if processes are left after `timeout` seconds (unset: 10; on Slurm 30), which can only be
+        when they are on another machine.
         """
         if self.state().done:
             return self.state()
-        (self.path / "cancel").touch()
+        (self.own().path / "cancel").touch()
         if (record := self.record) and record.executor == "slurm":
             return self._cancel_job(time.monotonic() + (timeout or 30))
         timeout = timeout or 10

@@ -127,9 +127,10 @@ def check(params: RunParams) -> None:
     """Raises ParamError with Slurm's own words for what it will refuse, if it says so within a moment."""
     from ..params import ParamError
 
-    text = sbatch_text(params)
     if not shutil.which("sbatch"):
-        raise ParamError("launch.executor", "slurm needs sbatch, which is not on PATH here; set it to local")
+        words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
+        raise ParamError("launch.executor", words)
+    text = sbatch_text(params)
     environment = clean_environment(dict(os.environ))
     try:
         done = subprocess.run(

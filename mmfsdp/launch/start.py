@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import mmfsdp
 
-from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, reserve, run_state, write_text
+from ..runs import RunRecord, complete_checkpoints, drop_after, is_run, refused, reserve, run_state, whose, write_text
 from ..runs.checkpoints import checkpoint_step
 from ..runs.processes import RUN_VARIABLE, process_start
 from ..runs.state import MORE_ROOM
@@ -54,7 +54,8 @@ def resume(folder: Path, *, step: int | None = None, params: RunParams | None = 
     The ranks take up the newest complete checkpoint, or that of `step`; newer ones are put aside. `params` replace
     the run's own. Raises ParamError if the run goes on by itself, is complete, or is being resumed by another.
     """
-    changed, params = params is not None, params or Run.open(folder).params
+    run = Run.open(folder).own()
+    changed, params = params is not None, params or run.params
     check(params)
     unseen = changed and not lint_here(params)  # what has run is not asked again
     try:
@@ -138,13 +139,15 @@ def make_folder(params: LaunchParams) -> Path:
     folder = parent / params.name
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        if params.replace and folder.exists():
+        if params.replace and os.path.exists(folder):
             _set_aside(folder)
         folder.mkdir(mode=0o700)
     except OSError as error:
-        if folder.exists():
+        if os.path.exists(folder):
             raise ParamError("launch.name", _taken(folder, params)) from None
-        raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
+        raise ParamError(
+            "launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another{refused(error)}"
+        ) from None
     (folder / "logs").mkdir()
     return folder
 
@@ -152,10 +155,12 @@ def make_folder(params: LaunchParams) -> Path:
 def _no_room(folder: Path, error: OSError) -> Exception:
     from ..params import ParamError
 
-    return ParamError("launch.folder", f"{str(folder)!r} cannot be written ({error}){MORE_ROOM}")
+    return ParamError("launch.folder", f"{str(folder)!r} cannot be written ({error}){refused(error) or MORE_ROOM}")
 
 
 def _taken(folder: Path, params: LaunchParams) -> str:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{str(folder)!r} exists already and is not yours; choose another name{whose(folder)}"
     if not is_run(folder):
         return f"{str(folder)!r} exists already and is not a run; choose another name"
     state = run_state(folder)
@@ -168,8 +173,8 @@ def _taken(folder: Path, params: LaunchParams) -> str:
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename a finished run to name-1, or the first such name that is free."""
-    if not is_run(folder) or not run_state(folder).done:
+    """Rename a finished run of one's own to name-1, or the first such name that is free."""
+    if not os.access(folder, os.W_OK | os.X_OK) or not is_run(folder) or not run_state(folder).done:
         return  # then making the folder fails, and says why
     number = 1
     while (other := folder.with_name(f"{folder.name}-{number}")).exists():

@@ -6,6 +6,7 @@ differ). A process of its own starts them in turn: closing the notebook or the t
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import subprocess
@@ -193,10 +194,13 @@ class Sweep:
 
     def _has_queue(self) -> bool:
         try:
-            with FileLock(self.path / LOCK, timeout=0):
-                return False
-        except Timeout:
+            with open(self.path / LOCK, "rb") as lock:  # for reading: it may be another person's sweep
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
             return True
+        return False
 
     def _start(self) -> None:
         """Start the process that starts the members; one that lives already goes on alone."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..params import BackboneParams, ParamError
-from .language import load_config
+from .language import load_config, pretrained
 from .shapes import output_shape
 
 
@@ -38,6 +38,7 @@ def build_audio(params: BackboneParams, *, meta: bool = False) -> AudioEncoder:
     if config.model_type != "whisper":
         raise ParamError("audio.config", f"model_type {config.model_type} is not supported; audio takes whisper")
     if params.weights and not meta:
-        return AudioEncoder(AutoModel.from_pretrained(params.weights, config=config, dtype=torch.float32).encoder)
+        whole = pretrained(AutoModel, params.weights, "audio.weights", config=config, dtype=torch.float32)
+        return AudioEncoder(whole.encoder)
     with torch.device("meta" if meta else "cpu"):
         return AudioEncoder(AutoModel.from_config(config, dtype=torch.float32).encoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..params import BackboneParams, ParamError
 from ..params.check import unknown_key
+from . import hub
 
 _ALSO_READ = {"head_dim", "rope_theta", "rope_scaling", "rotary_pct", "partial_rotary_factor", "attn_implementation"}
 """Keys that transformers reads where they are set, although the default configuration lacks them."""
@@ -28,7 +30,7 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
         return build_language(replace(params, name=params.weights, weights=None), meta=True)
-    model, info = _pretrained(
+    model, info = pretrained(
         AutoModelForCausalLM, params.weights, "language.weights", dtype=torch.float32, output_loading_info=True
     )
     if missing := sorted(info["missing_keys"]):
@@ -45,7 +47,7 @@ def load_config(params: BackboneParams, field: str) -> Any:
     """The transformers configuration of `params`: its `config`, which must name a model_type, or that of its name."""
     values = dict(params.config)
     if not values:
-        return _pretrained(AutoConfig, params.name, f"{field}.name")
+        return pretrained(AutoConfig, params.name, f"{field}.name")
     if "model_type" not in values:
         raise ParamError(f"{field}.config", f"{params.config!r} names no model_type; add one, such as llama")
     kind = values.pop("model_type")
@@ -63,14 +65,21 @@ def load_config(params: BackboneParams, field: str) -> Any:
 
 def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to the language model. Raises ParamError where there is none."""
-    return _pretrained(AutoTokenizer, params.weights or params.name, "language.name")
+    return pretrained(AutoTokenizer, params.weights or params.name, "language.name")
 
 
-def _pretrained(cls: Any, source: str, field: str, **kwargs: Any) -> Any:
+def pretrained(cls: Any, source: str, field: str, **kwargs: Any) -> Any:
+    """What a class of transformers makes of a folder or a hub name; without network, of what was downloaded before.
+
+    Raises ParamError naming the `field` that says `source`.
+    """
+    away = not Path(source).is_dir() and not hub.answers()
     try:
-        return cls.from_pretrained(source, **kwargs)
+        return cls.from_pretrained(source, local_files_only=away, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (
+            f"it was never downloaded here, and {hub.ENDPOINT} does not answer" if away else str(error).splitlines()[0]
+        )
         raise ParamError(
             field, f"{source!r} gives no {cls.__name__.removeprefix('Auto')} ({reason}); give a folder or a hub name"
         ) from None

@@ -194,12 +194,12 @@ def _builtin(name: str) -> dict[str, Any]:
 def _transformers(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
     from transformers import AutoModel
 
-    from .language import load_config
+    from .language import load_config, pretrained
 
     config = load_config(params, "vision")
     config = getattr(config, "vision_config", config)
     if params.weights and not meta:
-        visual = AutoModel.from_pretrained(params.weights, config=config, dtype=torch.float32)
+        visual = pretrained(AutoModel, params.weights, "vision.weights", config=config, dtype=torch.float32)
     else:
         with torch.device("meta" if meta else "cpu"):
             visual = AutoModel.from_config(config, dtype=torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..params import ParamError
+from . import hub
 from .tokens import ExtendedEmbedding, first_rows
 
 _FILES = ("model.safetensors", "open_clip_model.safetensors")
@@ -47,6 +49,8 @@ def origins(module: nn.Module, source: str | None, field: str) -> list[Origin] |
             with safe_open(path, "pt") as file:
                 keys |= {key: (path, file.get_slice(key).get_shape()) for key in file.keys()}
         except (SafetensorError, OSError) as error:
+            if path.exists() and not os.access(path, os.R_OK):  # safetensors says that it is not there
+                raise ParamError(f"{field}.weights", f"{path} is closed to you; ask its owner: chmod a+r") from None
             raise ParamError(f"{field}.weights", f"{path} is not whole ({error}); fetch it again") from None
     names: dict[Tensor, list[str]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -63,8 +67,9 @@ def origins(module: nn.Module, source: str | None, field: str) -> list[Origin] |
 def _files(source: str | None) -> list[Path]:
     folder = Path(source or "")
     if source and not folder.is_dir() and "/" in source:  # a hub name, downloaded once; what is none has no such files
+        wanted = ["*.json", "*.safetensors"]
         try:
-            folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
+            folder = Path(snapshot_download(source, allow_patterns=wanted, local_files_only=not hub.answers()))
         except (OSError, ValueError):
             return []
     index = folder / "model.safetensors.index.json"

@@ -26,7 +26,9 @@ from .files import (
     metrics_path,
     read_json,
     read_metrics,
+    refused,
     reserve,
+    whose,
     write_json,
     write_text,
 )
@@ -58,8 +60,10 @@ __all__ = [
     "read_events",
     "read_json",
     "read_metrics",
+    "refused",
     "reserve",
     "run_state",
+    "whose",
     "write_json",
     "write_text",
 ]

@@ -17,7 +17,7 @@ def note(folder: PathLike, kind: str, *, step: int, text: str) -> None:
     """Add an event, in one system call: the ranks, the supervisor and whoever drills write to the same file."""
     assert kind in KINDS, kind
     row = json.dumps({"time": time.time(), "step": step, "kind": kind, "text": text})
-    file = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    file = os.open(Path(folder) / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(file, row.encode() + b"\n")
     finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
 import shutil
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,33 @@ def reserve(folder: PathLike) -> None:
         file.write(bytes(_ROOM + _ROOM // 4))
         file.flush()
         file.truncate(_ROOM)
+
+
+def whose(path: PathLike, *, to_read: bool = False) -> str:
+    """What a refusal to change something there, or to read it, is followed by: whose it is, or that the disk is
+    read-only."""
+    path = Path(path).absolute()
+    for place in (path, *path.parents):
+        try:
+            stat, disk = place.lstat(), os.statvfs(place)
+        except OSError:
+            continue
+        what = "it" if place == path else repr(str(place))
+        if disk.f_flag & os.ST_RDONLY:
+            return f"; {what} is on a read-only disk"
+        if stat.st_uid == os.getuid():
+            return f"; {what} is yours, but closed: chmod u+rwX {shlex.quote(str(place))}"
+        with suppress(KeyError):
+            return f"; {what} belongs to {place.owner()}{', who may open it by chmod -R go+rX' * to_read}"
+        return f"; {what} belongs to user {stat.st_uid}"
+    return ""
+
+
+def refused(error: BaseException) -> str:
+    """`whose` the file is that the system does not let a person read or write; nothing for other errors."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ""
+    return whose(error.filename) if isinstance(error.filename, str) else ""
 
 
 def is_full(folder: PathLike) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,24 +34,17 @@ def find_runs(folder: PathLike) -> list[Listed]:
     """The runs in a folder and in the sweeps in it, oldest first; of a run's own folder, that one. Whatever else is
     there is left out, and a damaged run is listed as far as it can be read."""
     folder = Path(folder)
-    paths = [(folder, folder.resolve().name)] if _is_run(folder) else list(_in(folder, ""))
+    paths = [(folder, folder.resolve().name)] if is_run(folder) else list(_in(folder, ""))
     found = [_listed(path, name) for path, name in paths]
     return sorted(found, key=lambda run: (run.created or 0.0, run.name))
 
 
 def _in(folder: Path, prefix: str) -> Iterator[tuple[Path, str]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if _is_run(path):
+        if is_run(path):
             yield path, prefix + path.name
-        elif not prefix and (path / SWEEP).is_file():
+        elif not prefix and os.path.isfile(path / SWEEP):
             yield from _in(path, f"{path.name}/")
-
-
-def _is_run(folder: Path) -> bool:
-    try:
-        return is_run(folder)
-    except OSError:
-        return False  # somebody else's, and closed
 
 
 def _listed(path: Path, name: str) -> Listed:

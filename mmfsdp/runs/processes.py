@@ -83,5 +83,5 @@ def stop(leader: int, start: float, identity: str, *, grace: float = 2.0) -> boo
 def _send(process: psutil.Process, number: int) -> None:
     try:
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
+    except psutil.Error:
+        return  # it is gone, or another person's

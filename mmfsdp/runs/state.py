@@ -148,8 +148,8 @@ class RunRecord:
 
 
 def is_run(folder: PathLike) -> bool:
-    """Whether a folder is a run's, be it half-written."""
-    return any((Path(folder) / name).is_file() for name in ("run.json", "params.yaml"))
+    """Whether a folder is a run's, be it half-written; what is closed to this person is none."""
+    return any(os.path.isfile(Path(folder) / name) for name in ("run.json", "params.yaml"))
 
 
 def run_state(path: PathLike) -> RunState:

@@ -8,6 +8,7 @@ from html import escape
 import ipywidgets as w
 
 from ..launch import launch
+from ..launch.start import check
 from ..params import RunParams
 from ..runs import RunState
 from .form import RunForm
@@ -76,6 +77,7 @@ class Launcher(Whole):
     def _work(self, params: RunParams) -> None:
         try:
             self._note.value = "starting…"
+            check(params)
             next(planned(params))[0].check()  # what the lint calls an error stops here, not in a rank
             with alone:
                 from ..pretrain import ensure_backbones
