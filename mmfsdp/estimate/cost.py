@@ -78,11 +78,6 @@ class Estimate:
     """Of `memory`, what lies with the host and not on the device, with `cpu_offload`; the peak is then the device's."""
 
     @property
-    def rest_bytes(self) -> int:
-        """Bytes between two steps: parameters, the model's buffers, optimizer states."""
-        return self.memory.parameters + self.memory.module_buffers + self.memory.optimizer
-
-    @property
     def peak_bytes(self) -> int | None:
         """The most that a rank holds in a step."""
         return self.peak.bytes if self.peak else None

@@ -56,10 +56,10 @@ def make_plan(
     """
     from .auto import choose
     from .build import buffer_bytes, build_units, with_prefetch  # here, so that reading a plan needs no torch
-    from .checkpointing import checkpointed
+    from .checkpointing import with_recomputed
     from .group import group
     from .lint import lint
-    from .ties import join_tied, split_for_fsdp1
+    from .ties import beside_trainable, join_tied, split_for_fsdp1
     from .trace import trace
 
     params = params or FSDPParams()
@@ -69,6 +69,8 @@ def make_plan(
     whole: set[str] = set()
     if params.effective_backend is Backend.FSDP1:
         groups, whole = split_for_fsdp1(model, groups)
+        if also := beside_trainable(model, groups, whole):
+            seen = replace(seen, flow=seen.flow | trace(model, example, also).flow)
     else:
         groups = join_tied(model, groups, seen)
 
@@ -77,7 +79,8 @@ def make_plan(
         units = build_units(model, fsdp, groups, whole, seen, shard=shard)
         _refuse_units(fsdp, units)
         held = buffer_bytes(model, params)
-        return WrapPlan(params, world_size, replicates, shard, units, buffer_bytes=held)
+        plan = WrapPlan(params, world_size, replicates, shard, units, buffer_bytes=held)
+        return replace(plan, units=with_recomputed(model, plan, seen))
 
     if counted is None and example is not None:
         counted = partial(with_moments, model, example=example)
@@ -88,7 +91,6 @@ def make_plan(
         plan = _ddp(model, plan, example, counted, train) or plan
     else:
         plan = made(params.frozen_policy)
-    checkpointed(model, plan)  # a pattern may match nothing
     plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
     plan = replace(plan, lint=lint(model, plan, seen=seen))
     return counted(plan) if counted and example is not None and not plan.refused else plan

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..params import ParamError
-from .units import WrapPlan
+from .trace import Trace
+from .units import Unit, WrapPlan
 
 FEW = 3
 """Units that a layer may hold inside (adapters, say) and still be one layer."""
@@ -39,6 +41,27 @@ def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:
     if not names:
         raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
     return _outermost(names)
+
+
+def with_recomputed(model: nn.Module, plan: WrapPlan, seen: Trace) -> tuple[Unit, ...]:
+    """The plan's units, those that backward passes by gathered there, too, where a checkpointed module around them runs
+    again: up to the last that it had kept for backward. Raises ParamError for a pattern that matches none."""
+    names = checkpointed(model, plan)
+    if seen.calls is not None:
+        until = {name: seen.saves.get(name, -1.0) for name in names}
+    else:
+        first = {id(p): name for name, p in model.named_parameters()}
+        held = {name: model.get_submodule(name).parameters() for name in names}
+        moved = [n for n, ps in held.items() if any(p.requires_grad or first[id(p)] in seen.flow for p in ps)]
+        until = {name: seen.leave[name] for name in moved}
+
+    def again(unit: Unit) -> bool:
+        return any(m.startswith(f"{n}.") and seen.enter.get(m, 0) < t for m in unit.modules for n, t in until.items())
+
+    return tuple(
+        replace(u, gathers_backward=u.gathers_forward) if u.gathers_forward and not u.grad_flow and again(u) else u
+        for u in plan.units
+    )
 
 
 def _layers(names: list[str]) -> list[str]:

@@ -98,6 +98,13 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[lis
     return groups, whole
 
 
+def beside_trainable(model: nn.Module, groups: list[list[str]], whole: set[str]) -> set[str]:
+    """Names of frozen parameters in mixed units: FSDP1 makes all of a unit one parameter, which trains."""
+    named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if n not in whole]
+    trained = {home(n, groups) for n, p in named if p.requires_grad}
+    return {n for n, p in named if not p.requires_grad and home(n, groups) in trained}
+
+
 def _runner(model: nn.Module, param_name: str, seen: Trace) -> str:
     """The innermost module around a parameter whose forward runs; empty where only the root's does."""
     name = param_name.rpartition(".")[0]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -33,6 +34,8 @@ class Trace:
     """Frozen parameters (first names) that backward passes through."""
     used: dict[str, set[frozenset[str]]] = field(default_factory=dict)
     """For each parameter (first name), the modules whose forward was running, at each of its uses."""
+    saves: dict[str, float] = field(default_factory=dict)
+    """When a module's forward last kept something for backward."""
 
     def runs(self, name: str, module: nn.Module) -> bool:
         """True if hooks on the module's forward will fire."""
@@ -56,9 +59,10 @@ def tied_names(model: nn.Module, *, apart: bool = False) -> dict[str, list[str]]
     return {found[0]: found for found in names.values() if len(found) > 1}
 
 
-def trace(model: nn.Module, example: dict[str, Any] | None) -> Trace:
-    """Run `model(**example)` on fake tensors (no memory, no arithmetic), or go by registration order."""
-    return _run(model, example) if example is not None else registration(model)
+def trace(model: nn.Module, example: dict[str, Any] | None, also: Collection[str] = ()) -> Trace:
+    """Run `model(**example)` on fake tensors (no memory, no arithmetic), or go by registration order. also: parameters
+    that give gradients to what comes after, though they are frozen."""
+    return _run(model, example, also) if example is not None else registration(model, also=also)
 
 
 def registration(model: nn.Module, plain: Callable[[str], str] = str, also: Collection[str] = ()) -> Trace:
@@ -93,28 +97,38 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _run(model: nn.Module, example: dict[str, Any]) -> Trace:
+def _run(model: nn.Module, example: dict[str, Any], also: Collection[str]) -> Trace:
     mode = fake_mode()
     twin = fake_copy(model, mode)
+    for name in also:
+        twin.get_parameter(name).requires_grad_(True)
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     seen = Trace(calls=Counter())
     watch = _Watch({id(p): name for name, p in twin.named_parameters()}, seen)
-    clock = iter(range(10**9))
+    clock, saved = iter(range(10**9)), -1
+    begun: dict[str, int] = {}
+
+    def save(_: torch.Tensor) -> None:
+        nonlocal saved
+        saved = next(clock)
 
     def enter(name: str) -> None:
-        seen.enter.setdefault(name, next(clock))
+        begun[name] = next(clock)
+        seen.enter.setdefault(name, begun[name])
         seen.calls[name] += 1  # type: ignore[index]
         watch.active.append(name)
 
     def leave(name: str) -> None:
         seen.leave[name] = next(clock)
         watch.active.remove(name)
+        if saved > begun[name]:
+            seen.saves[name] = saved
 
     for name, module in twin.named_modules(remove_duplicate=False):
         module.register_forward_pre_hook(lambda *_, n=name: enter(n))
         module.register_forward_hook(lambda *_, n=name: leave(n))
     try:
-        with mode, watch, torch.enable_grad():
+        with mode, watch, torch.enable_grad(), saved_tensors_hooks(save, lambda _: None):  # type: ignore[arg-type]
             twin(**inputs)
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error

@@ -84,6 +84,19 @@ def _order_gathers(model: nn.Module, plan: WrapPlan, sharded: list[Unit]) -> Non
         after = [order for order in first if order > unit.order]
         if plan.fsdp.forward_prefetch and after:
             module.set_modules_to_forward_prefetch([first[min(after)]])
+            if plan.fsdp.activation_checkpointing != "none":
+                _only_in_forward(model, unit, first[min(after)])
+
+
+def _only_in_forward(model: nn.Module, unit: Unit, after: FSDPModule) -> None:
+    """Gather `after` ahead of need, but not where forward runs again in backward, which is done with it by then."""
+    module = _module(model, unit)
+
+    def choose(*_: Any) -> None:
+        module.set_modules_to_forward_prefetch([after] if torch._C._current_graph_task_id() == -1 else [])
+
+    for name in unit.modules:
+        model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
 
 
 def _never_in_backward(model: nn.Module, unit: Unit) -> None:
