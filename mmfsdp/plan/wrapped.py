@@ -39,8 +39,8 @@ class _Found:
 def read_back(model: nn.Module) -> WrapPlan:
     """What a wrapped model's units are, what they hold and send, and what the lint says of them. Changes nothing.
 
-    Where backward goes is assumed from the order in which modules were registered, as in a plan without an example.
-    Raises ValueError for a model that nobody has wrapped.
+    Where backward goes is assumed from the order in which modules were registered, as in a plan without an example; a
+    model that `apply_plan` wrapped carries a plan that knows. Raises ValueError for a model that nobody has wrapped.
     """
     while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):  # compiled around it all
         model = model._orig_mod
@@ -49,10 +49,15 @@ def read_back(model: nn.Module) -> WrapPlan:
     # In a mixed unit of FSDP1 all are views of one flat parameter that trains, the frozen ones, too.
     mixed = [f.params for f in found if backend is Backend.FSDP1 and kind_of(f.params) == "mixed"]
     seen = registration(inner, plain_name, {name for ps in mixed for p in ps for name in (p.name, *p.aliases)})
+    ours: WrapPlan | None = getattr(model, "mmfsdp_plan", None)
+    told = {frozenset(u.modules): u for u in ours.units} if ours else {}
+    apart = {p.name: i for i, u in enumerate(told.values()) for p in u.params}
     left = _left_out(inner, found)
-    if left:
-        found.append(_Found(tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in left)), left, sharded=False))
-    fsdp = replace(_params(backend, mesh, found, flat=_is_flat(model)), **_prefetch(model))
+    for one in sorted({apart.get(p.name, -1) for p in left}):
+        held = [p for p in left if apart.get(p.name, -1) == one]
+        names = ours.units[one].modules if ours and one >= 0 else (p.name.rpartition(".")[0] for p in held)
+        found.append(_Found(tuple(dict.fromkeys(names)), held, sharded=False))
+    fsdp = ours.fsdp if ours else replace(_params(backend, mesh, found, flat=_is_flat(model)), **_prefetch(model))
     found.sort(key=lambda f: (not f.sharded, min(seen.enter.get(m, 0) for m in f.modules)))
     ends = sorted(range(len(found)), key=lambda i: max(seen.leave.get(m, 0) for m in found[i].modules))
     pads = mesh[0] if backend is Backend.FSDP1 and mesh[1] == 1 else mesh[1]  # NO_SHARD pads as if it sharded
@@ -61,10 +66,20 @@ def read_back(model: nn.Module) -> WrapPlan:
     units = [replace(u, held_bytes=u.held_bytes * (pads // mesh[1])) if u.sharded else u for u in units]
     if backend is Backend.FSDP2:  # FSDP1 knows what gave no gradient a place to come to
         units = _gathered_in_vain(units, found, fsdp)
+    units = sorted((_as_told(u, told.get(frozenset(u.modules))) for u in units), key=lambda u: u.order)
     plan = WrapPlan(
         fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=with_prefetch(units, fsdp)
     )
     return replace(plan, lint=lint(model, plan, wrapped=True), buffer_bytes=buffer_bytes(model, fsdp))
+
+
+def _as_told(unit: Unit, told: Unit | None) -> Unit:
+    """With what no wrapped model shows, from the plan by which it was wrapped, where that still holds."""
+    same = "sharded", "reshard_after_forward", "kind"
+    if not told or any(getattr(unit, field) != getattr(told, field) for field in same):
+        return unit
+    fields = "name", "modules", "order", "ends", "grad_flow", "frozen_policy", "gathers_forward", "gathers_backward"
+    return replace(unit, **{field: getattr(told, field) for field in fields})
 
 
 def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
