@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..params import StateDictType
+from ..params import ParamError, StateDictType
 from ..wrap import plan_of
 from .ranks import distributed, rank
 
@@ -127,9 +127,16 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def read(folder: Path, state: Tensors) -> None:
-    """Fill tensors from a folder that a Snapshot wrote, on any number of ranks, sharded in any way."""
-    with _one_process_is_meant():
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not distributed())
+    """Fill tensors from a folder that a Snapshot wrote, on any number of ranks, sharded in any way. Raises ParamError
+    where they have other shapes than was saved."""
+    try:
+        with _one_process_is_meant():
+            dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not distributed())
+    except CheckpointException as error:
+        why = next(iter(error.failures.values()))[0]
+        if not isinstance(why, ValueError):
+            raise
+        raise ParamError("checkpoint", f"{folder}: {why}; build the model as the run that saved it did") from None
 
 
 def local_snapshot(model: nn.Module, optimizer: Optimizer | None) -> Snapshot:
@@ -152,7 +159,13 @@ def read_local(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> N
             states.setdefault(owner, {})[key] = tensor
     for name, p in model.named_parameters():
         if p.requires_grad:
-            assert saved[name].shape == p.shape, f"{name}: {saved[name].shape} saved, {p.shape} here"
+            if name not in saved or saved[name].shape != p.shape:
+                was = tuple(saved[name].shape) if name in saved else "nothing"
+                raise ParamError(
+                    "checkpoint",
+                    f"{folder.name} holds {was} of {name} for this rank, which has {tuple(p.shape)} now: a LOCAL_STATE_"
+                    "DICT loads only into what is wrapped as it was; save with SHARDED_STATE_DICT to change that",
+                )
             p.data.copy_(saved[name])
             if optimizer is not None and name in states:
                 optimizer.state[p] = {key: t.to(p.device) for key, t in states[name].items()}
