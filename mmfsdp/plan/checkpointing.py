@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..params import ParamError
+from ..params import Backend, ParamError
 from .trace import Trace
 from .units import Unit, WrapPlan
 
@@ -44,24 +44,30 @@ def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:
 
 
 def with_recomputed(model: nn.Module, plan: WrapPlan, seen: Trace) -> tuple[Unit, ...]:
-    """The plan's units, those that backward passes by gathered there, too, where a checkpointed module around them runs
-    again: up to the last that it had kept for backward. Raises ParamError for a pattern that matches none."""
-    names = checkpointed(model, plan)
-    if seen.calls is not None:
-        until = {name: seen.saves.get(name, -1.0) for name in names}
-    else:
-        first = {id(p): name for name, p in model.named_parameters()}
-        held = {name: model.get_submodule(name).parameters() for name in names}
-        moved = [n for n, ps in held.items() if any(p.requires_grad or first[id(p)] in seen.flow for p in ps)]
-        until = {name: seen.leave[name] for name in moved}
+    """The plan's units with what is gathered because a checkpointed module around them runs again in backward: up to
+    the last that it had kept. FSDP1 frees them once more after that, but one of which backward has begun by then.
+    Raises ParamError for a pattern that matches none."""
+    until = {name: t for name in checkpointed(model, plan) if (t := _last_kept(model, name, seen)) >= 0}
 
     def again(unit: Unit) -> bool:
-        return any(m.startswith(f"{n}.") and seen.enter.get(m, 0) < t for m in unit.modules for n, t in until.items())
+        twice = unit.grad_flow and plan.backend is Backend.FSDP1 and unit.reshard_after_forward
+        return any(
+            m.startswith(f"{around}.") and seen.enter.get(m, 0) < t and not (twice and t < seen.leave.get(m, 0))
+            for m in unit.modules
+            for around, t in until.items()
+            if twice or not unit.grad_flow
+        )
 
-    return tuple(
-        replace(u, gathers_backward=u.gathers_forward) if u.gathers_forward and not u.grad_flow and again(u) else u
-        for u in plan.units
-    )
+    return tuple(replace(u, gathers_backward=u.gathers_backward + u.gathers_forward * again(u)) for u in plan.units)
+
+
+def _last_kept(model: nn.Module, name: str, seen: Trace) -> float:
+    """When a module last kept something for backward, below 0 for never; without an example, in the last inside it."""
+    if seen.calls is not None:
+        return seen.saves.get(name, -1.0)
+    first = {id(p): name for name, p in model.named_parameters()}
+    moved = any(p.requires_grad or first[id(p)] in seen.flow for p in model.get_submodule(name).parameters())
+    return max(seen.enter[m] for m in seen.enter if f"{m}.".startswith(f"{name}.")) + 0.01 if moved else -1.0
 
 
 def _layers(names: list[str]) -> list[str]:

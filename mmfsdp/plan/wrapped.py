@@ -78,7 +78,8 @@ def _as_told(unit: Unit, told: Unit | None) -> Unit:
     same = "sharded", "reshard_after_forward", "kind"
     if not told or any(getattr(unit, field) != getattr(told, field) for field in same):
         return unit
-    fields = "name", "modules", "order", "ends", "grad_flow", "frozen_policy", "gathers_forward", "gathers_backward"
+    fields = ["name", "modules", "order", "ends", "grad_flow", "frozen_policy", "gathers_forward", "gathers_backward"]
+    fields += ["compute_dtype"] if not unit.sharded else []
     return replace(unit, **{field: getattr(told, field) for field in fields})
 
 

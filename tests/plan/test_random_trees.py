@@ -1,19 +1,22 @@
-"""Any tree of modules, frozen and tied at random: what is planned is what is made, sent and held, on real ranks; what
-the lint lets pass does not fail."""
+"""Any tree of modules, frozen and tied at random: what is planned is what is made, sent, held and read back, on real
+ranks; what the lint lets pass does not fail, and what it does not is refused."""
 
 import gc
 import json
 
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.estimate import estimate
 from mmfsdp.measure import Collectives
-from mmfsdp.params import FSDPParams, ParamError
-from mmfsdp.plan import make_plan
+from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.plan import describe, make_plan
+from mmfsdp.step.core import _accumulating
 from mmfsdp.wrap import apply_plan
 from tests.ranks import on_ranks
 from tests.ruin import always
@@ -85,33 +88,45 @@ def trees(parts):
 
 
 LEAF = st.sampled_from(sorted(LEAVES))
-FIELDS = st.fixed_dictionaries(
-    {
-        "backend": st.sampled_from(["FSDP2", "FSDP2", "FSDP1"]),
-        "sharding_strategy": st.sampled_from(["FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP"]),
-        "frozen_policy": st.sampled_from(["SHARD", "KEEP", "REPLICATE"]),
-    },
-    optional={
-        "auto_wrap_policy": st.just("NO_WRAP"),
-        "mixed_precision": st.just("bf16"),
-        "activation_checkpointing": st.just("all"),
-    },
-)
+FULL, HYBRID = ["FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP"], ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
+CLASSES = ["Tree", "Linear", "Tree,Linear", "Sequential,Tree"]
+WRAP = [{"auto_wrap_policy": "FROZEN_AWARE"}] * 3 + [{"auto_wrap_policy": "NO_WRAP"}]
+WRAP += [{"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": n} for n in (1, 80, 200)]
+WRAP += [{"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": names} for names in CLASSES]
 
 
-def drawn() -> list:
-    """(fields, tree, frozen, ties), the same at each run."""
+def fields(strategies):
+    return st.fixed_dictionaries(
+        {
+            "backend": st.sampled_from(["FSDP2", "FSDP2", "FSDP1"]),
+            "sharding_strategy": st.sampled_from(strategies),
+            "frozen_policy": st.sampled_from(["SHARD", "KEEP", "REPLICATE"]),
+        },
+        optional={
+            "mixed_precision": st.just("bf16"),
+            "activation_checkpointing": st.sampled_from(["all", "every:2", "*part*"]),
+            "forward_prefetch": st.just(True),
+            "backward_prefetch": st.just("NO_PREFETCH"),
+        },
+    )
+
+
+def drawn(number: int, strategies: list[str], more: dict | None = None) -> list:
+    """(fields, accumulation, with an example, tree, frozen, ties), the same at each run."""
     found = []
 
-    @always(MODELS)
+    @always(number)
     @given(
-        FIELDS,
+        fields(strategies),
+        st.sampled_from(WRAP),
+        st.sampled_from([1, 1, 2]),
+        st.sampled_from([True, True, False]),
         trees(st.one_of(LEAF, LEAF, trees(st.one_of(LEAF, LEAF, trees(LEAF))))),
         st.lists(st.booleans(), min_size=1, max_size=9),
         st.lists(st.integers(1, 9), max_size=2),
     )
-    def draw(fields, tree, frozen, ties):
-        found.append((fields, tree, frozen, ties))
+    def draw(fields, wrap, steps, seen, tree, frozen, ties):
+        found.append((fields | wrap | (more or {}), steps, seen, tree, frozen, ties))
 
     draw()
     return json.loads(json.dumps(found))
@@ -122,19 +137,16 @@ def all_of(cases: list) -> list:
     return [one(*case) for case in cases]
 
 
-def one(fields: dict, *tree) -> list[str]:
+def one(fields: dict, accumulation: int, seen: bool, *tree) -> list[str]:
     """What is not as planned."""
     x = torch.ones(2, DIM)
     try:
-        plan = make_plan(model_of(*tree), FSDPParams(**fields), world_size=RANKS, example={"x": x})
+        ranks, example = dist.get_world_size(), {"x": x} if seen else None
+        plan = make_plan(model_of(*tree), FSDPParams(**fields), world_size=ranks, example=example)
     except ParamError as error:
         return [f"REFUSED {error}"]
     except Exception as error:
         return [f"plan: {type(error).__name__}: {error}"]
-    try:
-        plan.check()
-    except ParamError as error:
-        return [f"REFUSED {error}"]
     wrong = []
     if sorted(p.name for p in plan.params) != sorted(n for n, _ in model_of(*tree).named_parameters()):
         wrong.append("parameters")
@@ -142,27 +154,63 @@ def one(fields: dict, *tree) -> list[str]:
         model = apply_plan(model_of(*tree), plan)
         for _ in range(2):
             with Collectives() as counted:
-                model(x).sum().backward()
+                for i in range(accumulation):
+                    with _accumulating(model, last=i == accumulation - 1):
+                        model(x).sum().backward()
                 found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
     except Exception as error:
+        if isinstance(error, ParamError) and plan.refused:
+            return [f"REFUSED {error}"]
         return [*wrong, f"applied: {type(error).__name__}: {error}"]
-    cost = estimate(plan)
+    if plan.refused:
+        wrong.append("an error of the lint was let pass")
+    cost = estimate(plan, TrainParams(accumulation=accumulation))
     wire = sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in cost.wire if w.phase != "control")
-    if found != wire:
+    if seen and found != wire:
         wrong.append(f"sent {found}, planned {wire}")
     held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters() if p.numel()]
     rest = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
     if rest != cost.memory.parameters:
         wrong.append(f"holds {rest}, planned {cost.memory.parameters}")
+    back = describe(model)
+    if different := plan.diff(back) or (units_of(plan) != units_of(back) and "params or places"):
+        wrong.append(f"read back: {different}")
     return wrong
 
 
-def test_a_tree_is_made_sends_and_holds_what_its_plan_says():
-    cases = drawn()
+def units_of(plan) -> list:
+    """Of each unit, what the plan's `diff` leaves out."""
+    return [
+        (
+            u.modules,
+            {(p.name, p.shape, p.dtype, p.trainable, *sorted(p.aliases)) for p in u.params},
+            u.hold,
+            u.reduced_bytes,
+        )
+        for u in plan.units
+        if u.params
+    ]
+
+
+def as_planned(cases: list, by_rank: list) -> None:
     wrong, refused = [], 0
-    for rank in on_ranks(all_of, RANKS, cases):
+    for rank in by_rank:
         for case, said in zip(cases, rank, strict=True):
             refused += any(text.startswith("REFUSED") for text in said)
             wrong += [f"{text}: {json.dumps(case)}" for text in said if not text.startswith("REFUSED")]
     assert not wrong, "\n".join(wrong)
-    assert refused < RANKS * len(cases) / 2, "most are to be tried"
+    assert refused < len(by_rank) * len(cases) / 2, "most are to be tried"
+
+
+def test_a_tree_is_made_sends_and_holds_what_its_plan_says():
+    cases = drawn(MODELS, FULL)
+    as_planned(cases, on_ranks(all_of, RANKS, cases))
+
+
+def test_and_so_on_a_mesh_of_two_axes():
+    cases = drawn(20, HYBRID, {"dp_shard": 2})
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        as_planned(cases, [all_of(cases)])
+    finally:
+        dist.destroy_process_group()
