@@ -34,9 +34,9 @@ class Chain(nn.Module):
         return x
 
 
-def planned(model: nn.Module, budget: int | None, policy=FrozenPolicy.AUTO, ranks: int = 8):
+def planned(model: nn.Module, budget: int | None, policy=FrozenPolicy.AUTO, example: dict | None = None):
     fsdp = FSDPParams(frozen_policy=policy, memory_budget_gib=budget / GIB if budget else None)
-    return make_plan(model, fsdp, world_size=ranks)
+    return make_plan(model, fsdp, world_size=8, example=example)
 
 
 def chain(count: int, seed: int) -> Chain:
@@ -98,12 +98,15 @@ def test_as_exhaustive_search(widths, trained, rows, accumulation, fields):
     assert low <= fix * GIB < low + 2**20
 
 
-def test_near_the_fractional_bound_when_units_are_many():
-    model = chain(60, 0)
-    plans = [planned(model, None, p) for p in POLICIES]
-    low = memory_of(plans[0])
-    for budget in (int(low * 1.5), int(low * 3), int(low * 6)):
-        auto = planned(model, budget)
+@pytest.mark.parametrize("count, seed, rows", [(60, 0, 0), (20, 1, 500), (18, 2, 40_000)])
+def test_near_the_fractional_bound_when_units_are_many(count, seed, rows):
+    model = chain(count, seed)
+    example = {"x": torch.zeros(rows, 8, device="meta")} if rows else None
+    plans = [planned(model, None, p, example) for p in POLICIES]
+    low, high = memory_of(plans[0]), memory_of(plans[2])
+    for budget in (low + 0.15 * (high - low), low + 0.6 * (high - low)) if rows else (low * 1.5, low * 3, low * 6):
+        budget = int(budget)
+        auto = planned(model, budget, example=example)
         assert memory_of(auto) <= budget
         assert traffic(auto) <= 1.02 * bound(plans, auto, budget)
 
@@ -130,7 +133,9 @@ def test_grad_flow_is_replicated_first_and_ddp_is_for_the_tiny():
     chosen = [u for u in some.units if u.frozen_policy is FrozenPolicy.REPLICATE]
     assert chosen and all(u.grad_flow for u in chosen)
     tiny = Chain([10**5] * 5 + [8], (5,))
-    assert planned(tiny, GIB).backend == "DDP" and "DDP" in planned(tiny, GIB).why
+    for example in (None, {"x": torch.zeros(4, 8, device="meta")}):
+        ddp = planned(tiny, GIB, example=example)
+        assert ddp.backend == "DDP" and "so little trains that one all-reduce" in " ".join(str(ddp).split())
     large = Chain([10**5] * 5 + [10**6], (5,))
     fsdp = FSDPParams(
         frozen_policy="AUTO", memory_budget_gib=1, sharding_strategy="SHARD_GRAD_OP", mixed_precision="bf16"
