@@ -128,7 +128,7 @@ def _run(model: nn.Module, example: dict[str, Any], also: Collection[str]) -> Tr
         module.register_forward_pre_hook(lambda *_, n=name: enter(n))
         module.register_forward_hook(lambda *_, n=name: leave(n))
     try:
-        with mode, watch, torch.enable_grad(), saved_tensors_hooks(save, lambda _: None):  # type: ignore[arg-type]
+        with mode, watch, torch.enable_grad(), saved_tensors_hooks(save, lambda kept: kept):
             twin(**inputs)
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
