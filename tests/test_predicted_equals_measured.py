@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from mmfsdp.data.batch import Batch
 from mmfsdp.estimate import Estimate, estimate
 from mmfsdp.freeze import freeze
-from mmfsdp.measure import Collectives, cpu_memory
+from mmfsdp.measure import Collectives, Counted, cpu_memory
 from mmfsdp.models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
 from mmfsdp.plan import WrapPlan, make_plan
@@ -134,13 +134,14 @@ def measure(plan: WrapPlan, *, kind: str, micro_steps: int = 1, sources: int = 1
         batches = [batch_of(kind, source=f"data.{i}") for i in range(sources)] * micro_steps
         for _ in range(1 + (plan.backend == "DDP")):  # states are there; DDP has made its buckets anew
             train_step(model, batches, optimizer, max_grad_norm=1.0)
-            HeldOut(1, batches[:sources]).loss(model)  # leaves no trace in the steps that follow
+            HeldOut(1, batches[:sources]).loss(model)  # leaves no trace in the step that follows
         gc.collect()
+        rows: list[Counted] = []
         for _ in range(marks):
             memory.mark()
             with Collectives() as counted:
                 train_step(model, batches, optimizer, max_grad_norm=1.0)
-                rows = counted.rows()
+                rows = rows or counted.rows()
     held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters() if p.numel()]
     return {
         "peak": memory.peak,
