@@ -44,7 +44,7 @@ def choose(
     if held > budget:
         raise ParamError(
             "memory_budget_gib",
-            f"{budget / 2**30:.3f} is {size(held - budget)} too little: the least that a rank can hold is "
+            f"{budget / 2**30:.3g} is {size(held - budget)} too little: the least that a rank can hold is "
             f"{size(held)} (with {_words(units)}{'' if moments else '; activations apart'}); set it to "
             f"{held / 2**30 + 5e-4:.3f}, shard over more ranks, or lower frozen_dtype",
         )

@@ -124,10 +124,11 @@ def _contents(plan: WrapPlan) -> Iterator[Finding]:
 
 def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
     """Parameters that their unit does not fetch when they are needed."""
-    groups = [[m for m in u.modules if m] for u in plan.units]
+    groups, containers = [[m for m in u.modules if m] for u in plan.units], set()
     for unit, modules in zip(plan.units, groups, strict=True):
         for name in modules if unit.sharded else ():
             if not has_forward(model.get_submodule(name)):
+                containers.add(unit.name)
                 yield _error(
                     "no-forward",
                     f"{name} ({type(model.get_submodule(name)).__name__}) is a container: it has no forward that would "
@@ -152,20 +153,21 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
                 "make a unit of what calls it",
             )
         away = [p.name for p in unit.params if unit.sharded and not _there(p.name, unit, seen)]
-        if away:
+        if away and unit.name not in containers:
             yield _error(
                 "used-outside",
                 f"{_some(away)}: used while the forward of {unit.name}, which gathers it, is not running; call the "
                 "module itself, or give make_plan an example for it to be held further up",
             )
     root, rest = plan.units[0], sum(u.numel for u in plan.units[1:])
-    if root.modules == ("",) and rest and root.numel > min(SMALL, (rest + root.numel) // 10):
+    if root.modules == ("",) and rest and not containers and root.numel > min(SMALL, (rest + root.numel) // 10):
         if plan.fsdp.auto_wrap_policy is not AutoWrapPolicy.NO_WRAP and root.sharded:
             largest = max(root.params, key=lambda p: p.numel)
             yield _warn(
                 "left-in-root",
                 f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward "
-                "to the end of backward; set auto_wrap_policy to FROZEN_AWARE, or name their layers' classes too",
+                "to the end of backward; use each only while its own module's forward runs, and set auto_wrap_policy "
+                "to FROZEN_AWARE or name their layers' classes too",
             )
 
 
