@@ -47,7 +47,7 @@ def _unit(unit: Unit, share: float, place: tuple[float, float, float, float], *,
     )
     top = y + KEYS
     parts = [rect(x, top, dx * share, dy, FROZEN), rect(x + dx * share, top, dx * (1 - share), dy, TRAINABLE)]
-    names = [words for words in _short_names(unit.name) if max(1.15 * width_of(words, 10), 32) + 8 < dx]  # fonts differ
+    names = [words for words in _short_names(unit.name) if max(width_of(words, 10), 32) + 8 < dx]
     if names and dy > 15:
         parts.append(text(x + 5, top + 13, names[0], size=10, color="white"))
         if dy > 34:

@@ -6,7 +6,7 @@ import math
 from html import escape
 
 TEXT = "currentColor"
-_NARROW = set("fijlrtI1.,:;|!'()[] ")
+_NARROW = set("fijlrtI.,:;|!'()[] ")
 
 
 def svg(width: float, height: float, words: str, *parts: str, role: str = "img") -> str:
