@@ -16,8 +16,7 @@ def drill(run: Run) -> None:
     """Send every rank of a run what a cluster sends before it takes the nodes away; returns at once.
 
     The ranks save after the step they are in, end, and are started again; events.jsonl tells of each part. Works from
-    any machine that sees the folder. Raises ParamError where nothing runs, or
-    what runs is not one's own.
+    any machine that sees the folder. Raises ParamError where nothing runs, or what runs is not one's own.
     """
     from ..params import ParamError
 
