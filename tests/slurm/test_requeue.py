@@ -39,22 +39,12 @@ def told(run: Run) -> str:
     return f"{run.state()}\n{said}\n{logs}\n{run.events()}\n{run.logs(0)[-3000:]}"
 
 
-def release(cluster) -> None:
-    """Slurm holds requeued jobs for two minutes; here for two seconds, since a start in the second of the requeue is
-    refused: its credential counts as revoked."""
-    waiting = cluster.ask("squeue", "--noheader", "--states=PENDING", "--format=%i %r").stdout.splitlines()
-    if held := [line.split()[0] for line in waiting if line.endswith(" BeginTime")]:
-        time.sleep(2)
-        for job in held:
-            cluster.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
-
-
 def goes_on(run: Run, cluster, times: int) -> None:
     """Until it is resumed so many times."""
 
     def begun() -> bool:
         time.sleep(0.5)
-        release(cluster)
+        cluster.release()
         done, found = run.state().done, len(resumed(run)) >= times  # it may have ended since then
         assert found or not done, told(run) + cluster.words()
         return found
@@ -83,7 +73,7 @@ def ends_like(run: Run, whole: Run, cluster) -> None:
 
     def over() -> bool:
         time.sleep(0.5)
-        release(cluster)
+        cluster.release()
         return run.state().done
 
     until(over, seconds=240, words=lambda: told(run))

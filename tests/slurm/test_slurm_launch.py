@@ -114,7 +114,7 @@ def test_ranks_that_make_room_are_queued_again_unless_cancelled(submit, cluster)
         words=lambda: f"{again.state()}\n{cluster.ask('squeue', '-t', 'all').stdout}\n{again.logs(0)}",
     )
     assert state.status is Status.QUEUED and "BeginTime" in state.reason and "expected to start at" in state.reason
-    cluster.ask("scontrol", "update", f"jobid={again.job}", "StartTime=now")
+    cluster.release()
     until(lambda: "life 1 step 2" in again.logs(0), words=lambda: f"{again.state()}\n{again.logs(0)}")
     assert again.state().status is Status.STARTING and "life 0 step 2" in again.logs(0)
     assert again.cancel().status is Status.CANCELLED
