@@ -31,7 +31,7 @@ from .models import (
     origins,
 )
 from .params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
-from .params.run import cache_folder
+from .places import cache_folder
 
 RECIPE = 1
 """Raise it when the generated pictures or their pretraining change: what older versions pretrained is then left."""

@@ -10,12 +10,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 MAY_IMPORT = {
+    "places": set(),
     "params": set(),
-    "runs": set(),
+    "runs": {"places"},
     "freeze": {"params"},
     "data": {"params"},
     "models": {"params"},
-    "build": {"params", "data", "models"},
+    "build": {"places", "params", "data", "models"},
     "pretrain": {"params", "data", "models", "build"},
     "plan": {"params"},
     "estimate": {"params", "plan"},
@@ -42,7 +43,7 @@ MAY_IMPORT = {
         "preview",
     },
     "watch": {"runs"},
-    "launch": {"params", "runs", "watch"},
+    "launch": {"places", "params", "runs", "watch"},
     "plots": {"plan"},
     "report": {"params", "plan", "runs", "watch", "plots"},
 }

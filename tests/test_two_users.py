@@ -11,6 +11,7 @@ import pytest
 
 from mmfsdp.launch.sweeps import LOCK, Sweep
 from mmfsdp.models.pretrained import share
+from mmfsdp.places import cache_folder
 from mmfsdp.runs import RunRecord, Status, note, write_json
 
 RECORD = RunRecord(
@@ -106,12 +107,18 @@ def test_pretrained_weights_may_be_read_by_whom_their_folder_is_open_to(tmp_path
     assert (tmp_path / "part/model.safetensors").stat().st_mode == (tmp_path / "part/config.json").stat().st_mode
 
 
-def test_the_cache_of_a_user_without_a_home_is_in_the_temporary_folder():
-    text = (
-        "import os; from mmfsdp.params.run import cache_folder; os.getuid() or os.setuid(54321); print(cache_folder())"
-    )
-    names = ("HOME", "MMFSDP_CACHE", "XDG_CACHE_HOME")
-    bare = {key: value for key, value in os.environ.items() if key not in names}
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=bare, check=True)
-    where = Path(tempfile.gettempdir(), "mmfsdp-cache-54321") if os.getuid() == 0 else Path("~/.cache/mmfsdp")
-    assert done.stdout.strip() == str(where.expanduser())
+def test_the_cache_of_a_user_without_a_home_is_in_a_temporary_folder_that_nobody_else_can_write(tmp_path, monkeypatch):
+    for name in ("MMFSDP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "~")  # where there is none, it is not known what ~ is
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    mine = tmp_path / f"mmfsdp-{os.getuid()}"
+    assert cache_folder() == mine / "cache" and mine.stat().st_mode & 0o777 == 0o700
+    mine.chmod(0o755)
+    with pytest.raises(PermissionError, match=f"{mine} is somebody else's or open to others; remove it"):
+        cache_folder()
+    mine.rename(tmp_path / "theirs").chmod(0o700)
+    mine.symlink_to(tmp_path / "theirs")
+    with pytest.raises(PermissionError):
+        cache_folder()

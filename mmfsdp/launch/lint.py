@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import mmfsdp
 
+from ..places import cache_folder
+
 if TYPE_CHECKING:
     from ..params import RunParams
 
@@ -66,8 +68,6 @@ def _look(params: RunParams) -> None:
 def _note(params: RunParams) -> Path:
     """The file that says that such a run was found sound: a script's next launch of it, by all that a plan asks of a
     run, need not plan it again."""
-    from ..params.run import cache_folder
-
     parts, data, train = params.to_dict(), params.data, params.train
     asked = [parts["model"], parts["fsdp"], params.launch.ranks, data.max_length, len(data.sources())]
     asked += [train.batch_size, train.accumulation, train.device.value]

@@ -10,6 +10,7 @@ from urllib.request import getproxies
 
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
+SILENT = f"it was never downloaded here, and {ENDPOINT} does not answer"
 PATIENCE = 10.0
 """Seconds that it may take to find the hub; without network the answer mostly comes at once."""
 

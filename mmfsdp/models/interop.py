@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..params import ProjectorKind
 from .flamingo import Flamingo
+from .language import pretrained
 from .multimodal import ModalEncoder, MultimodalModel
 from .vision import VisionEncoder, normalization
 
@@ -77,8 +78,9 @@ def load_llava(model_or_folder: Any) -> MultimodalModel:
     if isinstance(model, (str, Path)):
         from transformers import AutoConfig, AutoModelForImageTextToText
 
-        _refuse(AutoConfig.from_pretrained(model))  # before its weights are read
-        model = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+        source = str(model)
+        _refuse(pretrained(AutoConfig, source, "load_llava"))  # before its weights are read
+        model = pretrained(AutoModelForImageTextToText, source, "load_llava", dtype=torch.float32)
     config = model.config
     _refuse(config)
     inner = model.model

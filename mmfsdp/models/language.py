@@ -77,9 +77,7 @@ def pretrained(cls: Any, source: str, field: str, **kwargs: Any) -> Any:
     try:
         return cls.from_pretrained(source, local_files_only=away, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = (
-            f"it was never downloaded here, and {hub.ENDPOINT} does not answer" if away else str(error).splitlines()[0]
-        )
+        reason = hub.SILENT if away else str(error).splitlines()[0]
         raise ParamError(
             field, f"{source!r} gives no {cls.__name__.removeprefix('Auto')} ({reason}); give a folder or a hub name"
         ) from None

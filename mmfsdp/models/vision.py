@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import nn
 
 from ..params import BackboneParams, BackboneSource, ParamError
+from . import hub
 from .shapes import output_shape
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -139,7 +142,7 @@ def _open_clip(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str,
         _builtin(params.name)
         if params.config:
             raise ParamError("vision.config", f"has no effect with weights {params.weights!r}; remove one of the two")
-        visual = open_clip.create_model(params.name, pretrained=params.weights).visual
+        visual = _of_tag(params.name, params.weights).visual
     size = visual.image_size
     looks = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
     return visual, {
@@ -147,6 +150,27 @@ def _open_clip(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str,
         "mean": looks.get("mean", CLIP_MEAN),
         "std": looks.get("std", CLIP_STD),
     }
+
+
+def _of_tag(name: str, weights: str) -> Any:
+    """open_clip's model with the weights of a tag or file; without network, with what was downloaded before."""
+    import open_clip
+
+    tag = open_clip.get_pretrained_cfg(name, weights)
+    if not tag and not Path(weights).is_file():
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "a file of weights"
+        raise ParamError("vision.weights", f"{weights!r} is no tag of open_clip's {name}, nor a file; choose {tags}")
+    try:
+        if not tag or hub.answers():
+            return open_clip.create_model(name, pretrained=weights)
+        repository, file = os.path.split(tag["hf_hub"])
+        pattern = f"{Path(file).stem or 'open_clip*model'}.*"  # open_clip, too, prefers .safetensors to .bin
+        kept = Path(snapshot_download(repository, local_files_only=True)).glob(pattern)
+        path = max(kept, key=lambda path: path.suffix)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = hub.SILENT if tag and not hub.answers() else str(error).splitlines()[0]
+        raise ParamError("vision.weights", f"{weights!r} gives no {name} ({reason}); give a folder or a tag") from None
+    return open_clip.create_model(name, pretrained=str(path), force_preprocess_cfg=tag)
 
 
 def _untrained(params: BackboneParams, meta: bool) -> nn.Module:

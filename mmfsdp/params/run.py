@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
@@ -22,13 +20,6 @@ from .model import ModelParams
 from .train import TrainParams
 
 T = TypeVar("T")
-
-
-def cache_folder() -> Path:
-    """$MMFSDP_CACHE, or ours in the user's cache folder: for what can be made again."""
-    found = os.environ.get("MMFSDP_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mmfsdp"
-    path = Path(os.path.expanduser(found))
-    return path if path.parts[0] != "~" else Path(tempfile.gettempdir(), f"mmfsdp-cache-{os.getuid()}")  # no home
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 import zlib
@@ -19,6 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..places import temporary_folder
 from .files import read_json, write_json
 
 EVERY = 10.0
@@ -78,13 +78,8 @@ def ask_now(number: str) -> str:
 
 def _path(user: int) -> Path:
     """The file with the answers, in a folder that nobody else can write."""
-    folder = Path(tempfile.gettempdir()) / f"mmfsdp-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    stat = folder.lstat()
-    if stat.st_uid != os.getuid() or stat.st_mode & 0o077 or folder.is_symlink():
-        raise PermissionError(f"{folder} is somebody else's or open to others; remove it")
     which = "/".join(os.environ.get(name, "") for name in ("SLURM_CONF", "SLURM_CLUSTERS"))
-    return folder / f"squeue-{user}-{zlib.crc32(which.encode()):08x}.json"
+    return temporary_folder() / f"squeue-{user}-{zlib.crc32(which.encode()):08x}.json"
 
 
 def _renew(path: Path, user: int) -> None:

@@ -6,13 +6,20 @@ import subprocess
 import sys
 
 WORDS = """
-from mmfsdp.models import build_language
+from mmfsdp.models import build_language, build_vision
+from mmfsdp.models.interop import load_llava
 from mmfsdp.params import BackboneParams
 print(build_language(BackboneParams(name="ann/kept"), meta=True).config.n_embd)
-try:
-    build_language(BackboneParams(name="ann/new"), meta=True)
-except ValueError as error:
-    print(error)
+for make in (
+    lambda: build_language(BackboneParams(name="ann/new"), meta=True),
+    lambda: load_llava("ann/llava"),
+    lambda: build_vision(BackboneParams(source="open_clip", name="ViT-B-32", weights="openai")),
+    lambda: build_vision(BackboneParams(source="open_clip", name="ViT-B-32", weights="openly")),
+):
+    try:
+        make()
+    except ValueError as error:
+        print(error)
 """
 
 
@@ -27,7 +34,10 @@ def test_without_network_a_kept_model_is_planned_and_another_is_refused_without_
     here |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}  # where nobody listens
     here.pop("HF_HUB_OFFLINE", None)
     done = subprocess.run([sys.executable, "-c", WORDS], capture_output=True, text=True, env=here)
-    width, refused = done.stdout.splitlines()
+    width, refused, llava, tag, unknown = done.stdout.splitlines()
     assert width == "16" and "Retrying" not in done.stderr
     reason = "(it was never downloaded here, and http://127.0.0.1:9 does not answer)"
     assert refused == f"language.name: 'ann/new' gives no Config {reason}; give a folder or a hub name"
+    assert llava == f"load_llava: 'ann/llava' gives no Config {reason}; give a folder or a hub name"
+    assert tag == f"vision.weights: 'openai' gives no ViT-B-32 {reason}; give a folder or a tag"
+    assert "'openly' is no tag of open_clip's ViT-B-32, nor a file; choose openai, laion" in unknown
