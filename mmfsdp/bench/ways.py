@@ -35,7 +35,7 @@ OURS: dict[str, dict[str, Any]] = {
     "FSDP2, root only": {"auto_wrap_policy": "NO_WRAP"},
     "frozen-aware SHARD": {"frozen_dtype": "bf16"},
     "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEPT},
-    "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", **KEPT},
+    "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", "forward_prefetch": True, **KEPT},
 }
 OURS["frozen-aware REPLICATE, compiled"] = OURS["frozen-aware REPLICATE"] | {"compile_units": True}
 THEIRS = ("OpenFlamingo's scheme", "the same in our formats", "FSDP2 per layer (Cornstarch)")

@@ -114,10 +114,12 @@ def _measure(kind: str, rounds: int, width: int, accumulation: int) -> dict[str,
 
 
 def _timed(ways: Sequence[Way], batches: list[Batch], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step of each way in each round; every other round goes backwards, so that neighbors change."""
+    """Seconds of a step of each way in each round, after one that is not timed: in training, too, a step finds caches
+    and memory as one of its own kind has left them. Every other round goes backwards, so that neighbors change."""
     seconds: dict[str, list[float]] = {way.name: [] for way in ways}
     for i in range(rounds):
         for way in ways[:: -1 if i % 2 else 1]:
+            way.step(batches)
             dist.barrier()
             start = time.perf_counter()
             way.step(batches)

@@ -1,8 +1,8 @@
 """The peak of a training step: the plan's moments played through, with what its wrapper allocates at each.
 
 As torch's wrappers do. FSDP2 gathers into a flat buffer and copies out of it, keeps that buffer until the next unit's
-is copied out (in forward), and the input of one reduction until the next. FSDP1 gathers in place and makes one flat
-gradient of a unit's. DDP has all gradients in buckets, always.
+is copied out (in forward), and the input of one reduction until the next; on CPUs also what that receives. FSDP1
+gathers in place and makes one flat gradient of a unit's. DDP has all gradients in buckets, always.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..params import Backend, BackwardPrefetch
 from ..plan import ITEMSIZE, Unit, WrapPlan
-from ..plan.cost import cast_bytes, shard_bytes, whole_gradients
+from ..plan.cost import ahead_in_forward, cast_bytes, shard_bytes, whole_gradients
 
 _HELD = ("parameters", "module_buffers", "optimizer", "gathered", "gradients", "buffers", "activations")
 
@@ -80,7 +80,7 @@ class _Play:
         self.order: dict[int, int | None] = {}
         """Units whose forward is over, each with the one before it."""
         self.newest: int | None = None
-        self.after_it = dict(zip(sorted(self.units), sorted(self.units)[1:], strict=False))
+        self.ahead = ahead_in_forward(plan.units, plan.fsdp)
 
     def micro_step(self, *, first: bool, last: bool) -> None:
         """All moments once. first: no gradients are there yet. last: they are reduced."""
@@ -138,11 +138,12 @@ class _Play:
         self.order.setdefault(unit.order, self.newest)
         self.newest = unit.order
 
-    def _soon(self, unit: Unit, live: int) -> None:
-        """Gather what forward comes to next."""
-        after = self.after_it.get(unit.order)
-        if unit.gathered_bytes and after is not None:
-            self._gather(self.units[after], live)
+    def _soon(self, unit: Unit | None, live: int) -> None:
+        """Gather what forward comes to later."""
+        for order in self.ahead.get(unit.order if unit else 0, ()) if self.forward else ():
+            after = self.units[order]
+            if not after.reshard_after_forward or (unit and unit.gathered_bytes):  # else AUTO has yet to choose for it
+                self._gather(after, live)
 
     def _ahead(self, unit: Unit, live: int) -> None:
         """Gather what backward comes to next, unless it never does."""
@@ -175,12 +176,10 @@ class _Play:
 
 class _Fsdp2(_Play):
     def enter(self, unit: Unit | None, live: int) -> None:
-        if unit is None:
-            return
-        self._gather(unit, live)
-        self._copy_out(unit, live)
-        if self.plan.fsdp.forward_prefetch and self.forward:
-            self._soon(unit, live)
+        if unit is not None:
+            self._gather(unit, live)
+            self._copy_out(unit, live)
+        self._soon(unit, live)
 
     def leave(self, unit: Unit | None, live: int) -> None:
         if not self.forward:  # recomputed: it stays for its backward
@@ -220,10 +219,18 @@ class _Fsdp2(_Play):
         self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
         # By parts, see wrap.gloo: of two ranks neither sends itself its own. One rank alone copies.
         by_parts = self.gloo and self.plan.shard > 1
-        got = unit.reduced_bytes // 2 if self.plan.shard == 2 else unit.reduced_bytes
-        self.see(left, passing=got * by_parts)
         if by_parts:
-            self.reducing = 0  # freed there at once; elsewhere held to the next reduction
+            self.reducing += unit.reduced_bytes // 2 if self.plan.shard == 2 else unit.reduced_bytes
+        self.see(left)
+        if by_parts and not self._ends_later(unit):
+            self.reducing = 0
+
+    def _ends_later(self, unit: Unit) -> bool:
+        """Its reduction ends with the next one: nothing is left to be done with the outcome."""
+        dtype = self.plan.fsdp.reduce_dtype.torch_name
+        return (
+            self.plan.replicate == 1 and dtype != "float16" and {p.dtype for p in unit.params if p.trainable} == {dtype}
+        )
 
     def end(self, unit: Unit | None, live: int) -> None:
         self.reducing = self.kept = 0
@@ -252,8 +259,7 @@ class _Fsdp1(_Play):
         if unit is None:
             return
         self._gather(unit, live)
-        if self.plan.fsdp.forward_prefetch and self.forward:
-            self._soon(unit, live)
+        self._soon(unit, live)
 
     def leave(self, unit: Unit | None, live: int) -> None:
         if unit is None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams
 from ..params.train import decays
+from .cost import ahead_in_forward
 from .ties import home
 from .trace import Trace
 from .units import ITEMSIZE, ROOT, Param, Unit
@@ -204,16 +205,15 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
 
 def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
     """The units with what is gathered ahead of need while each runs: as FSDP1 and FSDP2 do with these choices."""
-    moved = sorted((u for u in units if u.sharded and u.params), key=lambda u: u.order)
-    forward = dict(zip((u.order for u in moved), moved[1:], strict=False)) if fsdp.forward_prefetch else {}
-    moved.sort(key=lambda u: u.ends)
+    names, forward = {u.order: u.name for u in units}, ahead_in_forward(units, fsdp)
+    moved = sorted((u for u in units if u.sharded and u.params), key=lambda u: u.ends)
     backward = {u.order: before for before, u in zip(moved, moved[1:], strict=False) if u.grad_flow}
     if fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
         backward = {}
     return tuple(
         replace(
             u,
-            ahead_forward=forward[u.order].name if u.order in forward else "",
+            ahead_forward=tuple(names[order] for order in forward.get(u.order, ())),
             ahead_backward=b.name if (b := backward.get(u.order)) and b.gathers_backward else "",
         )
         for u in units

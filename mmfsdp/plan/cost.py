@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..params import Backend
+from collections.abc import Iterable
+
+from ..params import Backend, FSDPParams
 from .units import ITEMSIZE, Unit, WrapPlan
 
 
@@ -44,3 +46,18 @@ def reduce_buffer(plan: WrapPlan) -> int:
 def whole_gradients(unit: Unit) -> int:
     """Bytes of a unit's gradients before they are reduced."""
     return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params if p.trainable)
+
+
+def ahead_in_forward(units: Iterable[Unit], fsdp: FSDPParams) -> dict[int, list[int]]:
+    """Order of a unit -> orders of those that are sent for as it begins forward (`forward_prefetch`): the next one, if
+    it is freed after forward; with FSDP2 what stays is sent for as the model begins, since it takes no more room so."""
+    moved = sorted((u for u in units if u.sharded and u.params), key=lambda u: u.order)
+    if not fsdp.forward_prefetch:
+        return {}
+    stays = [
+        u.order
+        for u in moved
+        if fsdp.effective_backend is Backend.FSDP2 and not u.reshard_after_forward and u.gathers_forward
+    ]
+    found = {u.order: [after.order] for u, after in zip(moved, moved[1:], strict=False) if after.order not in stays}
+    return found | {0: stays + found.get(0, [])}

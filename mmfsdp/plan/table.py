@@ -120,7 +120,7 @@ def _total(plan: WrapPlan) -> list[str]:
     trainable = sum(u.trainable_numel for u in plan.units)
     held = sum(u.held_bytes for u in plan.units)
     wire = sum(sent(plan, u) for u in plan.units)
-    also = "; in forward the next one is, too" if plan.fsdp.forward_prefetch else ""
+    also = "; in forward the next one, from its start what stays" if plan.fsdp.forward_prefetch else ""
     legend = (
         f"{count(trainable)} of {count(numel)} parameters train. *: backward passes through (grad flow). dtype: at "
         "rest > in compute. held, gathered, reduced: bytes of a rank at rest, of the unit while it runs, and of its "

@@ -82,8 +82,8 @@ class Unit:
     """Bytes of the whole unit once gathered, as computed with; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in, padding included."""
-    ahead_forward: str = ""
-    """The unit that is gathered ahead of need when this one begins forward (`forward_prefetch`)."""
+    ahead_forward: tuple[str, ...] = ()
+    """The units that are sent for when this one begins forward (`forward_prefetch`)."""
     ahead_backward: str = ""
     """The unit that is gathered ahead of need while this one's backward runs (`backward_prefetch`)."""
 
@@ -228,4 +228,5 @@ class WrapPlan:
 def _unit(values: dict[str, Any]) -> Unit:
     params = tuple(Param(**{**p, "shape": tuple(p["shape"]), "aliases": tuple(p["aliases"])}) for p in values["params"])
     policy = FrozenPolicy(values["frozen_policy"]) if values["frozen_policy"] else None
-    return Unit(**{**values, "params": params, "modules": tuple(values["modules"]), "frozen_policy": policy})
+    names = {field: tuple(values[field]) for field in ("modules", "ahead_forward")}
+    return Unit(**{**values, **names, "params": params, "frozen_policy": policy})

@@ -98,7 +98,7 @@ def _read(model: nn.Module) -> tuple[Backend, tuple[int, int], list[_Found]]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state = module._get_fsdp_state()  # type: ignore[attr-defined]
-            groups |= {id(g): (g, bool(state._auto_reshard_after_forward)) for g in _groups(state)}
+            groups |= {id(g): (g, bool(state._auto_reshard_after_forward)) for g in param_groups(state)}
     if not groups:
         raise ValueError("model: is not wrapped by DDP, FSDP1 or FSDP2; call make_plan to plan it")
     info = next(iter(groups.values()))[0].mesh_info
@@ -127,7 +127,7 @@ def _prefetch(model: nn.Module) -> dict[str, Any]:
             told = BackwardPrefetch[m.backward_prefetch.name] if m.backward_prefetch else BackwardPrefetch.NO_PREFETCH
             return {"forward_prefetch": bool(m.forward_prefetch), "backward_prefetch": told}
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]  # type: ignore[attr-defined]
-    idle = [s._states_to_backward_prefetch == [s] for s in states if _groups(s)]  # see wrap.fsdp2: itself, so nothing
+    idle = [s._states_to_backward_prefetch == [s] for s in states if param_groups(s)]  # as wrap.fsdp2 says it
     return {"forward_prefetch": any(s._states_to_forward_prefetch for s in states)} | (
         {"backward_prefetch": BackwardPrefetch.NO_PREFETCH} if idle and all(idle) else {}
     )
@@ -214,7 +214,7 @@ def _param(
     )
 
 
-def _groups(state: Any) -> list[Any]:
+def param_groups(state: Any) -> list[Any]:
     """The parameter groups of an FSDP2 state: a list in newer torch, one or none before."""
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups

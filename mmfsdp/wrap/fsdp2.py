@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 from ..params import BackwardPrefetch
 from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
+from ..plan.cost import ahead_in_forward
 from ..plan.ties import inner_first
-from .gloo import exchange_by_parts
+from .gloo import UnderWay, exchange_by_parts
 from .replicated import replicated_params, serve_replicated
 from .start import Source, hand_out
 
@@ -34,7 +36,7 @@ def wrap_fsdp2(
     model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh, weights: Source | None
 ) -> nn.Module:
     """Shard in place as planned. Returns the model."""
-    whole = replicated_params(model, plan)
+    whole, under_way = replicated_params(model, plan), UnderWay()
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
     serve_replicated(model, plan, device)
     sharded = [unit for unit in plan.units if unit.sharded]
@@ -48,7 +50,7 @@ def wrap_fsdp2(
             offload_policy=offload,
             ignored_params=whole,
         )
-        exchange_by_parts(_module(model, unit), mesh)
+        exchange_by_parts(_module(model, unit), mesh, under_way)
     _order_gathers(model, plan, sharded)
     for name in FORWARD_METHODS:
         if hasattr(model, name):
@@ -73,7 +75,11 @@ def _precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
 
 def _order_gathers(model: nn.Module, plan: WrapPlan, sharded: list[Unit]) -> None:
     """What is gathered ahead of need, what never in backward, and what stays over accumulated micro-steps."""
-    first = {unit.order: _module(model, unit) for unit in sharded if unit.params}
+    ahead = ahead_in_forward(sharded, plan.fsdp)
+    stays = {unit.order for unit in sharded if unit.params and not unit.reshard_after_forward}
+    modules = {unit.order: _module(model, unit) for unit in sharded}
+    if early := [modules[order] for order in ahead.get(0, ()) if order in stays]:
+        model.register_forward_pre_hook(partial(_send_for, early))
     for unit in sharded:
         module = _module(model, unit)
         module.mmfsdp_unit = unit  # type: ignore[attr-defined]  # accumulation must know what to hold
@@ -81,19 +87,24 @@ def _order_gathers(model: nn.Module, plan: WrapPlan, sharded: list[Unit]) -> Non
             _never_in_backward(model, unit)
         if plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
             module.set_modules_to_backward_prefetch([module])  # which is there already; an empty list means default
-        after = [order for order in first if order > unit.order]
-        if plan.fsdp.forward_prefetch and after:
-            module.set_modules_to_forward_prefetch([first[min(after)]])
+        if after := [modules[order] for order in ahead.get(unit.order, ()) if order not in stays]:
+            module.set_modules_to_forward_prefetch(after)
             if plan.fsdp.activation_checkpointing != "none":
-                _only_in_forward(model, unit, first[min(after)])
+                _only_in_forward(model, unit, after)
 
 
-def _only_in_forward(model: nn.Module, unit: Unit, after: FSDPModule) -> None:
+def _send_for(early: list[FSDPModule], *_: Any) -> None:
+    """Have units on their way, which stay gathered until backward."""
+    for module in early:
+        module.unshard(async_op=True)
+
+
+def _only_in_forward(model: nn.Module, unit: Unit, after: list[FSDPModule]) -> None:
     """Gather `after` ahead of need, but not where forward runs again in backward, which is done with it by then."""
     module = _module(model, unit)
 
     def choose(*_: Any) -> None:
-        module.set_modules_to_forward_prefetch([after] if torch._C._current_graph_task_id() == -1 else [])
+        module.set_modules_to_forward_prefetch(after if torch._C._current_graph_task_id() == -1 else [])
 
     for name in unit.modules:
         model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
