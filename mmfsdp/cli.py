@@ -289,6 +289,7 @@ def finish(folder: Path, *, since: float | None = None) -> int:
 def report(argv: list[str]) -> int:
     """Write a run's report, or a page of runs compared."""
     from .report import write_comparison, write_report
+    from .report.html import writable
 
     paths = [one_run([name]) for name in argv] or [one_run(argv)]
     if len(paths) == 1:
@@ -296,7 +297,7 @@ def report(argv: list[str]) -> int:
 
         print(write_report(Run.open(paths[0]).path))
         return 0
-    print(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
+    print(write_comparison(paths, writable(paths[0].absolute().parent / "comparison.html")))
     return 0
 
 

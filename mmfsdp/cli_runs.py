@@ -36,9 +36,12 @@ def list_runs(argv: list[str]) -> int:
     for folder in argv or [LaunchParams().folder]:
         found = find_runs(folder)
         print(runs_table(found) if found else f"no runs in {folder}")
+        closed: dict[str, list[Path]] = {}
         for path in sorted(Path(folder).iterdir()) if os.path.isdir(folder) else ():
             if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-                print(f"{path} is closed{whose(path, to_read=True)}")
+                closed.setdefault(whose(path, to_read=True), []).append(path)
+        for why, paths in closed.items():
+            print(f"{paths[0]} is closed{why}{f'; so are {len(paths) - 1} more' if paths[1:] else ''}")
     return 0
 
 

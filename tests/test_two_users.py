@@ -30,6 +30,7 @@ if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
 def make(words):
     start.make_folder(LaunchParams(folder=words[0], name=words[1], replace=True))
+cli.COMMANDS["cd"] = lambda words: os.chdir(words[0])
 cli.COMMANDS["make"] = make  # as launch does, once it has imported torch and looked at the plan
 for line in sys.stdin:
     print("$", cli.main(line.split()))
@@ -81,7 +82,12 @@ def test_another_persons_run_is_shown_or_named_with_its_owner_and_never_changed(
     text = other(f"cancel {opened}", f"drill {opened}", f"resume {over}", f"make {shared} over")
     assert text.count(f"is not yours to change; it {whose}") == 3 and text.count("$ 2") == 4, text
     assert f"launch.name: '{over}' exists already and is not yours; choose another name" in text
-    assert "open it by" not in text and sorted(p.name for p in shared.iterdir()) == ["closed", "open", "over"]
+    assert "open it by" not in text
+    (shared / "mine").mkdir()
+    (shared / "mine").chmod(0o777)
+    text = other(f"cd {shared / 'mine'}", f"report {over}")
+    assert "$ 0" in text and (shared / "mine/over-report.html").exists(), text
+    assert sorted(p.name for p in shared.iterdir()) == ["closed", "mine", "open", "over"]
     assert not (opened / "cancel").exists() and (over / "run.json").exists()
     closed.chmod(0o700)
 

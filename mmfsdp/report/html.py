@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 from ..plots.style import STYLE
 
@@ -23,6 +25,12 @@ class Html(str):
 def page(title: str, body: str) -> str:
     """A whole HTML page that needs nothing else; `body` is HTML already."""
     return _PAGE.format(title=escape(title), style=STYLE, body=body)
+
+
+def writable(path: Path) -> Path:
+    """That path where one may write there, else one in the current folder: for another person's run."""
+    path = path.absolute()
+    return path if os.access(path.parent, os.W_OK | os.X_OK) else Path(f"{path.parent.name}-{path.name}").absolute()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from .. import runs
 from ..plots import History, bars, charts, plan_picture, timeline
-from .html import Html, cells, page, table
+from .html import Html, cells, page, table, writable
 
 if TYPE_CHECKING:
     from ..plan import WrapPlan
@@ -26,8 +26,11 @@ SPLITS = {
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write report.html into a run folder and return its path. Parts that the run has not got yet are left out."""
-    path = Path(folder) / "report.html"
+    """Write report.html into a run folder and return its path. Parts that the run has not got yet are left out.
+
+    Where that folder is not ours to write in it is NAME-report.html in the current one.
+    """
+    path = writable(Path(folder) / "report.html")
     runs.write_text(path, report_html(folder))
     return path
 
