@@ -54,6 +54,12 @@ class GlooAllGather:
         parts = output_tensor.view(group.size(), -1)
         assert parts[group.rank()].data_ptr() == input_tensor.data_ptr()
         with _standing_for("all-gather", output_tensor):
+            if len(parts) == 2:  # one call for both ways
+                sizes = [0, input_tensor.numel()][:: 1 if group.rank() == 0 else -1]
+                there = parts[1 - group.rank()]
+                work = dist.all_to_all_single(there, input_tensor, sizes, sizes, group=group, async_op=True)
+                assert work is not None
+                return work
             works = [dist.broadcast(p, group=group, group_src=i, async_op=True) for i, p in enumerate(parts)]
         return Works([work for work in works if work is not None])
 
