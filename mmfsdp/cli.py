@@ -111,29 +111,16 @@ def plan(argv: list[str]) -> int:
 
     Returns 1 where the lint found errors.
     """
-    machine, ranks = _taken(argv, "--machine"), _taken(argv, "--world-size")
-    if ranks is not None and not (ranks.isdigit() and int(ranks)):
-        raise ParamError("world-size", f"{ranks!r} is not a number of ranks from 1")
+    from .params.flags import number_taken, taken
+
+    machine, ranks = taken(argv, "--machine"), number_taken(argv, "--world-size", "ranks")
     params = parse("plan", argv)
     if ranks:
-        params = params.change(**{"launch.ranks": int(ranks)})
+        params = params.change(**{"launch.ranks": ranks})
     found = print_plan(params)
     if machine:
-        print_times(params, machine)
+        print_times(params, *machine)
     return int(any(f.level == "error" for f in found.lint))
-
-
-def _taken(argv: list[str], flag: str) -> str | None:
-    """The value of a flag that is not one of the parameters, taken out."""
-    for i, arg in enumerate(argv):
-        name, *value = arg.split("=", 1)
-        if name == flag:
-            if not value and i + 1 == len(argv):
-                raise ParamError(flag.lstrip("-"), "needs a value")
-            text = value[0] if value else argv.pop(i + 1)
-            del argv[i]
-            return text
-    return None
 
 
 def print_times(params: RunParams, machine: str) -> None:
@@ -227,16 +214,12 @@ def watch(argv: list[str]) -> int:
 def resume(argv: list[str]) -> int:
     """Go on with a run in its folder, from its newest complete checkpoint or an older one."""
     from .launch import Run
+    from .params.flags import number_taken
 
-    run, step = Run.open(one_run(argv[:1])), None
-    if argv[1:2] == ["--step"]:
-        text = "".join(argv[2:3])
-        if not text.isdigit():
-            raise ParamError("step", f"{text!r} is not the number of a step")
-        step = int(text)
-    rest = argv[1:] if step is None else argv[3:]
-    params = parse("resume RUN", rest, default=run.params)
-    if rest:
+    step = number_taken(argv, "--step", "steps")
+    run = Run.open(one_run(argv[:1]))
+    params = parse("resume RUN", argv[1:], default=run.params)
+    if argv[1:]:
         check_plan(params)  # what was asked for may not be what has run
     run.resume(step=step, params=params)
     return 1 if follow(run.path) else finish(run.path)

@@ -44,12 +44,13 @@ def sweep(argv: list[str]) -> int:
 def read(argv: list[str]) -> tuple[RunParams, dict[str, Any], bool]:
     """The shared parameters, the other arguments of `launch.sweep`, and whether to return at once."""
     from .cli import parse
+    from .params.flags import number_taken, taken
 
     argv, detach = [word for word in argv if word != "--detach"], "--detach" in argv
-    asked = _read_file(_taken(argv, "--file"))
-    asked["grid"] = asked.get("grid", {}) | dict(_choices(text) for text in _taken(argv, "--grid", many=True))
-    if at_once := _taken(argv, "--at-once"):
-        asked["at_once"] = _number(at_once[0])
+    asked = _read_file(taken(argv, "--file"))
+    asked["grid"] = asked.get("grid", {}) | dict(_choices(text) for text in taken(argv, "--grid", many=True))
+    if at_once := number_taken(argv, "--at-once", "runs"):
+        asked["at_once"] = at_once
     return parse("sweep", argv), asked, detach
 
 
@@ -83,19 +84,6 @@ def _follow(found: Any) -> int:
     return int(not all(state.ok for state in found.states().values()))
 
 
-def _taken(argv: list[str], flag: str, *, many: bool = False) -> list[str]:
-    """The words after a flag, taken out of argv: one, or with `many` all up to the next flag."""
-    if flag not in argv:
-        return []
-    place = argv.index(flag)
-    words = argv[place + 1 : None if many else place + 2]
-    words = words[: next((i for i, word in enumerate(words) if word.startswith("--")), None)]
-    if not words:
-        raise ParamError(flag.lstrip("-"), "has no value; see `mmfsdp sweep --help`")
-    del argv[place : place + 1 + len(words)]
-    return words
-
-
 def _choices(text: str) -> tuple[str, list[Any]]:
     """`train.lr=1e-3,3e-4` as the field and its values."""
     name, equals, values = text.partition("=")
@@ -104,12 +92,6 @@ def _choices(text: str) -> tuple[str, list[Any]]:
     if values.startswith("["):
         return name, read_yaml(values, name="grid")
     return name, [read_yaml(value, name="grid") for value in values.split(",")]
-
-
-def _number(text: str) -> int:
-    if not text.isdigit():
-        raise ParamError("at_once", f"{text!r} is not a number of runs")
-    return int(text)
 
 
 def _read_file(paths: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import mmfsdp
 from mmfsdp import cli, cli_sweep
 from mmfsdp.export import LAYOUTS
 from mmfsdp.params import RunParams
+from mmfsdp.params.flags import taken
 from mmfsdp.plan.table import COLUMNS
 from tests import pages
 
@@ -127,7 +128,7 @@ def test_commands_are_understood(words):
     _, command, *rest = words
     assert command in cli.COMMANDS
     if command == "plan":
-        cli._taken(rest, "--machine"), cli._taken(rest, "--world-size")  # plan's own, before it reads the fields
+        taken(rest, "--machine"), taken(rest, "--world-size")  # plan's own, before it reads the fields
         if "tiny" in words:
             assert cli.main(words[1:]) == 0
     if command in ("plan", "run", "launch"):

@@ -115,7 +115,7 @@ def test_no_member_starts_before_all_are_sound(folder, capsys):
     assert not folder.exists()
     assert _choices("train.lr=1e-3,3e-4") == ("train.lr", ["1e-3", "3e-4"])
     assert _choices("model.freeze=[[a, b], []]") == ("model.freeze", [["a", "b"], []])
-    wrong = {"--grid train.lr": "FIELD=VALUE", "--at-once x": "number", "--grid": "no value"}
+    wrong = {"--grid train.lr": "FIELD=VALUE", "--at-once ²": "number", "--grid": "needs a value"}
     for words, said in wrong.items():
         assert cli.main(["sweep", *words.split()]) == 2 and said in capsys.readouterr().err
     Path("s.yaml").write_text("grid: {train.lr: [1, 2]}\nat_once: 3\n")

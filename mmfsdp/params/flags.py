@@ -97,6 +97,30 @@ def read_words(words: Iterable[str], *, default: RunParams | None = None) -> tup
     return base.change(**dict(_value(name, values, known) for name, values in flags)), config
 
 
+def taken(argv: list[str], flag: str, *, many: bool = False) -> list[str]:
+    """The value of a flag that is no parameter, taken out of argv: one word, or with `many` all up to the next flag;
+    none where the flag is not there. Raises ParamError for a flag without a value."""
+    place = next((i for i, word in enumerate(argv) if word.partition("=")[0] == flag), None)
+    if place is None:
+        return []
+    _, equals, value = argv[place].partition("=")
+    end = next((i for i in range(place + 1, len(argv)) if argv[i].startswith("--")), len(argv))
+    end = end if many else min(end, place + 1 + (not equals))
+    words = [value] * bool(equals) + argv[place + 1 : end]
+    if not words:
+        raise ParamError(flag.lstrip("-"), "needs a value")
+    del argv[place:end]
+    return words
+
+
+def number_taken(argv: list[str], flag: str, of: str) -> int | None:
+    """The same of a flag that says how many: from 1; None where it is not there. of: what is counted."""
+    words = taken(argv, flag)
+    if words and not (words[0].isdecimal() and int(words[0])):
+        raise ParamError(flag.lstrip("-"), f"{words[0]!r} is not a number of {of} from 1")
+    return int(words[0]) if words else None
+
+
 def _value(name: str, words: list[str], known: dict[str, Any]) -> tuple[str, Any]:
     """(dotted name, plain value) of a flag."""
     *path, last = name.split(".")

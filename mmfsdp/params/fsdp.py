@@ -190,7 +190,7 @@ class FSDPParams:
         value = self.activation_checkpointing
         ok = bool(value)
         if value.startswith("every:"):
-            ok = value[6:].isdigit() and int(value[6:]) > 0
+            ok = value[6:].isdecimal() and int(value[6:]) > 0
         need(ok, "activation_checkpointing", f"{value!r} is not none, all, every:N (N from 1) or a name pattern")
 
     def check_machine(self) -> None:

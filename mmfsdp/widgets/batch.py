@@ -53,7 +53,7 @@ def read_batch(text: str, params: RunParams) -> RunParams:
             more = {k: v for k, v in more.items() if k != name} | ({} if value is None else {name: value})
             changes["launch.sbatch"] = [f"{k}={v}" if v else k for k, v in more.items()]
     for name in ("nodes", "ntasks-per-node"):
-        if not (now[0].get(name) or "").isdigit():
+        if not (now[0].get(name) or "").isdecimal():
             raise ParamError("batch file", f"#SBATCH --{name}={now[0].get(name)} is no count")
     nodes = int(now[0]["nodes"])
     changes |= {"launch.nodes": nodes, "launch.ranks": nodes * int(now[0]["ntasks-per-node"])}

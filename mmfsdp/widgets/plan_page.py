@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from ..estimate import MACHINES, Estimate, step_time
+from ..estimate.times import seconds
 from ..params import RunParams
 from ..plan import WrapPlan
 from ..plan.table import changed_units, count, size
@@ -81,7 +82,7 @@ def _head(planned: Planned, machine: str, **look: float) -> str:
     shown = [
         (size(cost.peak_bytes or cost.memory_bytes), "each rank holds at most" if cost.peak else "each rank holds"),
         (size(cost.wire_bytes), "each rank sends a step"),
-        (_seconds(times.overlapped), f"expected a step, bound by {times.bound}"),
+        (seconds(times.overlapped), f"expected a step, bound by {times.bound}"),
         (count(trains), f"of {count(numel)} parameters train"),
     ]
     return cells(shown) + findings(plan) + _memory(planned, machine, **look)
@@ -104,11 +105,6 @@ def _memory(planned: Planned, machine: str, **look: float) -> str:
 
 def _units(planned: Planned) -> str:
     return f"<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
-
-
-def _seconds(n: float) -> str:
-    """A duration in few characters."""
-    return f"{n:.3g} s" if n >= 1 else f"{n * 1e3:.3g} ms"
 
 
 __all__ = ["MACHINES", "Planned", "page", "side_by_side"]
