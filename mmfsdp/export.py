@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +36,9 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     if layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
     elif isinstance(model, Flamingo):
-        to.mkdir(parents=True)
-        params.to_yaml(to / "params.yaml")
-        save_open_flamingo(model, to / "checkpoint.pt")
+        with _new(to):
+            params.to_yaml(to / "params.yaml")
+            save_open_flamingo(model, to / "checkpoint.pt")
     else:
         raise ParamError("layout", f"open_flamingo is for a Flamingo, not a {type(model).__name__}; use {LAYOUTS[0]}")
     return to
@@ -50,27 +53,27 @@ def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams
     model.safetensors  all else: the perceiver and the cross-attention, or the projectors
     config.json        the model's parameters, for `load_pretrained`
     """
-    to.mkdir(parents=True)
-    ours = {name: t.contiguous() for name, t in model.state_dict().items() if _is_ours(name)}
-    save_file(ours, to / PARTS)
-    save_encoder(_encoder(model, "vision"), found_backbone(params, "vision"), to / "vision")
-    for one in params.encoders:
-        save_encoder(_encoder(model, one.modality.value), one, to / one.modality.value)
-    tokenizer = processor.tokenizer
-    if isinstance(model, MultimodalModel):  # its placeholders have no rows, and are added at each load
-        tokenizer = load_tokenizer(found_backbone(params, "language"))
-    save_language(model, tokenizer, to / "language")
-    written = replace(
-        params,
-        vision=_placed(params.vision, "vision"),
-        language=_placed(params.language, "language"),
-        encoders=tuple(_placed(one, one.modality.value) for one in params.encoders),
-        freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
-        lora_rank=None,
-    )
-    values = {"model": type(model).__name__} | RunParams(model=written).to_dict()["model"]
-    (to / CONFIG).write_text(json.dumps(values, indent=1) + "\n")
-    share(to)
+    with _new(to):
+        ours = {name: t.contiguous() for name, t in model.state_dict().items() if _is_ours(name)}
+        save_file(ours, to / PARTS)
+        save_encoder(_encoder(model, "vision"), found_backbone(params, "vision"), to / "vision")
+        for one in params.encoders:
+            save_encoder(_encoder(model, one.modality.value), one, to / one.modality.value)
+        tokenizer = processor.tokenizer
+        if isinstance(model, MultimodalModel):  # its placeholders have no rows, and are added at each load
+            tokenizer = load_tokenizer(found_backbone(params, "language"))
+        save_language(model, tokenizer, to / "language")
+        written = replace(
+            params,
+            vision=_placed(params.vision, "vision"),
+            language=_placed(params.language, "language"),
+            encoders=tuple(_placed(one, one.modality.value) for one in params.encoders),
+            freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
+            lora_rank=None,
+        )
+        values = {"model": type(model).__name__} | RunParams(model=written).to_dict()["model"]
+        (to / CONFIG).write_text(json.dumps(values, indent=1) + "\n")
+        share(to)
 
 
 def load_pretrained(folder: Path) -> tuple[MediaModel, Processor]:
@@ -96,6 +99,17 @@ def load_pretrained(folder: Path) -> tuple[MediaModel, Processor]:
 
 def _is_ours(name: str) -> bool:
     return name.startswith(("perceiver.", "projectors.")) or ".cross_attention." in name
+
+
+@contextmanager
+def _new(folder: Path) -> Iterator[None]:
+    """A folder that is not left half-written, as by a full disk: it would look like a model, and be in the way."""
+    folder.mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _encoder(model: Any, key: str) -> Any:
