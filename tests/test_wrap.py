@@ -8,8 +8,10 @@ import torch.distributed as dist
 from ranks import on_ranks
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from mmfsdp.estimate import estimate
 from mmfsdp.freeze import freeze
@@ -240,6 +242,7 @@ def odd_starts() -> dict:
     found["media"] = lacking()
     found["described"] = [described(fields) for fields in DESCRIBED]
     found["backwards"] = wrong_guess()
+    found["beside"] = beside_gradients()
     try:
         wrap_fsdp(tiny_flamingo(), FSDPParams(backend="FSDP1", cpu_offload=True))
     except ParamError as error:
@@ -265,6 +268,22 @@ def described(fields: dict) -> list:
     same = sorted(rows[0]) == sorted(rows[1]) and set(plan.by_name) == set(back.by_name)
     costs = [estimate(p).to_dict() for p in (plan, back)]
     return [same, costs[0]["wire"] == costs[1]["wire"], costs[0]["memory"] == costs[1]["memory"], *back.lint]
+
+
+def beside_gradients() -> list:
+    """(bytes sent, as read back) of DDP by torch's defaults, which sends buffers, looks for what is not used, and of
+    which a hook halves the gradients."""
+    found = []
+    for more in ({}, {"find_unused_parameters": True}, {"broadcast_buffers": False}):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)), **more)
+        if "broadcast_buffers" in more:
+            model.register_comm_hook(None, bf16_compress_hook)
+        for _ in range(3):  # in the second it agrees on its parcels
+            with Collectives() as counted:
+                model(torch.ones(2, 6)).sum().backward()
+        rows = [(w.kind, w.phase, w.bytes) for w in estimate(describe(model)).wire if w.phase != "control"]
+        found.append(sorted(rows) == sorted((r.kind, r.phase, r.bytes) for r in counted.rows()))
+    return found
 
 
 def lacking() -> list[str]:
@@ -326,5 +345,6 @@ def test_other_starts_and_odd_moments():
         assert found["plan"] and found["units"] > 10
         assert found["described"] == [[True, True, True]] * len(DESCRIBED)
         assert found["skipped"] == [True, True, False]
+        assert found["beside"] == [True] * 3
         assert found["backwards"][0] < 1e-6 < found["backwards"][1]
         assert "cpu_offload" in found["refused"] and "FSDP2" in found["refused"]

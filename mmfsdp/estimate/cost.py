@@ -54,7 +54,7 @@ class Wire:
     """One kind of collective in one optimizer step, as one rank sees it."""
 
     kind: str
-    """all-gather, reduce-scatter or all-reduce."""
+    """all-gather, reduce-scatter, all-reduce or broadcast."""
     phase: str
     """forward, backward or control."""
     count: int
@@ -199,7 +199,9 @@ def _wire(plan: WrapPlan, micro_steps: int, sources: int) -> list[Wire]:
     backward = sum(_gathers(u, u.gathers_backward, micro_steps) for u in plan.units)
     sharded = [u for u in plan.units if u.sharded]
     control = CONTROL_CALLS if plan.world_size > 1 else 0
+    sent = [nbytes for kind, _, nbytes in plan.beside if kind == "broadcast"]
     return [
+        _ring("broadcast", "forward", len(sent), sum(sent), plan.world_size),
         _ring("all-gather", "forward", forward, _gathered(sharded, "gathers_forward", micro_steps), plan.shard),
         _ring("all-gather", "backward", backward, _gathered(sharded, "gathers_backward", micro_steps), plan.shard),
         *_reductions(plan, [u for u in sharded if u.reduced_bytes]),
@@ -220,6 +222,7 @@ def _reductions(plan: WrapPlan, sharded: list[Unit]) -> list[Wire]:
     """Gradients: a reduce-scatter per sharded unit, then an all-reduce over the replicas; in DDP an all-reduce."""
     if plan.backend is Backend.DDP:
         reduced = sum(u.reduced_bytes for u in plan.units)
+        reduced += sum(nbytes for kind, _, nbytes in plan.beside if kind == "all-reduce")
         return [_ring("all-reduce", "backward", 1 if reduced else 0, reduced, plan.world_size)]
     total = sum(u.reduced_bytes for u in sharded)
     return [

@@ -135,7 +135,7 @@ def _ddp(
     except ParamError:
         return None
     held = held_by(counted(ddp) if counted and not (ddp.moments or ddp.refused) else ddp, train)[0]
-    if held > budget:
+    if held > budget or any(f.code == "never-used" for f in ddp.lint):
         return None
     why = "so little trains that one all-reduce of it is cheaper than to shard it: DDP, with which a rank holds"
     return replace(ddp, why=f"{plan.why}; {why} {size(held)}")

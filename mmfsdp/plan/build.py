@@ -39,7 +39,8 @@ def build_units(
     ends = sorted(range(len(modules)), key=lambda i: max(seen.leave.get(name, 0) for name in modules[i][0]))
 
     def runs(names: tuple[str, ...]) -> int:
-        return max(1, min(seen.calls[name] for name in names)) if seen.calls else 1
+        often = [seen.calls[name] for name in names] if seen.calls else [1]
+        return max(1, min(often)) if any(often) else 0
 
     units = [
         _unit(m, ps, fsdp, whole=ps is replicated, flow=_flows(model, m, ps, fsdp, seen), tail=m in tail, runs=runs(m))
@@ -158,7 +159,7 @@ def _unit(
     compute = _compute_dtype(params, fsdp)
     if not sharded and not ddp and compute:  # nothing casts them on the way: they rest as they compute
         params = [replace(p, dtype=compute) if _floating(p) else p for p in params]
-    moves = int(sharded and bool(params))
+    moves = int(sharded and bool(params) and runs > 0)
     # FSDP2 frees a unit after each of its backwards, FSDP1 after the last.
     again = runs - (not reshard) if fsdp.effective_backend is Backend.FSDP2 else reshard
     return Unit(

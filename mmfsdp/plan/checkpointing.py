@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,6 +16,8 @@ from ..params import Backend, ParamError
 from .trace import Trace
 from .units import Unit, WrapPlan
 
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""Arguments in which layers of transformers are given one."""
 FEW = 3
 """Units that a layer may hold inside (adapters, say) and still be one layer."""
 
@@ -24,7 +29,14 @@ def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
     """
     for name in checkpointed(model, plan):
         module = model.get_submodule(name)
-        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+        module.forward = functools.partial(_without_cache, module.forward)  # type: ignore[method-assign]
+
+
+def _without_cache(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Checkpointed: what a cache of transformers' keeps of the first run would change the second."""
+    if torch.is_grad_enabled():
+        kwargs |= {name: None for name in CACHES if name in kwargs}
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:

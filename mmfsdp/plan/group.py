@@ -110,7 +110,7 @@ class FrozenAware:
                     absorbed = not one.block and own and self._kinds(one) == own and self._numel(one) < SMALL
                     if not (absorbed and self._flow(one) == self._flow_of(self._own(name))):
                         yield one
-        if own:
+        if own and not self._fetched_above(name):
             yield Group([name], block=True)
 
     def _split(self, name: str) -> list[list[str]]:
@@ -123,22 +123,34 @@ class FrozenAware:
         # A module that fetches its own parameters comes after those inside it.
         return sorted(pieces.values(), key=lambda modules: name in modules)
 
-    def _pieces(self, name: str) -> dict[frozenset[bool], list[str]]:
-        """By kind, the outermost modules that hold that kind only, or that must fetch their own parameters."""
+    def _pieces(self, name: str) -> dict[tuple[frozenset[bool], int], list[str]]:
+        """By kind, and how often they run, the outermost modules that hold that kind only, or that must fetch their own
+        parameters."""
         kinds = self._kinds(Group([name]))
         runs = self.seen.runs(name, self.model.get_submodule(name))
         if len(kinds) == 1 and runs:
-            return {kinds: [name]}
-        found: dict[frozenset[bool], list[str]] = {}
+            return {(kinds, self._often(name)): [name]}
+        found: dict[tuple[frozenset[bool], int], list[str]] = {}
         for child in self._children(name) if kinds else []:
             for kind, modules in self._pieces(child).items():
                 found.setdefault(kind, []).extend(modules)
         own = self._kinds_of(self._own(name))
         if own and runs:  # with what is inside of its kind; where it does not run, a module further up does this
-            found[own] = [name]
+            found[own, self._often(name)] = [name]
         return found
 
+    def _often(self, name: str) -> int:
+        """Runs of a module in a forward: those of one unit must begin and end together."""
+        return self.seen.calls[name] if self.seen.calls else 1
+
+    def _fetched_above(self, name: str) -> bool:
+        """True where the model uses a module's own parameters past its forward: one further up must hold them."""
+        used = (self.first[id(p)] in self.seen.used for p in self._own(name))
+        return not self.seen.runs(name, self.model.get_submodule(name)) and any(used)
+
     def _belong_together(self, a: Group, b: Group) -> bool:
+        if self._often(a.modules[0]) > 1 or self._often(b.modules[0]) > 1:
+            return False
         if a.block or b.block or self._kinds(a) != self._kinds(b) or self._flow(a) != self._flow(b):
             return False
         return min(self._numel(a), self._numel(b)) < SMALL

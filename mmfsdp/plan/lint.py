@@ -40,7 +40,7 @@ def lint(
     found = [*(_wrapped_twice(model) if wrapped or optimizer else _wrapped_before(model))]
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     found += [*_other_model(inner, plan), *_contents(plan), *_places(inner, plan, seen or Trace()), *_sizes(plan)]
-    found += [*_statistics(inner), *_optimizer(inner, optimizer), *_batches(batches)]
+    found += [*_idle(plan, seen or Trace()), *_statistics(inner), *_optimizer(inner, optimizer), *_batches(batches)]
     return tuple(sorted(found, key=lambda f: f.level))
 
 
@@ -145,7 +145,7 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
             )
     for unit in plan.units:
         often = max((seen.calls[m] for m in unit.modules), default=0) if seen.calls else 0
-        if often > 1 and unit.sharded and unit.params:
+        if often > 1 and unit.gathers_forward + unit.gathers_backward > 2:
             yield _warn(
                 "runs-often",
                 f"{unit.name}: runs {often} times in a forward, and is gathered {unit.gathers_forward} times there and "
@@ -169,6 +169,18 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
                 "to the end of backward; use each only while its own module's forward runs, and set auto_wrap_policy "
                 "to FROZEN_AWARE or name their layers' classes too",
             )
+
+
+def _idle(plan: WrapPlan, seen: Trace) -> Iterator[Finding]:
+    """What trains, but is in no forward."""
+    idle = [p.name for p in plan.params if p.trainable and p.name not in seen.used] if seen.used else []
+    if idle:
+        fails = ", and DDP fails at its second step" if plan.backend is Backend.DDP else ""
+        yield _warn(
+            "never-used",
+            f"{_some(idle)}: trainable, but the example's forward does not use it: it never learns{fails}; freeze it, "
+            "or give an example that uses it",
+        )
 
 
 def _there(name: str, unit: Unit, seen: Trace) -> bool:

@@ -152,6 +152,8 @@ class WrapPlan:
     """What AUTO chose, and why."""
     buffer_bytes: int = 0
     """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
+    beside: tuple[tuple[str, str, int], ...] = ()
+    """(kind, phase, bytes) of each collective of a step that is no unit's: what DDP, as others wrap, does with buffers."""
     moments: tuple[Moment, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
     flops: int = 0
@@ -210,9 +212,8 @@ class WrapPlan:
         units = tuple(_unit(u) for u in values["units"])
         lint = tuple(Finding(**f) for f in values["lint"])
         moments = tuple(Moment(*m) for m in values.get("moments", ()))
-        return cls(
-            **{**values, "fsdp": build(FSDPParams, values["fsdp"]), "units": units, "lint": lint, "moments": moments}
-        )
+        made = {"fsdp": build(FSDPParams, values["fsdp"]), "units": units, "lint": lint, "moments": moments}
+        return cls(**{**values, **made, "beside": tuple(tuple(one) for one in values.get("beside", ()))})
 
     @classmethod
     def from_json(cls, text: str) -> WrapPlan:

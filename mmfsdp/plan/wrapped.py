@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp import ShardingStrategy as Torch
 from torch.nn.parallel import DistributedDataParallel
@@ -70,7 +72,26 @@ def read_back(model: nn.Module) -> WrapPlan:
     plan = WrapPlan(
         fsdp=fsdp, world_size=mesh[0] * mesh[1], replicate=mesh[0], shard=mesh[1], units=with_prefetch(units, fsdp)
     )
-    return replace(plan, lint=lint(model, plan, wrapped=True), buffer_bytes=buffer_bytes(model, fsdp))
+    plan = replace(plan, lint=lint(model, plan, wrapped=True), buffer_bytes=buffer_bytes(model, fsdp))
+    return _as_ddp_sends(model, plan) if isinstance(model, DistributedDataParallel) else plan
+
+
+def _as_ddp_sends(model: DistributedDataParallel, plan: WrapPlan) -> WrapPlan:
+    """With what DDP sends beside gradients, and these in 16 bits where a hook of torch's compresses them."""
+    if {bf16_compress_hook, fp16_compress_hook} & {hook for hook, _ in model._comm_hooks}:
+        plan = replace(plan, units=tuple(replace(u, reduced_bytes=2 * u.trainable_numel) for u in plan.units))
+    return replace(plan, beside=_beside(model))
+
+
+def _beside(model: DistributedDataParallel) -> tuple[tuple[str, str, int], ...]:
+    """Buffers before a step's first forward, and who found which parameter used."""
+    buffers = model.modules_buffers if model.broadcast_buffers else []
+    parcels, _ = dist._compute_bucket_assignment_by_size(buffers, [model.broadcast_bucket_size]) if buffers else ([], 0)
+    found = [("broadcast", "forward", sum(buffers[i].nbytes for i in parcel)) for parcel in parcels]
+    if model.find_unused_parameters and not model.static_graph:
+        used = torch.empty(sum(p.requires_grad for p in model.module.parameters()), dtype=torch.int32, device="meta")
+        found.append(("all-reduce", "backward", used.nbytes))
+    return tuple(found)
 
 
 def _as_told(unit: Unit, told: Unit | None) -> Unit:
@@ -160,7 +181,7 @@ def _flat(name: str, module: FullyShardedDataParallel, model: nn.Module) -> _Fou
         True,
         mp.param_dtype,
         mp.reduce_dtype,
-        hold=not (reshard and name),
+        hold=not reshard,
         ahead=module.backward_prefetch is not None,
     )
 

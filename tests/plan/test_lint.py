@@ -83,7 +83,15 @@ def wrapped_before():
 
 def container():
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "ModuleList"}
-    return plan(stack(), example={"x": torch.zeros(2, 8)}, **layers).lint
+    return plan(stack(8, "scale", *IDLE), example={"x": torch.zeros(2, 8)}, **layers).lint
+
+
+IDLE = ("unused.*", "head.bias")
+
+
+def never_used():
+    assert not plan(stack(8, *IDLE), backend="DDP", example={"x": torch.zeros(2, 8)}).lint
+    return plan(stack(8, "unused.weight"), backend="DDP", example={"x": torch.zeros(2, 8)}).lint
 
 
 def nothing_trains():
@@ -175,6 +183,7 @@ MISTAKES = {
     tied_apart: ("error", "tied-apart", "head.weight.*one unit"),
     wrapped_before: ("error", "wrapped-before", "layers.0: already.*plain"),
     container: ("error", "no-forward", r"layers \(ModuleList\).*inside"),
+    never_used: ("warning", "never-used", "head.bias, unused.bias: .*DDP fails.*freeze"),
     nothing_trains: ("error", "nothing-trains", "freeze.*'!"),
     frozen_in_optimizer: ("error", "frozen-in-optimizer", "scale.*requires_grad"),
     left_to_the_optimizer: ("warning", "not-in-optimizer", "layers.1.*never moves"),
