@@ -207,7 +207,7 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
 def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
     """The units with what is gathered ahead of need while each runs: as FSDP1 and FSDP2 do with these choices."""
     names, forward = {u.order: u.name for u in units}, ahead_in_forward(units, fsdp)
-    moved = sorted((u for u in units if u.sharded and u.params), key=lambda u: u.ends)
+    moved = sorted((u for u in units if u.sharded and u.gathers_forward), key=lambda u: u.ends)
     backward = {u.order: before for before, u in zip(moved, moved[1:], strict=False) if u.grad_flow}
     if fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
         backward = {}

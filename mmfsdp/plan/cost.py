@@ -51,13 +51,9 @@ def whole_gradients(unit: Unit) -> int:
 def ahead_in_forward(units: Iterable[Unit], fsdp: FSDPParams) -> dict[int, list[int]]:
     """Order of a unit -> orders of those that are sent for as it begins forward (`forward_prefetch`): the next one, if
     it is freed after forward; with FSDP2 what stays is sent for as the model begins, since it takes no more room so."""
-    moved = sorted((u for u in units if u.sharded and u.params), key=lambda u: u.order)
+    moved = sorted((u for u in units if u.sharded and u.gathers_forward), key=lambda u: u.order)
     if not fsdp.forward_prefetch:
         return {}
-    stays = [
-        u.order
-        for u in moved
-        if fsdp.effective_backend is Backend.FSDP2 and not u.reshard_after_forward and u.gathers_forward
-    ]
+    stays = [u.order for u in moved if fsdp.effective_backend is Backend.FSDP2 and not u.reshard_after_forward]
     found = {u.order: [after.order] for u, after in zip(moved, moved[1:], strict=False) if after.order not in stays}
     return found | {0: stays + found.get(0, [])}

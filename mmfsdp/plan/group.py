@@ -145,8 +145,9 @@ class FrozenAware:
 
     def _fetched_above(self, name: str) -> bool:
         """True where the model uses a module's own parameters past its forward: one further up must hold them."""
-        used = (self.first[id(p)] in self.seen.used for p in self._own(name))
-        return not self.seen.runs(name, self.model.get_submodule(name)) and any(used)
+        module = self.model.get_submodule(name)
+        used = any(self.first[id(p)] in self.seen.used for p in self._own(name))
+        return not self.seen.runs(name, module) and (used or not has_forward(module))
 
     def _belong_together(self, a: Group, b: Group) -> bool:
         if self._often(a.modules[0]) > 1 or self._often(b.modules[0]) > 1:

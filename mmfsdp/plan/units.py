@@ -153,7 +153,7 @@ class WrapPlan:
     buffer_bytes: int = 0
     """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
     beside: tuple[tuple[str, str, int], ...] = ()
-    """(kind, phase, bytes) of each collective of a step that is no unit's: what DDP, as others wrap, does with buffers."""
+    """(kind, phase, bytes) of each collective of a step that is no unit's: of buffers, where others wrap by DDP."""
     moments: tuple[Moment, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
     flops: int = 0
