@@ -42,12 +42,11 @@ def choose(
     units = search.best()
     held = search.held(units)[0]
     if held > budget:
-        lower = "" if plans[0].fsdp.frozen_dtype else ", or lower frozen_dtype"
         raise ParamError(
             "memory_budget_gib",
             f"{budget / 2**30:.3g} is {size(held - budget)} too little: the least that a rank can hold is "
             f"{size(held)} (with {_words(units)}{'' if moments else '; activations apart'}); set it to "
-            f"{held / 2**30 + 5e-4:.3f}, {'' if lower else 'or '}shard over more ranks{lower}",
+            f"{held / 2**30 + 5e-4:.3f}, shard over more ranks, or lower frozen_dtype",
         )
     most, least = (sum(map(search.sent, mix)) for mix in (plans[0].units, units))
     why = (

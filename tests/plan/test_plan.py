@@ -168,6 +168,15 @@ def test_a_module_that_never_runs_is_not_gathered_and_what_is_used_of_it_is_held
     assert [u.gathers_backward for u in plan.units if u.name in ("first", "layer")] == [0, 1]
 
 
+def test_recomputed_layers_keep_no_cache():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    model, ids = T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes)), torch.zeros(2, 3, dtype=torch.int64)
+    made = plan_of(model, example={"input_ids": ids, "labels": ids}, activation_checkpointing="*.block.*")
+    assert made.moments  # the second forward kept as many tensors as the first
+
+
 def test_an_example_shows_what_really_runs():
     model = Stack()
     freeze(model, ["*", "!layers.1.*"])
