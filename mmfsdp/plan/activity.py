@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from ..params import Backend
 from .checkpointing import checkpoint_activations
-from .trace import fake, fake_copy, fake_mode
+from .fake import FakeOperators, Kind, fake, fake_copy, fake_mode, tensors_of
 from .units import Moment, Unit, WrapPlan
 
 
@@ -66,7 +66,7 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorde
     twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
     checkpoint_activations(twin, plan)
-    film = _Film(plan, twin, _vocabulary(twin))
+    film = _Film(mode, plan, twin, _vocabulary(twin))
     given = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)]
     film.known = {t.untyped_storage()._cdata for t in [*twin.parameters(), *twin.buffers(), *given]}
     film.live = film.peak = film.bare = sum(t.untyped_storage().nbytes() for t in given)
@@ -82,8 +82,7 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorde
             film.end()
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
-    operators = tuple(op._replace(calls=calls) for op, calls in film.operators.items())
-    return Recorded(tuple(film.moments), film.flops, film.moved, film.calls, operators)
+    return Recorded(tuple(film.moments), *film.work())
 
 
 def recorded_alike(plan: WrapPlan) -> Hashable:
@@ -131,16 +130,16 @@ def _loss(out: Any) -> torch.Tensor | None:
     return loss.float() * torch.ones(()) if loss.requires_grad else None
 
 
-class _Film(TorchDispatchMode):
+class _Film(FakeOperators):
     """Counts storages as they come and go, and takes note at the moments that matter to a wrapper."""
 
-    def __init__(self, plan: WrapPlan, twin: nn.Module, vocabulary: int):
-        super().__init__()
+    def __init__(self, mode: FakeTensorMode, plan: WrapPlan, twin: nn.Module, vocabulary: int):
+        super().__init__(mode)
         self.plan, self.vocabulary = plan, vocabulary
         self.moments: list[Moment] = []
         self.known: set[int] = set()
-        self.flops = self.moved = self.calls = 0
-        self.operators: Counter[Operator] = Counter()
+        self._refs: dict[int, weakref.ref] = {}
+        self._work: dict[tuple[Kind, int], int] = {}
         self.live = self.peak = self.bare = self.grads = self.logits = self.logits_then = 0
         self._units = [u for u in plan.units if u.sharded or plan.backend is Backend.DDP]
         self._missing: dict[int, set[str]] = {}
@@ -152,28 +151,24 @@ class _Film(TorchDispatchMode):
         for unit in plan.units:
             self._watch(unit, twin)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # two of three calls
-            return args[0].fake_device
-        out = func(*args, **(kwargs or {}))
-        made = 0
-        for t in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
-            if isinstance(t, torch.Tensor):
-                made += self._made(t)
-        if made:
-            kwargs, flops, moved = kwargs or {}, 0, 0
-            if count := flop_registry.get(func._overloadpacket):
-                flops = count(*args, **kwargs, out_val=out)
-            else:
-                moved = made + sum(t.nbytes for t in args if isinstance(t, torch.Tensor))
-            self.calls += 1
-            self.flops += flops
-            self.moved += moved
-            named = tuple((key, _shapes(value)) for key, value in kwargs.items())
-            self.operators[Operator(str(func), _shapes(args), named, flops, moved)] += 1
-        return out
+    def run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Kind]:
+        """Runs it, and counts what it makes."""
+        out, kind = super().run(func, args, kwargs)
+        if made := sum([self._note_storage(t) for t in tensors_of(out)]):
+            if made not in kind.notes:
+                kind.notes[made] = _operator(func, args, kwargs, out, made)
+            self._work[kind, made] = self._work.get((kind, made), 0) + 1
+        return out, kind
 
-    def _made(self, t: torch.Tensor) -> int:
+    def work(self) -> tuple[int, int, int, tuple[Operator, ...]]:
+        """Operations, bytes moved, calls, and what made them up."""
+        counted: Counter[Operator] = Counter()
+        for (kind, made), calls in self._work.items():
+            counted[kind.notes[made]] += calls
+        flops, moved = (sum(getattr(op, name) * calls for op, calls in counted.items()) for name in ("flops", "moved"))
+        return flops, moved, counted.total(), tuple(op._replace(calls=calls) for op, calls in counted.items())
+
+    def _note_storage(self, t: torch.Tensor) -> int:
         storage = t.untyped_storage()
         key = storage._cdata
         if key in self.known:
@@ -181,7 +176,7 @@ class _Film(TorchDispatchMode):
         nbytes = storage.nbytes()
         logits = nbytes if self.vocabulary and t.ndim > 1 and t.shape[-1] == self.vocabulary else 0
         self.known.add(key)
-        weakref.finalize(storage, self._gone, key, nbytes, logits)
+        self._refs[key] = weakref.ref(storage, lambda _: self._gone(key, nbytes, logits))
         self.live += nbytes
         self.logits += logits
         self.bare = max(self.bare, self.live - self.grads)
@@ -190,6 +185,7 @@ class _Film(TorchDispatchMode):
         return nbytes
 
     def _gone(self, key: int, nbytes: int, logits: int) -> None:
+        del self._refs[key]
         self.known.discard(key)
         self.live -= nbytes
         self.logits -= logits
@@ -319,6 +315,17 @@ class _After(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.call()
         return None, *grads
+
+
+def _operator(func: Any, args: Any, kwargs: Any, out: Any, made: int) -> Operator:
+    """made: bytes."""
+    flops = moved = 0
+    if count := flop_registry.get(func._overloadpacket):
+        flops = count(*args, **kwargs, out_val=out)
+    else:
+        moved = made + sum(t.nbytes for t in args if isinstance(t, torch.Tensor))
+    named = tuple((key, _shapes(value)) for key, value in kwargs.items())
+    return Operator(str(func), _shapes(args), named, flops, moved)
 
 
 def _shapes(value: Any) -> Any:

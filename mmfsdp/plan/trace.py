@@ -5,19 +5,18 @@ By an example forward on fake tensors where one is given; else by registration o
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
+
+from .fake import FakeOperators, fake, fake_copy, fake_mode, tensors_of
 
 
 @dataclass
@@ -89,14 +88,6 @@ def registration(model: nn.Module, plain: Callable[[str], str] = str, also: Coll
     return seen
 
 
-def fake_mode() -> FakeTensorMode:
-    """Where tensors have shapes only."""
-    # Without a GPU the mode pretends to 8, and the next backward would start a thread for each: these may meet the end
-    # of Python 3.11 and abort ("terminate called without an active exception"). What has started once starts no more.
-    torch.ones(1, requires_grad=True).backward()
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 def _run(model: nn.Module, example: dict[str, Any], also: Collection[str]) -> Trace:
     mode = fake_mode()
     twin = fake_copy(model, mode)
@@ -128,7 +119,7 @@ def _run(model: nn.Module, example: dict[str, Any], also: Collection[str]) -> Tr
         module.register_forward_pre_hook(lambda *_, n=name: enter(n))
         module.register_forward_hook(lambda *_, n=name: leave(n))
     try:
-        with mode, watch, torch.enable_grad(), saved_tensors_hooks(save, lambda kept: kept):
+        with mode, FakeOperators(mode), watch, torch.enable_grad(), saved_tensors_hooks(save, lambda kept: kept):
             twin(**inputs)
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
@@ -138,28 +129,6 @@ def _run(model: nn.Module, example: dict[str, Any], also: Collection[str]) -> Tr
         if any(not owners & active for active in uses):  # its own forward does not fetch it: as if it never ran
             seen.calls.update(dict.fromkeys(owners, -(10**9)))  # type: ignore[union-attr]
     return seen
-
-
-def fake_copy(
-    model: nn.Module,
-    mode: FakeTensorMode,
-    formats: Mapping[str, torch.dtype] = MappingProxyType({}),
-    buffers: torch.dtype | None = None,
-) -> nn.Module:
-    """A copy whose parameters and buffers have shapes but no storage. formats: of parameters, by first name; and of
-    buffers, where not their own."""
-    memo: dict[int, Any] = {}
-    for name, p in model.named_parameters():
-        memo[id(p)] = nn.Parameter(fake(p, mode, formats.get(name)), requires_grad=p.requires_grad)
-    for b in model.buffers():
-        memo[id(b)] = fake(b, mode, buffers if b.is_floating_point() else None)
-    return copy.deepcopy(model, memo)
-
-
-def fake(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of that shape without storage."""
-    shape = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
-    return FakeTensor(mode, shape, torch.device("cpu"))  # as under the mode, in a third of the time
 
 
 class _Watch(TorchFunctionMode):
@@ -175,14 +144,14 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        made = any(isinstance(t, torch.Tensor) for t in tree_leaves(out))
-        for t in given if made else ():  # asking for a dtype or a shape is no use
+        if not (results := tensors_of(out)):  # asking for a dtype or a shape is no use
+            return out
+        given = tensors_of([*args, *(kwargs or {}).values()])
+        for t in given:
             if id(t) in self.own:
                 self.seen.used.setdefault(self.own[id(t)], set()).add(frozenset(self.active))
         weights = [self.names[id(t)] for t in given if not t.requires_grad and id(t) in self.names]
         if weights:
-            results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
             if any(t.requires_grad for t in results):
                 self.seen.flow.update(weights)
             elif len(weights) == len(given) == 1:  # the weight itself in another dtype or shape
