@@ -164,7 +164,7 @@ def test_what_no_file_holds_begins_as_its_module_does(params):
     made = {name: weights.read(name) for name in weights.made}
     assert made.keys() == {n for n, _ in model.named_parameters()} - weights.origins.keys() and len(made) > 10
     for name, p in model.named_parameters():
-        if name in made and p.std() > 0:
+        if name in made and p.numel() > 1 and p.std() > 0:
             assert made[name].std() == pytest.approx(p.std().item(), rel=0.5), name
         elif name in made:
             assert torch.equal(made[name], p), name
