@@ -24,9 +24,9 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
     assert whole.wait(300).ok
     run = launch(params)
     for _ in range(2):
-        run.drill()
         before = len(kinds(run))
-        while len(kinds(run)) < before + 3 and not run.state().done:
+        run.drill()
+        while len(kinds(run)) < before + 4 and not run.state().done:
             time.sleep(0.1)
     state = run.wait(300)
     assert state.ok and state.step == 40, state

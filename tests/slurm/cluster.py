@@ -253,7 +253,7 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "only root can start slurmd"
 
 
-def until(condition: Callable, *, seconds: float = 30.0, words: Callable[[], str] = str):
+def until(condition: Callable, *, seconds: float = 90.0, words: Callable[[], str] = str):
     """The first true value of a condition; AssertionError with `words` if there is none in time."""
     end = time.monotonic() + seconds
     while not (value := condition()):
