@@ -143,7 +143,7 @@ def step_time(
         compute,
         memory,
         network,
-        max(local, network) + min(alone, network) if machine.overlap else local + network,
+        min(max(local, network) + alone, local + network) if machine.overlap else local + network,
         inside=sum(inside for inside, _, _ in moved),
         between=sum(between for _, between, _ in moved),
         local=local,
