@@ -30,8 +30,7 @@ REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_envi
 def pytest_collection_modifyitems(items):
     """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use.
 
-    Files that start ranks, runs, a browser, a kernel or Slurm are marked `real`. One process has them, in order and one
-    at a time, since each takes all cores now and then; with `-n 2 --dist loadgroup` another has the rest.
+    Files that start ranks, runs, a browser, a kernel or Slurm are marked `real`.
     """
     items.sort(key=lambda item: item.path.name != "test_demo.py")
     for item in items:
@@ -39,7 +38,6 @@ def pytest_collection_modifyitems(items):
         place = item.path.parent.name in REAL_FOLDERS or item.path.name in REAL_FILES
         if place or any(owner.startswith(REAL_MODULES) for owner in owners):
             item.add_marker("real")
-            item.add_marker(pytest.mark.xdist_group("real"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,8 @@ def home(param_name: str, groups: list[list[str]]) -> int | None:
 
 
 def join_tied(model: nn.Module, groups: list[list[str]], seen: Trace) -> list[list[str]]:
-    """FSDP2: one unit of several modules fetches what they share. A module under two names goes by the first."""
+    """FSDP2: one unit of several modules fetches what they share, the root's where only its forward runs around one of
+    them, as around T5's table, which others call. A module under two names goes by the first."""
     first = {id(module): name for name, module in model.named_modules()}
     named = [list(dict.fromkeys(first[id(model.get_submodule(m))] for m in group)) for group in groups]
     taken: set[str] = set()
@@ -32,6 +33,9 @@ def join_tied(model: nn.Module, groups: list[list[str]], seen: Trace) -> list[li
         homes = {home(name, groups) for name in names}
         if len(homes) == 1:
             continue
+        if any(home(name, groups) is None and not _runner(model, name, seen) for name in names):
+            groups = [left for g in groups if (left := [m for m in g if not any(n.startswith(f"{m}.") for n in names)])]
+            continue  # only the root's forward runs around all of its places
         joined = sorted(i for i in homes if i is not None)
         modules = [m for i in joined for m in groups[i]]
         modules += [o for n in names if home(n, groups) is None and (o := _runner(model, n, seen)) and o not in modules]
