@@ -135,6 +135,9 @@ def test_what_holds_a_step():
     plan, cost = made()
     fast, slow = (step_time(plan, machine=name, tokens=10**9) for name in ("h100-nvlink", "a100-ethernet"))
     assert fast.bound == "compute" and fast.compute == pytest.approx(2 * (F_E + 2 * F_B + 3 * T) * 1e9 / 989e12 / 0.4)
+    wide = replace(plan, units=tuple(replace(u, compute_dtype="float32") for u in plan.units))
+    in_fp32 = step_time(wide, machine="h100-nvlink", tokens=10**9).compute
+    assert in_fp32 == pytest.approx(fast.compute * 989 / 67) and not MACHINES["laptop"].fp32
     assert slow.network > fast.network and max(fast.compute, fast.memory) <= fast.overlapped <= fast.serial
     assert step_time(plan, machine="a100-ethernet", tokens=1).bound == "network"
     link = Machine(flops=1e12, memory=1e12, bandwidth=1e9, latency=0)

@@ -34,6 +34,8 @@ class Machine:
     """Bytes of memory that a rank has."""
     overhead: float = 0.0
     """Seconds that a call of an operator takes beside its work; 0 where these are issued ahead, as to a GPU."""
+    fp32: float = 0.0
+    """Per second and rank, where most of a model computes in fp32; 0: `flops`."""
     overlap: bool = True
     """Gathers and reductions run beside compute; false where ranks' own cores carry them, as on CPUs."""
     name: str = "given"
@@ -42,17 +44,18 @@ class Machine:
 MACHINES = {
     m.name: m
     for m in (
-        Machine(989e12, 3.35e12, 450e9, name="h100-nvlink"),
-        Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, name="h100-infiniband"),
-        Machine(312e12, 2.0e12, 300e9, name="a100-nvlink"),
-        Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, name="a100-infiniband"),
-        Machine(312e12, 2.0e12, 3.1e9, 1e-4, name="a100-ethernet"),
-        Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, name="rtx4090-pcie"),
+        Machine(989e12, 3.35e12, 450e9, fp32=67e12, name="h100-nvlink"),
+        Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, name="h100-infiniband"),
+        Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, name="a100-nvlink"),
+        Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, name="a100-infiniband"),
+        Machine(312e12, 2.0e12, 3.1e9, 1e-4, fp32=19.5e12, name="a100-ethernet"),
+        Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, name="rtx4090-pcie"),
         Machine(2e11, 2e10, 6e8, 1.4e-3, capacity=8e9, overhead=1.5e-5, overlap=False, name="laptop"),
     )
 }
-"""GPUs (bf16) and networks by name: NVLink within a node, a card of 400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s
-Ethernet per GPU. The laptop's are those of two ranks on two cores, as runs measure them before they start."""
+"""GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name: NVLink within a node, a card of
+400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s Ethernet per GPU. The laptop's are those of two ranks on two cores,
+as runs measure them before they start."""
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,21 @@ def _example(plan: WrapPlan, machine: Machine) -> tuple[float, float]:
     """(seconds of arithmetic, bytes moved beside it) of the plan's example."""
     if not plan.calls:
         raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
-    return plan.flops / (machine.flops * machine.efficiency) + plan.calls * machine.overhead, plan.moved
+    return plan.flops / _rate(plan, machine) + plan.calls * machine.overhead, plan.moved
 
 
 def _tokens(plan: WrapPlan, machine: Machine, tokens: int) -> tuple[float, float]:
     """The same of so many tokens, by the units' parameters."""
     passes = sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
     weights = sum(u.gathered_bytes * (1 + u.grad_flow) for u in plan.units)
-    return 2 * passes * tokens / (machine.flops * machine.efficiency), weights
+    return 2 * passes * tokens / _rate(plan, machine), weights
+
+
+def _rate(plan: WrapPlan, machine: Machine) -> float:
+    """Operations per second, in the format of most of what is computed."""
+    wide = sum(p.numel for u in plan.units for p in u.params if (u.compute_dtype or p.dtype) == "float32")
+    most = 2 * wide > sum(u.numel for u in plan.units)
+    return (machine.fp32 if most and machine.fp32 else machine.flops) * machine.efficiency
 
 
 def _moved(plan: WrapPlan, wire: Wire, machine: Machine) -> tuple[int, int, float]:

@@ -9,6 +9,7 @@ import torch
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp.wrap import _recursive_wrap
+from transformers import T5Config, T5ForConditionalGeneration
 
 from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
@@ -280,6 +281,14 @@ def test_reading_a_plan_needs_no_torch(tmp_path):
         "print(plan, estimate(plan)); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_table_that_others_call_by_other_names_is_the_roots():
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    model, ids = T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes)), torch.zeros(2, 3, dtype=torch.int64)
+    plan = plan_of(model, example={"input_ids": ids, "labels": ids})
+    assert not plan.refused and [p.name for p in plan.units[0].params] == ["shared.weight"]
+    assert {"encoder.block.0", "decoder.block.0"} < units(plan).keys()
 
 
 def test_what_nobody_wrapped_cannot_be_read_back():
