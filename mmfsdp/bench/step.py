@@ -91,7 +91,7 @@ def _measure(params: RunParams, rounds: int, compiled: bool) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {way.name: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
-            way.step([batch])  # in training, too, a step finds memory as one of its own kind has left it
+            _timed(way, batch, device)  # in training, too, a step finds memory as one of its own kind has left it
             seconds[way.name].append(_timed(way, batch, device))
     for row in rows:
         mine, first = seconds[row["way"]], seconds[COMPARED[0]]
