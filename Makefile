@@ -17,7 +17,7 @@ demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-fast: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2 -m 'not real'

@@ -1,6 +1,8 @@
 """In CI (`CI` is set) a skipped test is a failure: there, every real component must be present. And shared fixtures."""
 
+import functools
 import os
+import re
 
 import pytest
 
@@ -23,21 +25,45 @@ def pytest_make_collect_report(collector):
 
 
 REAL_FOLDERS = {"browser", "course", "notebooks", "slides", "slurm", "ways_in"}
-REAL_MODULES = ("tests.ranks", "ranks", "tests.tiny_run", "tiny_run", "mmfsdp.launch", "mmfsdp.bench", "mmfsdp.train")
 REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_environment.py"}
+REAL_ROOMS = "(launch|bench|train)"
+REAL_IMPORTS = re.compile(
+    rf"^\s*(from|import) ((tests\.)?(ranks|tiny_run)|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b", re.MULTILINE
+)
+
+
+@functools.cache
+def is_real(path):
+    """Whether the tests of a file start ranks, runs, a browser, a kernel or Slurm."""
+    named = path.parent.name in REAL_FOLDERS or path.name in REAL_FILES
+    return named or REAL_IMPORTS.search(path.read_text("utf-8")) is not None
 
 
 def pytest_collection_modifyitems(items):
-    """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use.
-
-    Files that start ranks, runs, a browser, a kernel or Slurm are marked `real`.
-    """
+    """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use."""
     items.sort(key=lambda item: item.path.name != "test_demo.py")
     for item in items:
-        owners = {getattr(value, "__module__", None) or "" for value in vars(item.module).values()}
-        place = item.path.parent.name in REAL_FOLDERS or item.path.name in REAL_FILES
-        if place or any(owner.startswith(REAL_MODULES) for owner in owners):
+        if is_real(item.path):
             item.add_marker("real")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n`, one process has all real tests, in their order and never two at once; the others share the rest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class RealInOne(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "real" if is_real(config.rootpath / file) else file
+
+    return RealInOne(config, log)
+
+
+def pytest_runtest_setup(item):
+    """What runs beside the real tests gives way to them."""
+    if "PYTEST_XDIST_WORKER" in os.environ and not is_real(item.path):
+        os.nice(10 - os.nice(0))
 
 
 @pytest.fixture(scope="session", autouse=True)
