@@ -28,7 +28,8 @@ REAL_FOLDERS = {"browser", "course", "notebooks", "slides", "slurm", "ways_in"}
 REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_environment.py"}
 REAL_ROOMS = "(launch|bench|train)"
 REAL_IMPORTS = re.compile(
-    rf"^\s*(from|import) ((tests\.)?(ranks|tiny_run)|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b", re.MULTILINE
+    rf"^\s*(from|import) ((tests\.)?(ranks|tiny_run)|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b",
+    re.MULTILINE,
 )
 
 
