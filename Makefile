@@ -11,6 +11,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 .DEFAULT_GOAL := demo
 
 lab: .venv/.installed
+	@dir=$$($(BIN)/jupyter --runtime-dir); mkdir -p "$$dir" 2>/dev/null && test -w "$$dir" || { \
+	  echo "JupyterLab cannot write in $$dir; give it another home: HOME=\$$(mktemp -d) make lab"; exit 1; }
 	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir='$(CURDIR)' --LabApp.default_url=/lab/tree/notebooks/contents.ipynb
 
 demo: .venv/.installed

@@ -119,7 +119,7 @@ def lint() -> str:
 
 
 ROOMS = {
-    "What you type: fields, files, flags": ("params", "cli", "cli_runs", "cli_sweep", "freeze", "widgets"),
+    "What you type: fields, files, flags": ("params", "cli", "freeze", "widgets"),
     "Models and weights": ("models", "build", "pretrain", "export"),
     "Plan, estimate, wrapping": ("plan", "estimate", "wrap", "step"),
     "Data": ("data",),

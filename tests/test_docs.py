@@ -13,7 +13,10 @@ import yaml
 from PIL import Image
 
 import mmfsdp
-from mmfsdp import cli, cli_sweep
+from mmfsdp import cli
+from mmfsdp.cli.bench import BENCHES
+from mmfsdp.cli.sweep import read
+from mmfsdp.cli.words import parse
 from mmfsdp.export import LAYOUTS
 from mmfsdp.params import RunParams
 from mmfsdp.params.flags import taken
@@ -132,15 +135,15 @@ def test_commands_are_understood(words):
         if "tiny" in words:
             assert cli.main(words[1:]) == 0
     if command in ("plan", "run", "launch"):
-        assert isinstance(cli.parse(command, [word for word in rest if word != "--dry-run"]), RunParams)
+        assert isinstance(parse(command, [word for word in rest if word != "--dry-run"]), RunParams)
     elif command == "resume":
-        assert isinstance(cli.parse(command, rest[3:] if rest[1:2] == ["--step"] else rest[1:]), RunParams)
+        assert isinstance(parse(command, rest[3:] if rest[1:2] == ["--step"] else rest[1:]), RunParams)
     elif command == "sweep" and rest[0].startswith("-"):
-        assert isinstance(cli_sweep.read(rest)[0], RunParams)
+        assert isinstance(read(rest)[0], RunParams)
     elif command == "export":
         assert len(rest) == 2 or rest[2] in LAYOUTS
     elif command == "bench":
-        assert rest[0] in cli.BENCHES
+        assert rest[0] in BENCHES
     else:
         assert not [word for word in rest if word.startswith("-") and word != "--again"]
 

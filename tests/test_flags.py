@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from mmfsdp.cli import parse
+from mmfsdp.cli.words import parse
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.params.flags import command_line, differences, read_command_line
 

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "plots": {"plan"},
     "report": {"params", "plan", "runs", "watch", "plots"},
 }
-ABOVE_ALL = {"widgets", "cli", "cli_runs", "cli_sweep", "bench"}
+ABOVE_ALL = {"widgets", "cli", "bench"}
 LATE = {
     ("launch", "preview"),
     ("plan", "estimate"),

@@ -145,7 +145,7 @@ def test_change_by_dotted_name():
 
 
 def test_several_sources_round_trip_and_are_changed_by_dotted_name_and_flag(tmp_path):
-    from mmfsdp.cli import parse
+    from mmfsdp.cli.words import parse
 
     text = "[{source: json, path: docs.jsonl, weight: 0.2, batch_size: 3}, {task: question}]"
     params = parse("plan", ["--data.more", text, "--train.steps", "30"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
-from mmfsdp.cli_sweep import _choices, _read_file
+from mmfsdp.cli.sweep import _choices, _read_file
 from mmfsdp.runs import Status
 from tests.tiny_run import tiny_run
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mmfsdp.cli import parse
+from mmfsdp.cli.words import parse
 from mmfsdp.launch import sbatch_text
 from mmfsdp.params.launch import SLURM_FIELDS
 

@@ -1,4 +1,4 @@
-"""The commands over runs that are there already: runs, cancel, drill. Imports no torch."""
+"""The commands over runs that are there already: runs, cancel, drill, report, export."""
 
 from __future__ import annotations
 
@@ -6,28 +6,14 @@ import os
 import time
 from pathlib import Path
 
-from .params import LaunchParams, ParamError
+from ..params import LaunchParams, ParamError
+from .words import one_run
 
 
-def one_run(argv: list[str]) -> Path:
-    """The run that a person means: a folder, or the name of one in the current folder's runs/."""
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ParamError("run", f"{' '.join(argv)!r} is not one run folder; name one, such as runs/demo")
-    path, named = Path(argv[0]), Path(LaunchParams().folder, argv[0])
-    return path if path.exists() or len(path.parts) > 1 else named
-
-
-def is_sweep(path: Path) -> bool:
-    """Whether a folder is a sweep's."""
-    from .runs.listing import SWEEP
-
-    return os.path.isfile(path / SWEEP)
-
-
-def list_runs(argv: list[str]) -> int:
+def runs(argv: list[str]) -> int:
     """All runs in the folders named, or in runs/."""
-    from .runs import whose
-    from .runs.listing import find_runs, runs_table
+    from ..runs import whose
+    from ..runs.listing import find_runs, runs_table
 
     if flags := [word for word in argv if word.startswith("-")]:
         raise ParamError(
@@ -47,10 +33,11 @@ def list_runs(argv: list[str]) -> int:
 
 def cancel(argv: list[str]) -> int:
     """Stop a run, every rank of it; or a sweep, every run of it."""
-    from .launch import Run, Sweep
+    from ..launch import Run, Sweep
+    from ..runs.listing import SWEEP
 
     path = one_run(argv)
-    if is_sweep(path):
+    if os.path.isfile(path / SWEEP):
         Sweep(path).cancel()
         print(Sweep(path))
         return 0
@@ -61,8 +48,8 @@ def cancel(argv: list[str]) -> int:
 
 def drill(argv: list[str]) -> int:
     """Preempt a run as a cluster would, and follow it until it goes on. Returns 1 if it does not."""
-    from .launch import Run
-    from .launch.drill import followed
+    from ..launch import Run
+    from ..launch.drill import followed
 
     run, began = Run.open(one_run(argv)), time.time()
     run.drill()
@@ -73,3 +60,29 @@ def drill(argv: list[str]) -> int:
     if kind != "resumed":
         print(f"{run.name}: {run.state()}")
     return int(not (kind == "resumed" or run.state().ok))
+
+
+def report(argv: list[str]) -> int:
+    """Write a run's report, or a page of runs compared."""
+    from ..report import write_comparison, write_report
+    from ..report.html import writable
+
+    paths = [one_run([name]) for name in argv] or [one_run(argv)]
+    if len(paths) == 1:
+        from ..launch import Run
+
+        print(write_report(Run.open(paths[0]).path))
+        return 0
+    print(write_comparison(paths, writable(paths[0].absolute().parent / "comparison.html")))
+    return 0
+
+
+def export(argv: list[str]) -> int:
+    """Write a run's weights for others."""
+    from ..export import export as write
+    from ..launch import Run
+
+    if not 2 <= len(argv) <= 3:
+        raise ParamError("export", "takes a run folder, a new folder, and perhaps a layout")
+    print(write(Run.open(one_run(argv[:1])).path, Path(argv[1]), **({"layout": argv[2]} if argv[2:] else {})))
+    return 0

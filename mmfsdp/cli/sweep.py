@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from .cli_runs import one_run
-from .params import ParamError, RunParams
-from .params.run import read_yaml
+from ..params import ParamError, RunParams
+from ..params.run import read_yaml
+from .start import prepare
+from .words import one_run, parse
 
 HELP = """mmfsdp sweep [--config C] [--grid FIELD=A,B ...] [--file SWEEP.yaml] [--at-once N] [--detach] [flags]
     start a run for each combination, N at a time; the rest as for `mmfsdp launch`. launch.name names the sweep
@@ -29,9 +30,8 @@ def sweep(argv: list[str]) -> int:
         return 0
     if not argv[0].startswith("-"):
         return _look(argv)
-    from .cli import prepare
-    from .launch import sweep as start
-    from .launch.start import check as check_start
+    from ..launch import sweep as start
+    from ..launch.start import check as check_start
 
     params, asked, detach = read(argv)
     check_start(params)
@@ -43,8 +43,7 @@ def sweep(argv: list[str]) -> int:
 
 def read(argv: list[str]) -> tuple[RunParams, dict[str, Any], bool]:
     """The shared parameters, the other arguments of `launch.sweep`, and whether to return at once."""
-    from .cli import parse
-    from .params.flags import number_taken, taken
+    from ..params.flags import number_taken, taken
 
     argv, detach = [word for word in argv if word != "--detach"], "--detach" in argv
     asked = _read_file(taken(argv, "--file"))
@@ -55,7 +54,7 @@ def read(argv: list[str]) -> tuple[RunParams, dict[str, Any], bool]:
 
 
 def _look(argv: list[str]) -> int:
-    from .launch import Sweep
+    from ..launch import Sweep
 
     path = one_run(argv[:1])
     found = Sweep.open(path)
@@ -111,14 +110,14 @@ def _read_file(paths: list[str]) -> dict[str, Any]:
 
 def _plan_check() -> Callable[[RunParams], None]:
     """What the lint calls an error stops a sweep before any of it starts; members of one plan are looked at once."""
+    from ..preview import check
+
     seen: set[str] = set()
 
-    def check(params: RunParams) -> None:
-        from .preview import preview
-
+    def check_once(params: RunParams) -> None:
         key = repr((params.model, params.fsdp, params.launch.ranks))
         if key not in seen:
             seen.add(key)
-            preview(params)[0].check()
+            check(params)
 
-    return check
+    return check_once
