@@ -17,7 +17,7 @@ from .estimate import Estimate, Machine, estimate
 from .freeze import freeze
 from .params import ModelParams, RunParams
 from .plan import WrapPlan, make_plan, with_moments
-from .plan.activity import Recorded, recorded_alike
+from .plan.activity import Recorded, record, recorded_alike, with_recorded
 
 KEPT = 32
 """Examples whose moments are kept: they take a hundred times as long as all else."""
@@ -56,11 +56,10 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
 def _counted(model: nn.Module, plan: WrapPlan, params: RunParams) -> WrapPlan:
     alike = _alike(plan, params)
     if alike not in _examples:
-        found = with_moments(model, plan, example_of(model, params))
-        _examples[alike] = Recorded(*(getattr(found, name) for name in Recorded._fields))
+        _examples[alike] = record(model, plan, example_of(model, params))
         if len(_examples) > KEPT:
             _examples.popitem(last=False)
-    return replace(plan, **_examples[alike]._asdict())
+    return with_recorded(plan, _examples[alike])
 
 
 def _alike(plan: WrapPlan, params: RunParams) -> Hashable:

@@ -3,15 +3,21 @@
 DDP is missing: its reducer takes no reply from a fake group.
 """
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
+import torch
 import torch.distributed as dist
 from tiny import tiny_batch, tiny_flamingo
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.estimate import estimate
 from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.plan import make_plan
+from mmfsdp.plan import describe, make_plan
 from mmfsdp.step import build_optimizer, train_step
 from mmfsdp.wrap import apply_plan
 
@@ -31,6 +37,50 @@ def ranks(request):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
     yield request.param
     dist.destroy_process_group()
+
+
+class Often(nn.Module):
+    """A layer that runs three times, one that never does, and one that keeps a parameter it never uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)) for _ in range(4))
+        self.layers[2].extra = nn.Parameter(torch.ones(40, 32))
+        self.layers[3].requires_grad_(False)
+
+    def forward(self, x):
+        for i in (3, 0, 0, 0, 2):
+            x = x + self.layers[i](x)
+        return SimpleNamespace(loss=x.square().mean())
+
+
+class Rows(SimpleNamespace):
+    """As many numbers as a batch has to have."""
+
+    labels, size, source, weight = torch.zeros(2, 5, dtype=torch.long), 2, "data", 1.0
+
+    def to(self, device):
+        return self
+
+    def inputs(self):
+        return {"x": torch.ones(2, 32)}
+
+
+def test_what_runs_often_is_reduced_twice_and_what_never_learns_never(ranks):
+    for micro_steps, (name, fields) in itertools.product((1, 3), CASES.items()):
+        plan = make_plan(Often(), FSDPParams(**fields), world_size=ranks, example=Rows().inputs())
+        train = TrainParams(accumulation=micro_steps)
+        model = apply_plan(Often(), plan)
+        optimizer, _ = build_optimizer(model, train)
+        with Collectives() as counted:
+            train_step(model, [Rows()] * micro_steps, optimizer)
+            found = sorted((r.kind, r.phase, r.count, r.bytes, r.wire_bytes) for r in counted.rows())
+        for told in (plan, describe(model)):
+            wire = estimate(told, train).wire
+            assert found == sorted((w.kind, w.phase, w.count, w.bytes, w.wire_bytes) for w in wire), (name, micro_steps)
+        states = [t for of in optimizer.state.values() for t in of.values() if t.ndim]
+        held = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in states)
+        assert held == estimate(plan).memory.optimizer, name
 
 
 def test_bytes_at_any_number_of_ranks(ranks):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, Device, TrainParams
 from ..plan import Unit, WrapPlan
-from ..plan.cost import gather_buffer, gathered_peak, reduce_buffer, shard_bytes
+from ..plan.cost import gather_buffer, gathered_peak, reduce_buffer, reductions, shard_bytes
 from ..plan.table import size
 from .peak import Peak, peak_of
 
@@ -204,7 +204,7 @@ def _wire(plan: WrapPlan, micro_steps: int, sources: int) -> list[Wire]:
         _ring("broadcast", "forward", len(sent), sum(sent), plan.world_size),
         _ring("all-gather", "forward", forward, _gathered(sharded, "gathers_forward", micro_steps), plan.shard),
         _ring("all-gather", "backward", backward, _gathered(sharded, "gathers_backward", micro_steps), plan.shard),
-        *_reductions(plan, [u for u in sharded if u.reduced_bytes]),
+        *_reductions(plan, sharded, micro_steps),
         _ring("all-reduce", "control", control, CONTROL_BYTES + 16 * (sources - 1), plan.world_size),
     ]
 
@@ -218,16 +218,17 @@ def _gathered(units: list[Unit], which: str, micro_steps: int) -> int:
     return sum(u.gathered_bytes * _gathers(u, getattr(u, which), micro_steps) for u in units)
 
 
-def _reductions(plan: WrapPlan, sharded: list[Unit]) -> list[Wire]:
+def _reductions(plan: WrapPlan, sharded: list[Unit], micro_steps: int) -> list[Wire]:
     """Gradients: a reduce-scatter per sharded unit, then an all-reduce over the replicas; in DDP an all-reduce."""
     if plan.backend is Backend.DDP:
         reduced = sum(u.reduced_bytes for u in plan.units)
         reduced += sum(nbytes for kind, _, nbytes in plan.beside if kind == "all-reduce")
         return [_ring("all-reduce", "backward", 1 if reduced else 0, reduced, plan.world_size)]
-    total = sum(u.reduced_bytes for u in sharded)
+    count = sum(reductions(u, micro_steps) for u in sharded)
+    total = sum(u.reduced_bytes * reductions(u, micro_steps) for u in sharded)
     return [
-        _ring("reduce-scatter", "backward", len(sharded), total, plan.shard),
-        _ring("all-reduce", "backward", len(sharded) * (plan.replicate > 1), total // plan.shard, plan.replicate),
+        _ring("reduce-scatter", "backward", count, total, plan.shard),
+        _ring("all-reduce", "backward", count * (plan.replicate > 1), total // plan.shard, plan.replicate),
     ]
 
 

@@ -74,6 +74,8 @@ class _Play:
         """The flat buffer of the last unit copied out; the last reduction's input; gradients reduced so far."""
         self.whole: dict[int, int] = {}
         """Gradients that wait for the last micro-step."""
+        self.done: set[int] = set()
+        """Units whose gradients have been reduced."""
         self.held = 0
         """Bytes in `gathered`."""
         self.forward, self.at = True, 0
@@ -167,6 +169,9 @@ class _Play:
     def after(self, unit: Unit | None, live: int) -> None:
         """The gradients of its parameters and of what it was given are there."""
 
+    def spared(self, unit: Unit | None, live: int) -> None:
+        """What it was given has its gradient; those of its parameters come with an earlier run's, or never."""
+
     def end(self, unit: Unit | None, live: int) -> None:
         """Backward is over."""
 
@@ -203,11 +208,14 @@ class _Fsdp2(_Play):
             self._ahead(unit, live)
 
     def after(self, unit: Unit | None, live: int) -> None:
+        self.spared(unit, live, new=True)
+
+    def spared(self, unit: Unit | None, live: int, *, new: bool = False) -> None:
         if unit is None:
             return
         if self.last or not unit.hold:
             self._drop(unit.order)
-        if unit.kind == "frozen":
+        if unit.kind == "frozen" or not (new or unit.order in self.whole):
             return
         if not self.last:  # accumulated in the format of reduction
             self.whole[unit.order] = unit.reduced_bytes
@@ -216,7 +224,9 @@ class _Fsdp2(_Play):
         self.reducing = unit.reduced_bytes
         self.see(live, passing=mine)
         left = live if mine else live - whole_gradients(unit)
-        self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
+        if unit.order not in self.done:
+            self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
+        self.done.add(unit.order)
         # By parts, see wrap.gloo: of two ranks neither sends itself its own. One rank alone copies.
         by_parts = self.gloo and self.plan.shard > 1
         if by_parts:
@@ -299,6 +309,10 @@ class _Fsdp1(_Play):
         self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
         # Views of the gradient that was accumulated stay with the original parameters to the end of the reduction.
         self.see(left, passing=mine + flat + cast + unit.reduced_bytes * self.gloo)
+
+    def spared(self, unit: Unit | None, live: int) -> None:
+        if unit is not None:
+            self._free(unit)
 
     def end(self, unit: Unit | None, live: int) -> None:
         self._let_go()

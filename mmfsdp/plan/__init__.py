@@ -97,13 +97,14 @@ def make_plan(
 
 
 def with_moments(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
-    """The plan with the moments and the work of one micro-step, by which peak and time are predicted; its units stay.
+    """The plan with the moments and the work of one micro-step, by which peak and time are predicted; its units stay,
+    but what gets no gradient is known as such.
 
     example: keyword arguments of a forward; values do not matter. Raises ValueError where the model does not take it.
     """
-    from .activity import record
+    from .activity import record, with_recorded
 
-    return replace(plan, **record(model, plan, example)._asdict())
+    return with_recorded(plan, record(model, plan, example))
 
 
 _POLICIES = tuple(policy for policy in FrozenPolicy if policy is not FrozenPolicy.AUTO)

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from ..params import Backend
+from .build import with_bytes
 from .checkpointing import checkpoint_activations
 from .fake import FakeOperators, Kind, fake, fake_copy, fake_mode, tensors_of
 from .units import Moment, Unit, WrapPlan
@@ -54,6 +56,10 @@ class Recorded(NamedTuple):
     moved: int
     calls: int
     operators: tuple[Operator, ...]
+    idle: frozenset[str]
+    """Trainable parameters (first names) that got no gradient."""
+    twice: frozenset[int]
+    """Orders of units of whose backwards only the last had gradients."""
 
 
 def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorded:
@@ -82,7 +88,25 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorde
             film.end()
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
-    return Recorded(tuple(film.moments), *film.work())
+    return Recorded(tuple(film.moments), *film.work(), frozenset(film.idle), frozenset(film.twice))
+
+
+def with_recorded(plan: WrapPlan, found: Recorded) -> WrapPlan:
+    """The plan with the moments and the work of one micro-step, and with what its backward does not reach."""
+    learnt = found._asdict()
+    idle, twice = learnt.pop("idle"), learnt.pop("twice")
+    units = plan.units
+    if (idle or twice) and plan.backend is not Backend.DDP:  # which has no place for what gets no gradient
+        units = tuple(
+            replace(
+                u,
+                params=tuple(replace(p, idle=p.name in idle) for p in u.params),
+                reduced_twice=plan.backend is Backend.FSDP2 and u.order in twice,
+            )
+            for u in units
+        )
+        units = tuple(with_bytes(u, plan.fsdp, plan.shard) for u in units)
+    return replace(plan, units=units, **learnt)
 
 
 def recorded_alike(plan: WrapPlan) -> Hashable:
@@ -148,6 +172,9 @@ class _Film(FakeOperators):
         self._backing: set[int] = set()
         self._params = {u.order: [twin.get_parameter(p.name) for p in u.params if p.trainable] for u in plan.units}
         self._waiting: dict[int, int] = {}
+        self.idle = {p.name for p in plan.params if p.trainable}
+        self._spared: set[int] = set()
+        self.twice: set[int] = set()
         for unit in plan.units:
             self._watch(unit, twin)
 
@@ -214,8 +241,8 @@ class _Film(FakeOperators):
             module.register_forward_pre_hook(self._enter(unit, name, dtype), with_kwargs=True, prepend=True)
             if unit in self._units:
                 module.register_forward_hook(self._leave(unit, name))
-        for p in self._params[unit.order]:
-            p.register_post_accumulate_grad_hook(self._accumulated(unit))
+        for trained in [p.name for p in unit.params if p.trainable]:
+            twin.get_parameter(trained).register_post_accumulate_grad_hook(self._accumulated(unit, trained))
 
     def _enter(self, unit: Unit, name: str, dtype: torch.dtype | None) -> Callable:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -279,13 +306,20 @@ class _Film(FakeOperators):
             return
         self._after.add(unit.order)
         self._backing.discard(unit.order)
-        self.note("after", unit.order)
-        self._free(self._params[unit.order])
+        params = self._params[unit.order]
+        spared = bool(params) and unit.sharded and all(p.grad is None for p in params)
+        if spared:
+            self._spared.add(unit.order)
+        elif unit.order in self._spared:
+            self.twice.add(unit.order)
+        self.note("spared" if spared else "after", unit.order)
+        self._free(params)
         self._restart()
 
-    def _accumulated(self, unit: Unit) -> Callable:
+    def _accumulated(self, unit: Unit, name: str) -> Callable:
         def hook(p: torch.Tensor) -> None:
             assert p.grad is not None
+            self.idle.discard(name)
             self.grads += p.grad.untyped_storage().nbytes()
             self.bare = max(self.bare, self.live - self.grads)
             self._waiting[unit.order] = self._waiting.get(unit.order, 0) - 1

@@ -199,7 +199,7 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
         padded = p.padded(shard) if unit.sharded else p.numel
         held += padded // (shard if unit.sharded else 1) * ITEMSIZE[p.dtype]
         gathered += padded * _compute_size(unit, p)
-        if p.trainable:
+        if p.trainable and not p.idle:
             reduced += padded * (reduce if unit.sharded else ITEMSIZE[p.dtype])
     return replace(unit, held_bytes=held, gathered_bytes=gathered, reduced_bytes=reduced)
 
@@ -244,7 +244,7 @@ def _flat_bytes(unit: Unit, shard: int, reduce: int, *, orig: bool) -> Unit:
         unit,
         held_bytes=numel // shard * at_rest,
         gathered_bytes=numel * size,
-        reduced_bytes=numel * reduce if unit.kind != "frozen" else 0,
+        reduced_bytes=numel * reduce if any(p.trainable and not p.idle for p in unit.params) else 0,
     )
 
 

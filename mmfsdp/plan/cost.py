@@ -14,8 +14,8 @@ def shard_bytes(plan: WrapPlan, unit: Unit) -> int:
     if plan.backend is Backend.FSDP1 and unit.sharded:
         if unit.kind == "mixed" and plan.fsdp.use_orig_params is not False:  # states of the trainable part alone
             return unit.held_bytes * unit.trainable_numel // unit.numel
-        return 0 if unit.kind == "frozen" else unit.held_bytes
-    return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable)
+        return unit.held_bytes if unit.reduced_bytes else 0
+    return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable and not p.idle)
 
 
 def gathered_peak(plan: WrapPlan) -> int:
@@ -45,7 +45,12 @@ def reduce_buffer(plan: WrapPlan) -> int:
 
 def whole_gradients(unit: Unit) -> int:
     """Bytes of a unit's gradients before they are reduced."""
-    return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params if p.trainable)
+    return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params if p.trainable and not p.idle)
+
+
+def reductions(unit: Unit, micro_steps: int) -> int:
+    """How often a step of so many micro-steps reduces a unit's gradients."""
+    return (1 + (unit.reduced_twice and micro_steps > 1)) * (unit.reduced_bytes > 0)
 
 
 def ahead_in_forward(units: Iterable[Unit], fsdp: FSDPParams) -> dict[int, list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
+from .cost import reductions
 from .units import Unit, WrapPlan
 
 NAME = 38
@@ -111,8 +112,9 @@ def sent(plan: WrapPlan, unit: Unit, micro_steps: int = 1) -> int:
     gathers = (unit.gathers_forward + unit.gathers_backward) * unit.gathered_bytes * times
     if not unit.sharded:
         return 2 * unit.reduced_bytes * (plan.world_size - 1) // plan.world_size
-    across = 2 * (unit.reduced_bytes // plan.shard) * (plan.replicate - 1) // plan.replicate
-    return (gathers + unit.reduced_bytes) * (plan.shard - 1) // plan.shard + across
+    reduced = unit.reduced_bytes * reductions(unit, micro_steps)
+    across = 2 * (reduced // plan.shard) * (plan.replicate - 1) // plan.replicate
+    return (gathers + reduced) * (plan.shard - 1) // plan.shard + across
 
 
 def _total(plan: WrapPlan) -> list[str]:

@@ -31,6 +31,8 @@ class Param:
     """Its other names, where it is tied."""
     decays: bool = False
     """AdamW's weight decay applies: a matrix that is no embedding, norm, bias or gate."""
+    idle: bool = False
+    """Trainable, but the example's backward gives it no gradient: nothing of it is reduced, and it has no states."""
 
     @property
     def numel(self) -> int:
@@ -82,6 +84,9 @@ class Unit:
     """Bytes of the whole unit once gathered, as computed with; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in, padding included."""
+    reduced_twice: bool = False
+    """With accumulated micro-steps: its backward runs several times in one, the first of which reduces what earlier
+    micro-steps left, and the last what is new."""
     ahead_forward: tuple[str, ...] = ()
     """The units that are sent for when this one begins forward (`forward_prefetch`)."""
     ahead_backward: str = ""

@@ -100,7 +100,9 @@ def _as_told(unit: Unit, told: Unit | None) -> Unit:
     if not told or any(getattr(unit, field) != getattr(told, field) for field in same):
         return unit
     fields = ["name", "modules", "order", "ends", "grad_flow", "frozen_policy", "gathers_forward", "gathers_backward"]
-    fields += ["compute_dtype"] if not unit.sharded else []
+    fields += ["reduced_bytes", "reduced_twice"] + ["compute_dtype"] * (not unit.sharded)
+    idle = {p.name for p in told.params if p.idle}
+    unit = replace(unit, params=tuple(replace(p, idle=p.name in idle) for p in unit.params))
     return replace(unit, **{field: getattr(told, field) for field in fields})
 
 
