@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from ..data import Batch
 from ..models import Flamingo
 from ..params import FSDPParams
-from ..step import train_step
+from ..step import LocalAdamW, train_step
 from ..wrap import wrap_fsdp
 from .models import batch_of
 
@@ -94,7 +94,8 @@ def wrapped(
         example = example or batch_of(kind, seed=0).inputs()
         fsdp = FSDPParams(mixed_precision="bf16", **fields)  # type: ignore[arg-type]
         model = wrap_fsdp(model, fsdp, example=example, device=device)
-    return Way(name, model, AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True))
+    kind_of = AdamW if name in THEIRS else LocalAdamW
+    return Way(name, model, kind_of([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True))
 
 
 def _openflamingo(name: str, model: nn.Module, device: torch.device) -> Way:

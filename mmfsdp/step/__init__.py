@@ -2,7 +2,7 @@
 
 from .core import train_step
 from .metrics import StepMetrics
-from .optimizer import build_optimizer, lr_factor
+from .optimizer import LocalAdamW, build_optimizer, lr_factor
 from .scaler import Scaler, build_scaler
 
-__all__ = ["Scaler", "StepMetrics", "build_optimizer", "build_scaler", "lr_factor", "train_step"]
+__all__ = ["LocalAdamW", "Scaler", "StepMetrics", "build_optimizer", "build_scaler", "lr_factor", "train_step"]

@@ -139,6 +139,7 @@ def _accumulating(model: nn.Module, *, last: bool) -> Iterator[None]:
     yield
 
 
+@torch.no_grad()
 def _update(optimizer: Optimizer, *, finite: torch.Tensor, factor: torch.Tensor | None) -> None:
     """Multiply the gradients by `factor` and step; all on the device, so that nobody waits for the norm."""
     if factor is not None:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 
 
+@torch.no_grad()  # else `local` makes an autograd function of each
 def sums_and_norm(model: nn.Module, sums: torch.Tensor, asked: bool) -> tuple[torch.Tensor, ...]:
     """(sums, gradient norm, ranks asked to make room) over all ranks, float64. Each element of the gradient counts
     once, wherever it is held."""
