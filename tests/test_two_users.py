@@ -83,10 +83,11 @@ def test_another_persons_run_is_shown_or_named_with_its_owner_and_never_changed(
     assert text.count(f"is not yours to change; it {whose}") == 3 and text.count("$ 2") == 4, text
     assert f"launch.name: '{over}' exists already and is not yours; choose another name" in text
     assert "open it by" not in text
-    (shared / "mine").mkdir()
-    (shared / "mine").chmod(0o777)
-    text = other(f"cd {shared / 'mine'}", f"report {over}")
-    assert "$ 0" in text and (shared / "mine/over-report.html").exists(), text
+    a_run(shared / "mine/a", Status.COMPLETED, 0o555), a_run(shared / "mine/b", Status.COMPLETED, 0o555)
+    (shared / "mine/comparison.html").touch(mode=0o444)
+    (shared / "mine").chmod(0o1777)  # as /tmp: what is there already nobody else may replace
+    text = other(f"cd {shared / 'mine'}", f"report {over}", "report a b")
+    assert (shared / "mine/over-report.html").exists() and (shared / "mine/mine-comparison.html").exists(), text
     assert sorted(p.name for p in shared.iterdir()) == ["closed", "mine", "open", "over"]
     assert not (opened / "cancel").exists() and (over / "run.json").exists()
     closed.chmod(0o700)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from .words import one_run
 
@@ -22,7 +23,8 @@ def follow(folder: Path) -> int:
         for line in lines(run.path):
             print(line)
     except KeyboardInterrupt:
-        print(f"\n{run.name} goes on; `mmfsdp watch {folder}` follows it, `mmfsdp cancel {folder}` ends it", end="")
+        name = quote(str(folder))
+        print(f"\n{run.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it", end="")
         raise
     state = run.state()
     print(f"{run.name}: {state}")

@@ -28,9 +28,10 @@ def page(title: str, body: str) -> str:
 
 
 def writable(path: Path) -> Path:
-    """That path where one may write there, else one in the current folder: for another person's run."""
+    """That path where one may write it, else one in the current folder: for another person's run or page."""
     path = path.absolute()
-    return path if os.access(path.parent, os.W_OK | os.X_OK) else Path(f"{path.parent.name}-{path.name}").absolute()
+    free = os.access(path.parent, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))
+    return path if free else Path(f"{path.parent.name}-{path.name}").absolute()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
