@@ -124,6 +124,15 @@ def test_offloaded_shards_lie_with_the_host():
         assert far.to_dict()["host"]["gradients"] == T * 4 / WORLD and "offloaded to the host" in str(far)
 
 
+def test_checkpointed_calls_keep_states_of_random_numbers_on_the_cpu():
+    model = nn.Sequential(*(Layer() for _ in range(6)))
+    for choice, calls in (("none", 0), ("[024]", 3), ("?", 6)):
+        fsdp = FSDPParams(backend="DDP", activation_checkpointing=choice)
+        plan = make_plan(model, fsdp, world_size=2, example={"input": torch.ones(2, DIM)})
+        cpu, cuda = (estimate(plan, TrainParams(device=device)).peak_bytes for device in ("cpu", "cuda"))
+        assert cpu - cuda == calls * torch.get_rng_state().nbytes and not plan.moments[-1].random
+
+
 def test_hybrid_shards_inside_and_reduces_across():
     plan, cost = made(sharding_strategy="HYBRID_SHARD", dp_replicate=4, dp_shard=2)
     across = [w for w in cost.wire if w.kind == "all-reduce" and w.phase == "backward"]

@@ -78,6 +78,8 @@ class _Play:
         """Units whose gradients have been reduced."""
         self.held = 0
         """Bytes in `gathered`."""
+        self.random = 0
+        """Bytes of random numbers' states, where they are counted."""
         self.forward, self.at = True, 0
         self.order: dict[int, int | None] = {}
         """Units whose forward is over, each with the one before it."""
@@ -92,12 +94,13 @@ class _Play:
             unit = self.units.get(moment.unit)
             self.at = running[-1] if running else 0
             new = first or not self.whole
-            lived = moment.peak if new else moment.bare
+            before, self.random = self.random, moment.random if self.gloo else 0
+            lived = max(before, self.random) + (moment.peak if new else moment.bare)
             if self.forward and moment.event in ("back", "after", "end"):
                 self.forward = False
                 self.turn = self.turn or self.base + self.held + lived
             self.see(lived, logits=moment.logits)
-            live = moment.live if new else moment.live - moment.grads
+            live = self.random + (moment.live if new else moment.live - moment.grads)
             self.at = moment.unit
             if unit or moment.unit == 0:
                 getattr(self, moment.event)(unit, live)

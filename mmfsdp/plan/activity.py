@@ -71,8 +71,8 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorde
     buffers = plan.fsdp.buffer_dtype
     twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
-    checkpoint_activations(twin, plan)
     film = _Film(mode, plan, twin, _vocabulary(twin))
+    checkpoint_activations(twin, plan, lambda: (nullcontext(), _Repetition(film)))
     given = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)]
     film.known = {t.untyped_storage()._cdata for t in [*twin.parameters(), *twin.buffers(), *given]}
     film.live = film.peak = film.bare = sum(t.untyped_storage().nbytes() for t in given)
@@ -165,6 +165,7 @@ class _Film(FakeOperators):
         self._refs: dict[int, weakref.ref] = {}
         self._work: dict[tuple[Kind, int], int] = {}
         self.live = self.peak = self.bare = self.grads = self.logits = self.logits_then = 0
+        self.random = 0
         self._units = [u for u in plan.units if u.sharded or plan.backend is Backend.DDP]
         self._missing: dict[int, set[str]] = {}
         self._entered: list[Unit] = []
@@ -219,11 +220,16 @@ class _Film(FakeOperators):
 
     def note(self, event: str, unit: int) -> None:
         """Something happens now: what lived until it, and what lives."""
-        self.moments.append(Moment(event, unit, self.peak, self.bare, self.live, self.grads, self.logits_then))
+        held = self.peak, self.bare, self.live, self.grads, self.logits_then, self.random
+        self.moments.append(Moment(event, unit, *held))
         self._restart()
 
     def _restart(self) -> None:
         self.peak, self.bare, self.logits_then = self.live, self.live - self.grads, self.logits
+
+    def keep_random(self, nbytes: int) -> None:
+        """So many more bytes are states of random numbers."""
+        self.random += nbytes
 
     def end(self) -> None:
         """Backward is over: units whose inputs needed no gradient are reduced now."""
@@ -335,6 +341,16 @@ class _Film(FakeOperators):
             if p.grad is not None:
                 self.grads -= p.grad.untyped_storage().nbytes()
                 p.grad = None
+
+
+class _Repetition(nullcontext):
+    """What checkpointing enters to run forward again; as long as it may, it keeps the state of random numbers."""
+
+    def __init__(self, film: _Film):
+        super().__init__()
+        nbytes = torch.get_rng_state().nbytes
+        film.keep_random(nbytes)
+        weakref.finalize(self, film.keep_random, -nbytes)
 
 
 class _After(torch.autograd.Function):

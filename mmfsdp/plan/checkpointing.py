@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from ..params import Backend, ParamError
 from .trace import Trace
@@ -22,21 +22,22 @@ FEW = 3
 """Units that a layer may hold inside (adapters, say) and still be one layer."""
 
 
-def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
-    """Checkpoint the modules that the plan's `activation_checkpointing` names, in place.
+def checkpoint_activations(model: nn.Module, plan: WrapPlan, contexts: Callable[[], Any] = noop_context_fn) -> None:
+    """Checkpoint the modules that the plan's `activation_checkpointing` names, in place. contexts: see torch's
+    `context_fn`; asked at each call for what forward and its repetition run in.
 
     Only `forward` is replaced, so names stay, and FSDP's hooks stay outside: recomputing gathers nothing anew.
     """
     for name in checkpointed(model, plan):
         module = model.get_submodule(name)
-        module.forward = functools.partial(_without_cache, module.forward)  # type: ignore[method-assign]
+        module.forward = functools.partial(_without_cache, module.forward, contexts)  # type: ignore[method-assign]
 
 
-def _without_cache(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _without_cache(forward: Callable[..., Any], contexts: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
     """Checkpointed: what a cache of transformers' keeps of the first run would change the second."""
     if torch.is_grad_enabled():
         kwargs |= {name: None for name in CACHES if name in kwargs}
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:

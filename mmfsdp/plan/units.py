@@ -122,6 +122,8 @@ class Moment:
     """Of it, gradients of parameters."""
     logits: int
     """Of the peak, what is as wide as the vocabulary."""
+    random: int = 0
+    """Beside what lives, on the CPU: states of its random numbers, one for each checkpointed call."""
 
 
 @dataclass(frozen=True)
