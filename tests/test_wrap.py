@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
+from starts import BACKENDS, GENERATE, NORMALIZE, generated, normalized, start
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -225,7 +226,7 @@ class Backwards(nn.Module):
 def odd_starts() -> dict:
     found: dict = {}
     rank = dist.get_rank()
-    for backend in ("DDP", "FSDP1", "FSDP2"):
+    for backend in BACKENDS:
         for tied in (False, True):
             model = tiny_flamingo(tied=tied)
             if rank:
@@ -234,8 +235,9 @@ def odd_starts() -> dict:
             with torch.no_grad():
                 found[f"{backend} {tied}"] = model(**tiny_batch().inputs()).loss.item()
     model = wrap_fsdp(tiny_flamingo(), FSDPParams())
-    prompt = tiny_batch()
-    found["generated"] = model.generate(prompt.input_ids, media=prompt.media, max_new_tokens=4).tolist()
+    found["generated"] = [generated(fields) for fields in GENERATE]
+    found["normalized"] = [normalized(fields) for fields in NORMALIZE]
+    found["starts"] = [start(backend) for backend in BACKENDS]
     found["plan"] = str(plan_of(model)) == str(make_plan(tiny_flamingo(), world_size=2))
     found["units"] = sum(isinstance(m, FSDPModule) for m in model.modules())
     found["skipped"] = skips_together()
@@ -338,10 +340,18 @@ def test_other_starts_and_odd_moments():
     for rank, found in enumerate(on_ranks(odd_starts, 2)):
         assert found["media"][0] == "vision"
         assert ("rank 1's batch has no vision" in found["media"][1]) == bool(rank)
-        for backend in ("DDP", "FSDP1", "FSDP2"):
+        for backend in BACKENDS:
             for tied in (False, True):
                 assert found[f"{backend} {tied}"] == pytest.approx(single[tied], rel=1e-5)
-        assert found["generated"] == said
+        assert found["generated"] == [[said, True]] * len(GENERATE)
+        assert found["normalized"] == [True] * len(NORMALIZE)
+        for right, *wrong in found["starts"]:
+            assert right
+            if rank == 0:
+                assert "do not fit the model, such as body.0.weight, which is missing and (4, 4, 1) in" in wrong[0]
+                assert "such as head.weight, which is (3, 1) and (2, 4, 1) in the model" in wrong[1]
+            else:
+                assert wrong == ["weights: rank 0 does not have them; its error says more"] * 3
         assert found["plan"] and found["units"] > 10
         assert found["described"] == [[True, True, True]] * len(DESCRIBED)
         assert found["skipped"] == [True, True, False]

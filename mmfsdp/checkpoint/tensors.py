@@ -64,7 +64,9 @@ def set_model_tensors(model: nn.Module, state: Tensors) -> None:
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> Tensors:
     """The optimizer's states as `<parameter>.<state>`. A new optimizer's states come into being, and are 0."""
-    return {name.removeprefix(_STATE): t for name, t in _flat(model, optimizer).items() if name.startswith(_STATE)}
+    found = {name.removeprefix(_STATE): t for name, t in _flat(model, optimizer).items() if name.startswith(_STATE)}
+    # What FSDP1 makes of a flat parameter's step is one number for all that are in it, which no file may hold.
+    return {name: t.clone() if t.ndim == 0 else t for name, t in found.items()}
 
 
 def set_optimizer_tensors(model: nn.Module, optimizer: Optimizer, state: Tensors) -> None:

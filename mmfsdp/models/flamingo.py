@@ -119,7 +119,7 @@ class Flamingo(MediaModel):
         The vision encoder, the perceiver, each gated cross-attention and each decoder layer become units, made with
         `wrapper_kwargs` (mixed_precision, sharding_strategy, ...); all else is moved to `device_id`, where every rank
         has it whole, with gradients averaged. Nothing changes `requires_grad`. `mmfsdp.wrap_fsdp` plans better units.
-        Raises ValueError if the model is wrapped already or an optimizer has its parameters.
+        Raises ValueError if the model is wrapped already, or an optimizer has its parameters.
         """
         from ..wrap.flamingo import wrap_flamingo  # late: models know nothing of ranks, but for this one method
 

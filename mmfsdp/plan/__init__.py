@@ -181,4 +181,9 @@ def mesh_shape(params: FSDPParams, world_size: int, *, ranks_per_node: int | Non
             "dp_replicate",
             f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, not {world_size}; change one of them",
         )
+    if shard == 1 < replicate and params.backend is Backend.FSDP1:
+        raise ParamError(
+            "dp_shard",
+            "1 leaves FSDP1 nothing to shard; raise it, or set sharding_strategy to NO_SHARD or backend to FSDP2",
+        )
     return replicate, shard

@@ -16,8 +16,6 @@ from ..params import Backend, ParamError
 from .trace import Trace
 from .units import Unit, WrapPlan
 
-CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""Arguments in which layers of transformers are given one."""
 FEW = 3
 """Units that a layer may hold inside (adapters, say) and still be one layer."""
 
@@ -36,8 +34,12 @@ def checkpoint_activations(model: nn.Module, plan: WrapPlan, contexts: Callable[
 def _without_cache(forward: Callable[..., Any], contexts: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
     """Checkpointed: what a cache of transformers' keeps of the first run would change the second."""
     if torch.is_grad_enabled():
-        kwargs |= {name: None for name in CACHES if name in kwargs}
+        args, kwargs = tuple(map(_uncached, args)), {name: _uncached(value) for name, value in kwargs.items()}
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _uncached(value: Any) -> Any:
+    return None if any(c.__name__ == "Cache" and "transformers" in c.__module__ for c in type(value).__mro__) else value
 
 
 def checkpointed(model: nn.Module, plan: WrapPlan) -> list[str]:

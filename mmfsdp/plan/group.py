@@ -101,13 +101,14 @@ class FrozenAware:
             yield from (Group(modules) for modules in self._split(name))
             return
         own = self._kinds_of(self._own(name)) if name else frozenset()
+        runs = self.seen.runs(name, self.model.get_submodule(name))
         for child in self._children(name):
             if child in self._layer_lists(name):
                 for layer in self._children(child):
                     yield from (Group(modules, block=True) for modules in self._split(layer))
             else:
                 for one in self._walk(child):
-                    absorbed = not one.block and own and self._kinds(one) == own and self._numel(one) < SMALL
+                    absorbed = not one.block and own and runs and self._kinds(one) == own and self._numel(one) < SMALL
                     if not (absorbed and self._flow(one) == self._flow_of(self._own(name))):
                         yield one
         if own and not self._fetched_above(name):

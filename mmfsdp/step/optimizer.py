@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -31,6 +32,9 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
     Weight decay is for matrices: norms, biases, gates and embeddings have none. Raises ParamError for a model that is
     no longer frozen as it was planned.
     """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # as after a forward without a backward, it may be gathered
+            module.reshard()
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     names: dict[nn.Parameter, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):

@@ -14,6 +14,7 @@ from ..params import Backend, FSDPParams
 from ..plan import WrapPlan, make_plan
 from ..plan.checkpointing import checkpoint_activations
 from ..plan.lint import lint
+from .batch_norms import widen_batch_norms
 from .compiling import compile_units
 from .ddp import wrap_ddp
 from .fsdp1 import wrap_fsdp1
@@ -68,6 +69,7 @@ def apply_plan(
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device)
     cast_at_rest(model, plan)
+    widen_batch_norms(model, plan)
     compile_units(model, plan)
     checkpoint_activations(model, plan)
     wrapped = _WRAP[plan.backend](model, plan, device=device, mesh=mesh, weights=weights)

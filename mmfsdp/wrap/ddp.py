@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..params import Precision
 from ..plan import WrapPlan
+from .rest import serve_generate
 from .start import Source, fill
 
 
@@ -22,7 +23,7 @@ def wrap_ddp(
     if plan.fsdp.mixed_precision not in (None, Precision.FP32):
         dtype = plan.fsdp.mixed_precision.to_torch()
         model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)  # type: ignore[method-assign]
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=mesh.get_group(0),
@@ -30,3 +31,6 @@ def wrap_ddp(
         init_sync=False,
         gradient_as_bucket_view=True,
     )
+    if hasattr(model, "generate"):
+        serve_generate(wrapped, model.generate)
+    return wrapped

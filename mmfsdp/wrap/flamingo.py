@@ -12,11 +12,15 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from .replicated import cast_floating
+from .start import copy_from_rank0
 
 
 def wrap_flamingo(model: nn.Module, wrapper_kwargs: dict[str, Any], device_id: torch.device) -> None:
     """See `Flamingo.wrap_fsdp`."""
-    _refuse(model)
+    _refuse(model, wrapper_kwargs)
+    if wrapper_kwargs.get("sync_module_states"):  # FSDP1 does so over GPUs only, and for what is in units
+        copy_from_rank0(model, torch.device(device_id))
+        wrapper_kwargs = {**wrapper_kwargs, "sync_module_states": False}
     for name in _units(model):
         parent, _, key = name.rpartition(".")
         # Twice, as in OpenFlamingo: the outermost of each keeps its weights gathered, so let that be one without any.
@@ -26,8 +30,10 @@ def wrap_flamingo(model: nn.Module, wrapper_kwargs: dict[str, Any], device_id: t
     _serve_rest(model, device_id)
 
 
-def _refuse(model: nn.Module) -> None:
-    """Raise ValueError where it is too late to wrap."""
+def _refuse(model: nn.Module, wrapper_kwargs: Any) -> None:
+    """Raise ValueError where it is too late to wrap, or not said how."""
+    if not isinstance(wrapper_kwargs, dict):
+        raise ValueError(f"wrapper_kwargs: {wrapper_kwargs!r} is no dict of FullyShardedDataParallel's arguments")
     if any(isinstance(m, (FullyShardedDataParallel, FSDPModule)) for m in model.modules()):
         raise ValueError("wrap_fsdp: the model is wrapped already; call it once, on a model as it was built")
     mine = {id(p) for p in model.parameters()}

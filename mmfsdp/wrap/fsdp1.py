@@ -10,11 +10,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-from ..params import ParamError
+from ..params import ParamError, Precision
 from ..plan import Unit, WrapPlan
 from ..plan.build import torch_dtype
 from .fsdp2 import _depth
 from .replicated import replicated_params, serve_replicated
+from .rest import serve_generate
 from .start import Source, fill
 
 
@@ -47,10 +48,24 @@ def wrap_fsdp1(
             fill(model, weights, partial(_is_in, name), device=device)
         wrapped = FullyShardedDataParallel(model.get_submodule(name), **shared, **_own(unit, plan))
         if not name:
+            if hasattr(model, "generate"):
+                serve_generate(wrapped, partial(_generate, wrapped, plan, device))
             return wrapped
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, wrapped)
     raise AssertionError("every plan has a root unit")
+
+
+def _generate(
+    wrapped: FullyShardedDataParallel, plan: WrapPlan, device: torch.device, *args: Any, **kwargs: Any
+) -> Any:
+    """What the root holds is there throughout, as its forward, which is not called, would have it, but in fp32."""
+    mixed = plan.fsdp.mixed_precision
+    with (
+        FullyShardedDataParallel.summon_full_params(wrapped, recurse=False, writeback=False),
+        torch.autocast(device.type, mixed.to_torch() if mixed else None, enabled=mixed not in (None, Precision.FP32)),
+    ):
+        return wrapped.module.generate(*args, **kwargs)  # type: ignore[operator]
 
 
 def _is_in(module: str, name: str) -> bool:

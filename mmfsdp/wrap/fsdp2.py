@@ -26,10 +26,8 @@ from ..plan.cost import ahead_in_forward
 from ..plan.ties import inner_first
 from .gloo import UnderWay, exchange_by_parts
 from .replicated import replicated_params, serve_replicated
+from .rest import serve_generate
 from .start import Source, hand_out
-
-FORWARD_METHODS = ("generate",)
-"""Methods other than forward that people call on a whole model."""
 
 
 def wrap_fsdp2(
@@ -52,9 +50,9 @@ def wrap_fsdp2(
         )
         exchange_by_parts(_module(model, unit), mesh, under_way)
     _order_gathers(model, plan, sharded)
-    for name in FORWARD_METHODS:
-        if hasattr(model, name):
-            register_fsdp_forward_method(model, name)
+    if hasattr(model, "generate"):
+        register_fsdp_forward_method(model, "generate")
+        serve_generate(model, model.generate)
     if weights is not None:
         hand_out(model, weights, device=torch.device("cpu") if plan.fsdp.cpu_offload else device, via=device)
     return model

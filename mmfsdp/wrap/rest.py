@@ -1,6 +1,9 @@
-"""A wrapped model as it is between two steps."""
+"""A wrapped model as it is between two steps, and what people call on it beside forward."""
 
 from __future__ import annotations
+
+from functools import wraps
+from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -18,3 +21,15 @@ def reshard(model: nn.Module) -> None:
             handle = module._handle
             if handle is not None and handle.uses_sharded_strategy:
                 _reshard(module, handle, True)
+
+
+def serve_generate(wrapped: nn.Module, generate: Any) -> None:
+    """Give a wrapped model a `generate`, after which nothing stays gathered: an optimizer made then finds shards."""
+
+    @wraps(generate)
+    def generated(*args: Any, **kwargs: Any) -> Any:
+        out = generate(*args, **kwargs)
+        reshard(wrapped)
+        return out
+
+    wrapped.generate = generated  # type: ignore[assignment]

@@ -25,16 +25,35 @@ class Source(Protocol):
 def weights_of(model: nn.Module, device: torch.device, weights: Source | None) -> Source | None:
     """Where rank 0's weights come from if any rank's model is on the meta device, as all then are; else None.
 
-    Raises ValueError if rank 0's is and has no source.
+    Raises ValueError on every rank if rank 0's is and has no source, or a dict that does not fit.
     """
     here = any(t.is_meta for _, t in _tensors(model))
-    if here and weights is None and dist.get_rank() == 0:
-        raise ValueError("model: rank 0 has it on the meta device, and so nobody has weights; load them on rank 0")
-    flag = torch.tensor([float(here)], device=device)
+    wrong = _wrong(model, weights) if here and dist.get_rank() == 0 else None
+    flag = torch.tensor([float(here) + bool(wrong)], device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    if not flag.item():
+    if flag > 1:
+        raise wrong or ValueError("weights: rank 0 does not have them; its error says more")
+    if not flag:
         return None
     return weights if here and weights is not None else take_weights(model)
+
+
+def _wrong(model: nn.Module, weights: Source | None) -> ValueError | None:
+    """What a model on the meta device lacks on rank 0, if anything: later, other ranks would wait for it."""
+    if weights is None:
+        return ValueError("model: rank 0 has it on the meta device, and so nobody has weights; load them on rank 0")
+    if not isinstance(weights, dict):
+        return None
+    shapes = {name: tuple(t.shape) for name, t in weights.items()}
+    here = {name: tuple(t.shape) for name, t in _tensors(model)}
+    wrong = [name for name, shape in here.items() if shapes.get(name) != shape]
+    if not wrong:
+        return None
+    name, there = wrong[0], shapes.get(wrong[0], "missing")
+    return ValueError(
+        f"weights: {len(wrong)} do not fit the model, such as {name}, which is {there} and {here[name]} in the model; "
+        "give all parameters and buffers"
+    )
 
 
 def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -125,17 +144,15 @@ def _tensors(model: nn.Module):
 
 
 def _ties(model: nn.Module) -> list[tuple[str, str]]:
-    """(first name, other name) of parameters that have several."""
+    """(first name, other name) of parameters and buffers that have several."""
     first: dict[int, str] = {}
-    found = []
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(p), name) != name:
-            found.append((first[id(p)], name))
-    return found
+    named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    names = [(first.setdefault(id(t), name), name) for name, t in named]
+    return [(one, other) for one, other in names if one != other]
 
 
 def _tie(model: nn.Module, ties: list[tuple[str, str]]) -> None:
-    """A change of device makes two parameters of a tied one; make them one again."""
+    """A change of device makes two tensors of a tied one; make them one again."""
     for first, other in ties:
-        owner, _, leaf = other.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+        (from_, _, key), (owner, _, leaf) = first.rpartition("."), other.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, getattr(model.get_submodule(from_), key))

@@ -34,14 +34,17 @@ def fsdp(
     Raises ParamError for another `mp` or `shard_strat`, and if `auto_wrap` has no TransformerBlock to wrap.
     """
     for name, value, choices in (("mp", mp, MODES), ("shard_strat", shard_strat, STRATEGIES)):
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise ParamError(name, f"{value!r} is not one of {', '.join(choices)}")
-    if auto_wrap and TransformerBlock is None:
-        raise ParamError("TransformerBlock", "is None; auto_wrap=True needs the class of the layers to wrap")
+    if auto_wrap and not isinstance(TransformerBlock, type):
+        raise ParamError("TransformerBlock", f"is {TransformerBlock!r}; auto_wrap needs the class of the layers")
     if not dist.is_initialized():
         raise ParamError("fsdp", "has no process group; call torch.distributed.init_process_group() first")
     sharded = shard_strat != "NO_SHARD"
-    layers = TransformerBlock.__name__ if auto_wrap and TransformerBlock and sharded else None
+    layers = None
+    if auto_wrap and TransformerBlock and sharded:
+        kinds = {type(m).__name__ for m in model.modules() if isinstance(m, TransformerBlock)}
+        layers = ",".join(sorted(kinds)) or TransformerBlock.__name__
     params = FSDPParams(
         backend=Backend.FSDP1,
         sharding_strategy=STRATEGIES[shard_strat],

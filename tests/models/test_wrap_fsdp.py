@@ -49,11 +49,11 @@ def steps(model, optimizer, first: int, every: int) -> list[float]:
 def checks() -> dict:
     found: dict = {"example": usage_example()}
     rank = dist.get_rank()
-    model = tiny_flamingo(tied=True)
+    model = tiny_flamingo(tied=True, seed=rank)
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     same = model
     strategy = ShardingStrategy.FULL_SHARD
-    model.wrap_fsdp({"sharding_strategy": strategy, "use_orig_params": True}, CPU)
+    model.wrap_fsdp({"sharding_strategy": strategy, "use_orig_params": True, "sync_module_states": True}, CPU)
     units = {n for n, m in same.named_modules() if isinstance(m, FSDP) and "_fsdp_wrapped_module" not in n}
     found["units"] = sorted(units)
     found["strategies"] = all(m.sharding_strategy is strategy for m in FSDP.fsdp_modules(model.perceiver))
@@ -69,6 +69,8 @@ def checks() -> dict:
     prompt = tiny_batch()
     found["said"] = model.generate(prompt.input_ids, media=prompt.media, max_new_tokens=3).tolist()
     late = tiny_flamingo()
+    with pytest.raises(ValueError, match="wrapper_kwargs: None is no dict"):
+        late.wrap_fsdp(None, CPU)
     optimizer = torch.optim.AdamW(late.perceiver.parameters())
     with pytest.raises(ValueError, match="wrap_fsdp: an optimizer has the parameters already.*first, then make"):
         late.wrap_fsdp({}, CPU)

@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp.wrap import _recursive_wrap
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
 from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
@@ -149,11 +149,11 @@ class Called(nn.Module):
         super().__init__()
         self.uses, self.encoder = uses, Texts()
         self.encoder.text, self.encoder.pictures = (nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]) for _ in range(2))
-        self.encoder.shift = nn.Parameter(torch.zeros(8))
+        self.encoder.shift, self.encoder.patch = nn.Parameter(torch.zeros(8)), nn.Linear(8, 8)
         self.first, self.layer = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x):
-        x = self.encoder.pictures[0](x) + (self.encoder.shift if self.uses else 0)
+        x = self.encoder.pictures[0](self.encoder.patch(x)) + (self.encoder.shift if self.uses else 0)
         return self.layer(self.layer(self.first(x)))
 
 
@@ -169,9 +169,24 @@ def test_a_module_that_never_runs_is_not_gathered_and_what_is_used_of_it_is_held
     assert [u.gathers_backward for u in plan.units if u.name in ("first", "layer")] == [0, 1]
 
 
-def test_recomputed_layers_keep_no_cache():
-    from transformers import T5Config, T5ForConditionalGeneration
+class Cached(nn.Module):
+    """A layer that is given its cache by place, as GPT-2's are."""
 
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layer.forward = self.attend
+
+    def attend(self, x, cache):
+        keys = nn.functional.linear(x, self.layer.weight)[:, None]
+        return (keys if cache is None else cache.update(keys, keys, 0)[0]).sin().mean(1)
+
+    def forward(self, x):
+        return self.layer(x, DynamicCache())
+
+
+def test_recomputed_layers_keep_no_cache():
+    assert plan_of(Cached(), example={"x": torch.zeros(2, 3, 8)}, activation_checkpointing="layer").moments
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
     model, ids = T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes)), torch.zeros(2, 3, dtype=torch.int64)
     freeze(model, ["encoder.*", "shared.*"])
@@ -239,6 +254,7 @@ def test_no_wrap_is_one_unit():
         ({"backend": "DDP", "frozen_dtype": "bf16"}, "mixed_precision"),
         ({"backend": "FSDP1", "use_orig_params": False, "auto_wrap_policy": "NO_WRAP"}, "vision_encoder.*FROZEN_AWARE"),
         ({"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 3, "dp_shard": 2}, "makes 6 ranks, not 8"),
+        ({"backend": "FSDP1", "sharding_strategy": "HYBRID_SHARD", "dp_shard": 1}, "nothing to shard; .*NO_SHARD"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields, words):

@@ -25,6 +25,10 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(x)
 
 
+class Below(TransformerBlock):
+    pass
+
+
 class TwoBlocks(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(TransformerBlock(), TransformerBlock())
@@ -71,6 +75,15 @@ EXAMPLES = {
 }
 
 
+WRONG = (
+    {"mp": "fp8"},
+    {"mp": ["bf16"]},
+    {"shard_strat": "SHARD"},
+    {"auto_wrap": True},
+    {"auto_wrap": True, "TransformerBlock": "TransformerBlock"},
+)
+
+
 def run_the_examples() -> dict:
     found = {}
     g = torch.Generator().manual_seed(1)
@@ -90,7 +103,11 @@ def run_the_examples() -> dict:
         losses = torch.tensor(learns(wrapped, x[mine], y[mine], scaled="fp16" in name))
         dist.all_reduce(losses)
         found[name] = seen | {"losses": (losses / 2).tolist()}
-    for wrong in ({"mp": "fp8"}, {"shard_strat": "SHARD"}, {"auto_wrap": True}):
+    found["of a class above"] = [
+        type(u.module).__name__
+        for u in FSDP.fsdp_modules(fsdp(small(Below()), True, "fp32", "FULL_SHARD", TransformerBlock))
+    ]
+    for wrong in WRONG:
         with pytest.raises(ParamError) as error:
             fsdp(small(nn.ReLU()), **wrong)
         found[str(wrong)] = str(error.value)
@@ -120,6 +137,7 @@ def test_the_arguments_mean_what_the_page_says(found):
     assert found["fp16"]["compute"] == found["fp16"]["reduce"] == ["torch.float16"]
     assert found["SHARD_GRAD"]["units"] == ["Sequential", "TransformerBlock"]
     assert found["SHARD_GRAD"]["strategies"] == ["SHARD_GRAD_OP"]
+    assert found["of a class above"] == ["Sequential", "Below"]
     assert found["FULL_SHARD"]["units"] == ["Sequential", "TransformerBlock", "TransformerBlock"]
     # what is last in forward is first in backward: to free it in between would only cost
     assert found["FULL_SHARD"]["strategies"] == ["FULL_SHARD", "SHARD_GRAD_OP"]
@@ -127,8 +145,10 @@ def test_the_arguments_mean_what_the_page_says(found):
 
 def test_wrong_arguments_say_what_they_are(found):
     assert found["{'mp': 'fp8'}"] == "mp: 'fp8' is not one of bf16, fp16, fp32"
+    assert found["{'mp': ['bf16']}"] == "mp: ['bf16'] is not one of bf16, fp16, fp32"
+    assert found[str(WRONG[-1])].startswith("TransformerBlock: is 'TransformerBlock'; auto_wrap needs the class")
     assert found["{'shard_strat': 'SHARD'}"] == "shard_strat: 'SHARD' is not one of SHARD_GRAD, FULL_SHARD, NO_SHARD"
-    assert found["{'auto_wrap': True}"].startswith("TransformerBlock: is None; auto_wrap=True needs the class")
+    assert found["{'auto_wrap': True}"].startswith("TransformerBlock: is None; auto_wrap needs the class")
 
 
 def test_without_a_process_group_it_says_so():
