@@ -195,14 +195,24 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         return self
 
 
-def train_unfrozen(module: nn.Module, beside_trained: bool = False) -> None:
+def train_unfrozen(module: nn.Module) -> None:
     """Train mode for modules whose parameters all train, eval mode for others; one without parameters (a dropout)
     goes with a trained one beside it (an adapter)."""
-    grads = {p.requires_grad for p in module.parameters()}
-    module.training = grads == {True} or (not grads and beside_trained)
-    trains = [{p.requires_grad for p in child.parameters()} == {True} for child in module.children()]
-    for child in module.children():
-        train_unfrozen(child, module.training or any(trains))
+    grads: dict[nn.Module, set[bool]] = {}
+
+    def look(module: nn.Module) -> set[bool]:
+        own = {p.requires_grad for p in module._parameters.values() if p is not None}
+        grads[module] = own.union(*map(look, module.children()))
+        return grads[module]
+
+    def switch(module: nn.Module, beside_trained: bool) -> None:
+        module.training = grads[module] == {True} or (not grads[module] and beside_trained)
+        trains = module.training or any(grads[child] == {True} for child in module.children())
+        for child in module.children():
+            switch(child, trains)
+
+    look(module)
+    switch(module, False)
 
 
 def takes_positions(language_model: nn.Module) -> bool:

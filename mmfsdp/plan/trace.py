@@ -53,8 +53,9 @@ def tied_names(model: nn.Module, *, apart: bool = False) -> dict[str, list[str]]
     not one module that has several names."""
     names: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=apart):
-        for name, p in module.named_parameters(path, recurse=False, remove_duplicate=False):
-            names.setdefault(id(p), []).append(name)
+        for name, p in module._parameters.items():
+            if p is not None:
+                names.setdefault(id(p), []).append(f"{path}.{name}" if path else name)
     return {found[0]: found for found in names.values() if len(found) > 1}
 
 
