@@ -111,7 +111,7 @@ def lint() -> str:
     """Each finding of the lint, by its code: what it says, and its fix."""
     rows: dict[str, list[str]] = {}
     for call in _calls(ROOT / "mmfsdp/plan/lint.py", ("_error", "_warn")):
-        code, says = _text(call.args[0]), _text(call.args[1])
+        code, says = _text(call.args[0]), _text(call.args[1], either=True)
         assert isinstance(call.func, ast.Name)
         level = {"_error": "error", "_warn": "warning"}[call.func.id]
         rows.setdefault(code, [f"`{code}`", level, _cell_of(says)])
@@ -190,14 +190,16 @@ def _calls(file: Path, names: Any) -> list[ast.Call]:
     return sorted((c for c in calls if c.func.id in names and c.args), key=lambda c: c.lineno)  # type: ignore[attr-defined]
 
 
-def _text(node: ast.expr) -> str:
-    """A text as it is written, with … for what it is told."""
+def _text(node: ast.expr, *, either: bool = False) -> str:
+    """A text as it is written, with … for what it is told. either: with both sides of an `if`."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(v) if isinstance(v, ast.Constant) else "…" for v in node.values)
     if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
+        return _text(node.left, either=either) + _text(node.right, either=either)
+    if isinstance(node, ast.IfExp) and either:
+        return f"{_text(node.body, either=True)}; or {_text(node.orelse, either=True)}"
     return "…"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
@@ -20,8 +21,9 @@ from torch.optim import AdamW
 from ..data import Batch
 from ..models import Flamingo
 from ..params import FSDPParams
+from ..plan import make_plan
 from ..step import LocalAdamW, train_step
-from ..wrap import wrap_fsdp
+from ..wrap import apply_plan
 from .models import batch_of
 
 CLIP = 0.1
@@ -93,7 +95,8 @@ def wrapped(
         fields = OURS[name] | ({"transformer_layer_cls": CLASSES[kind]} if by_layer else {})
         example = example or batch_of(kind, seed=0).inputs()
         fsdp = FSDPParams(mixed_precision="bf16", **fields)  # type: ignore[arg-type]
-        model = wrap_fsdp(model, fsdp, example=example, device=device)
+        plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
+        model = apply_plan(model, plan, device=device)  # what it warns of is what is compared
     kind_of = AdamW if name in THEIRS else LocalAdamW
     return Way(name, model, kind_of([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True))
 

@@ -174,8 +174,13 @@ def mesh_shape(params: FSDPParams, world_size: int, *, ranks_per_node: int | Non
     replicate, shard = params.dp_replicate, params.dp_shard
     if replicate is None and shard is None:
         shard = min(ranks_per_node or world_size, world_size)
-    shard = shard or world_size // (replicate or 1)
-    replicate = replicate or world_size // shard
+    if replicate is None or shard is None:
+        name, given = ("dp_replicate", replicate) if shard is None else ("dp_shard", shard)
+        assert given
+        if world_size % given:
+            fits = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
+            raise ParamError(name, f"{given} does not divide the {world_size} ranks; choose one of {fits}")
+        replicate, shard = replicate or world_size // given, shard or world_size // given
     if replicate * shard != world_size:
         raise ParamError(
             "dp_replicate",

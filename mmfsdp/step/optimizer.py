@@ -67,10 +67,10 @@ def stop_if_not_as_planned(model: nn.Module, optimizer: Optimizer) -> None:
     plan = getattr(model, "mmfsdp_plan", None)
     if plan is None:
         return
-    given = [p for group in optimizer.param_groups for p in group["params"]]
-    if all(p.requires_grad for p in given):
-        if len(given) == len(trainable(model)) == sum(p.trainable for p in plan.params):
-            return
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trains = {id(p) for p in trainable(model)}
+    if given == trains and len(trains) == sum(p.trainable for p in plan.params):
+        return
     from ..plan.lint import lint_training
     from ..plan.units import stop_at_errors
 

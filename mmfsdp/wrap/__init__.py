@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +38,12 @@ def wrap_fsdp(
 ) -> nn.Module:
     """Plan and apply: returns the wrapped model. Every rank must call it, after its process group is there.
 
-    See `make_plan` for `example` and `apply_plan` for the rest.
+    See `make_plan` for `example` and `apply_plan` for the rest. What the lint warns of, rank 0 warns of.
     """
     params = params or FSDPParams()
     plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
+    for finding in plan.lint if dist.get_rank() == 0 and not plan.refused else ():
+        warnings.warn(f"plan: {finding.message}", stacklevel=2)
     return apply_plan(model, plan, device=device, mesh=mesh)
 
 

@@ -10,6 +10,7 @@ from test_plan import Stack
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,7 +20,7 @@ from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.plan import make_plan
 from mmfsdp.plan.lint import lint
 from mmfsdp.step import build_optimizer, train_step
-from mmfsdp.wrap import apply_plan
+from mmfsdp.wrap import apply_plan, wrap_fsdp
 
 
 def plan(model: nn.Module, *, ranks: int = 2, example=None, **fields):
@@ -55,16 +56,34 @@ def mixed_fsdp1():
     return plan(stack(8, "layers.0.q.*"), backend="FSDP1", **layers).lint
 
 
+def mixed_in_a_module():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    freeze(model, ("*.weight",))
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Linear"}
+    return plan(model, backend="FSDP1", **layers).lint
+
+
 def two_dtypes():
     model = stack()
-    model.layers[1].q.to(torch.bfloat16)
+    for layer in model.layers:
+        layer.q.to(torch.bfloat16)
     return plan(model).lint
 
 
-def scalar():
-    model = stack()
+def two_dtypes_fsdp1():
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Block"}
+    precision = {"frozen_dtype": "bf16", "mixed_precision": "bf16"}
+    return plan(stack(8, "layers.*.q.*"), backend="FSDP1", **precision, **layers).lint
+
+
+def scalar(backend: str = "FSDP2"):
+    model = stack(8, "layers.*")
     model.gate = nn.Parameter(torch.zeros((), device="meta"))
-    return plan(model).lint
+    return plan(model, backend=backend).lint
+
+
+def scalar_fsdp1():
+    return scalar("FSDP1")
 
 
 def tied_apart():
@@ -81,6 +100,24 @@ def wrapped_before():
     return lint(model, made)
 
 
+def wrapped_by_ddp():
+    return plan(as_ddp(stack())).lint
+
+
+def ddp_around():
+    inner = stack()
+    inner.layers[0].__class__ = type("Wrapped", (FSDPModule, type(inner.layers[0])), {})
+    return lint(as_ddp(inner), plan(stack()), wrapped=True)
+
+
+def as_ddp(model: nn.Module) -> nn.Module:
+    """As DDP holds a model, without its reducer."""
+    wrapper = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapper)
+    wrapper.module = model
+    return wrapper
+
+
 def container():
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "ModuleList"}
     return plan(stack(8, "scale", *IDLE), example={"x": torch.zeros(2, 8)}, **layers).lint
@@ -95,7 +132,10 @@ def never_used():
 
 
 def nothing_trains():
-    return plan(stack().requires_grad_(False)).lint
+    (found,) = plan(model := stack().requires_grad_(False)).lint
+    freeze(model, re.findall("'(!.*)'", found.message))
+    assert not plan(model).lint
+    return [found]
 
 
 def frozen_in_optimizer():
@@ -106,6 +146,11 @@ def frozen_in_optimizer():
 def left_to_the_optimizer():
     model = stack()
     return lint(model, plan(model), optimizer=SGD(model.layers[0].parameters(), lr=1.0))
+
+
+def nothing_given_to_the_optimizer():
+    model = stack()
+    return lint(model, plan(model), optimizer=SGD(stack().parameters(), lr=1.0))
 
 
 def left_in_root():
@@ -126,6 +171,24 @@ def small_units():
 
 def large_unit():
     return plan(stack(512), auto_wrap_policy="NO_WRAP").lint
+
+
+def large_layers():
+    model = Stages()
+    (found,) = plan(model).lint
+    layers = re.findall("transformer_layer_cls to (.*)", found.message)[0]
+    assert not plan(model, auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls=layers).lint
+    return [found]
+
+
+class Stages(nn.Module):
+    """Lists of layers in a list, of which the last holds most."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            layers = [nn.Sequential(*(nn.Sequential(nn.Linear(640, 640)) for _ in range(n))) for n in (2, 6)]
+            self.stages, self.head = nn.ModuleList(layers), nn.Linear(640, 2)
 
 
 def used_outside():
@@ -158,7 +221,7 @@ def runs_often():
 def modality_missing():
     model = tiny_flamingo()
     media = tiny_batch().media
-    return lint(model, plan(model), batches=[media, media | {"vision": media["vision"][:, :0]}])
+    return lint(model, plan(model), batches=[media, media | {"vision": media["vision"][:, :0]}, {}, {}])
 
 
 def unfrozen_later():
@@ -178,31 +241,39 @@ def too_many_ranks():
 
 MISTAKES = {
     mixed_fsdp1: ("warning", "mixed-unit", "layers.0.q.base.weight.*FROZEN_AWARE"),
-    two_dtypes: ("error", "two-dtypes", r"layers.1.*bfloat16"),
-    scalar: ("error", "scalar", r"gate.*\(1,\)"),
+    mixed_in_a_module: ("warning", "mixed-unit", "0.weight.*set backend to FSDP2$"),
+    two_dtypes: ("error", "two-dtypes", r"layers.0.*bfloat16.*to float32 before.*so with layers.1"),
+    two_dtypes_fsdp1: ("error", "two-dtypes", r"layers.0.*set backend to FSDP2; so with layers.1"),
+    scalar: ("error", "scalar", r"model.gate = .*reshape\(1\)"),
+    scalar_fsdp1: ("error", "scalar", r"gate.*\(1,\)"),
     tied_apart: ("error", "tied-apart", "head.weight.*one unit"),
     wrapped_before: ("error", "wrapped-before", "layers.0: already.*plain"),
-    container: ("error", "no-forward", r"layers \(ModuleList\).*inside"),
+    wrapped_by_ddp: ("error", "wrapped-before", "the model: already.*plain"),
+    ddp_around: ("error", "wrapped-before", "the model: wrapped twice"),
+    container: ("error", "no-forward", r"layers \(ModuleList\).*inside it \(Block\)"),
     never_used: ("warning", "never-used", "head.bias, unused.bias: .*DDP fails.*freeze"),
     nothing_trains: ("error", "nothing-trains", "freeze.*'!"),
     frozen_in_optimizer: ("error", "frozen-in-optimizer", "scale.*requires_grad"),
     left_to_the_optimizer: ("warning", "not-in-optimizer", "layers.1.*never moves"),
+    nothing_given_to_the_optimizer: ("error", "not-in-optimizer", "make it after the model is wrapped"),
     left_in_root: ("warning", "left-in-root", "head.weight.*FROZEN_AWARE"),
     left_to_the_root: ("warning", "left-in-root", "table.weight.*its own module"),
-    small_units: ("warning", "small-units", "min_num_params"),
+    small_units: ("warning", "small-units", "FROZEN_AWARE.*classes"),
     large_unit: ("warning", "large-unit", r"\(root\).*split"),
+    large_layers: ("warning", "large-unit", "stages.1.*transformer_layer_cls to Sequential"),
     used_outside: ("error", "used-outside", "table.weight.*example"),
     runs_often: ("warning", "runs-often", "layer: runs 3 times"),
-    modality_missing: ("error", "modality-missing", "rank 1's batch has no vision.*blank"),
+    modality_missing: ("error", "modality-missing", "rank 1's batch has no vision.*blank one; so with rank 2, rank 3"),
     unfrozen_later: ("error", "unfrozen-later", "scale.*before make_plan"),
-    too_many_ranks: ("warning", "more-ranks-than-rows", "2 rows for 64 ranks.*dp_shard"),
+    too_many_ranks: ("warning", "more-ranks-than-rows", "2 rows for 64 ranks.*dp_shard to 2$"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
 def test_a_mistake_is_found_once_and_named(mistake):
     level, code, words = MISTAKES[mistake]
-    found = [f for f in mistake() if (mistake, f.code) != (mixed_fsdp1, "left-in-root")]  # its head is in no layer
+    headless = mistake in (mixed_fsdp1, two_dtypes_fsdp1)  # their heads are in no layer
+    found = [f for f in mistake() if not headless or f.code != "left-in-root"]
     assert [(f.level, f.code) for f in found] == [(level, code)]
     assert re.search(words, found[0].message), found[0].message
 
@@ -228,10 +299,15 @@ def test_an_error_stops_the_launch():
 def test_training_stops_where_the_model_is_no_longer_as_planned(backend):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
+        layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
+        with pytest.warns(UserWarning, match="plan: the root unit holds"):
+            wrap_fsdp(tiny_flamingo(), FSDPParams(backend=backend, **layers))
         model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
         batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
         with pytest.raises(ParamError, match="frozen, yet given to the optimizer"):
             train_step(model, batches, SGD(model.parameters(), lr=1.0))
+        with pytest.raises(ParamError, match="nothing that trains was given to the optimizer"):
+            train_step(model, batches, build_optimizer(tiny_flamingo(), TrainParams())[0])
         next(p for p in model.parameters() if not p.requires_grad).requires_grad_(True)
         for go in (lambda: train_step(model, batches, optimizer), lambda: build_optimizer(model, TrainParams())):
             with pytest.raises(ParamError, match="vision_encoder.*trainable now.*before make_plan"):
