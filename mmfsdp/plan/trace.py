@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -122,6 +123,11 @@ def _run(model: nn.Module, example: dict[str, Any], also: Collection[str]) -> Tr
     try:
         with mode, FakeOperators(mode), watch, torch.enable_grad(), saved_tensors_hooks(save, lambda kept: kept):
             twin(**inputs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"example: the model's forward goes by what its tensors hold ({error}), and an example's hold nothing; "
+            "leave it out, and modules are taken to run as they were registered"
+        ) from error
     except Exception as error:
         raise ValueError(f"example: the model's forward failed on it ({type(error).__name__}: {error})") from error
     names = tied_names(twin)

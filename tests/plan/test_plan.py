@@ -207,6 +207,10 @@ def test_an_example_shows_what_really_runs():
 def test_an_example_that_does_not_fit_is_named():
     with pytest.raises(ValueError, match="example: .*forward failed"):
         plan_of(Stack(), example={"x": torch.zeros(2, 7)})
+    asking = nn.Linear(8, 8)
+    asking.register_forward_hook(lambda *given: given[-1] if given[-1].sum() > 0 else None)
+    with pytest.raises(ValueError, match="example: .*goes by what its tensors hold .*leave it out"):
+        plan_of(asking, example={"input": torch.zeros(2, 8)})
 
 
 def test_a_diff_names_what_changes_and_nothing_else():
