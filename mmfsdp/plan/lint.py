@@ -196,7 +196,8 @@ def _places(model: nn.Module, plan: WrapPlan, seen: Trace, policy: AutoWrapPolic
     if root.modules == ("",) and rest and not containers and root.numel > min(SMALL, (rest + root.numel) // 10):
         if policy is not AutoWrapPolicy.NO_WRAP and root.sharded:
             largest = max(root.params, key=lambda p: p.numel)
-            tied = [p.name for p in root.params if p.aliases and p.trainable and plan.backend is Backend.FSDP1]
+            tied = [p.name for p in root.params if p.aliases and p.trainable and 10 * p.numel > root.numel]
+            tied = tied if plan.backend is Backend.FSDP1 else []
             yield _warn(
                 "left-in-root",
                 f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward "
