@@ -35,6 +35,11 @@ def test_bench_data_prints_a_table_and_writes_json(tmp_path, monkeypatch, capsys
     for kind, row in found["sources"].items():
         assert kind in text and all(row[name] > 0 for name in ("read", "by_hand", "mmfsdp"))
     assert main(["bench", "speed"]) == 2
+    (tmp_path / "bench_data.json").unlink()
+    (tmp_path / "bench_data.json").mkdir()  # cannot be written, by nobody
+    assert main(["bench", "data", "--pictures", "8", "--side", "32", "--image-size", "16", "--rounds", "1"]) == 2
+    out = capsys.readouterr()
+    assert "samples/s" in out.out and "the figures above are in no file" in out.err
 
 
 def test_saving_is_measured_in_three_ways():

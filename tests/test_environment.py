@@ -111,3 +111,17 @@ def test_make_says_what_is_missing(tmp_path, lacks):
     assert out.returncode != 0 and words in out.stdout + out.stderr
     assert not (tmp_path / ".venv/.installed").exists()
     assert (tmp_path / ".venv").exists() is (lacks == "no network")
+
+
+def test_a_home_that_jupyterlab_cannot_write_is_named_before_it_starts(tmp_path):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv/.installed").touch()
+    jupyter = tmp_path / ".venv/bin/jupyter"
+    jupyter.write_text(f"#!{sys.executable}\nfrom jupyter_core.command import main\nmain()\n")
+    jupyter.chmod(0o755)
+    home = {"HOME": "/proc/none", "JUPYTER_RUNTIME_DIR": "", "JUPYTER_DATA_DIR": "", "XDG_DATA_HOME": ""}
+    out = subprocess.run(["make", "lab"], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True)
+    assert out.returncode and "Traceback" not in out.stderr
+    assert "JupyterLab cannot write in /proc/none/" in out.stdout and "HOME=$(mktemp -d) make lab" in out.stdout
