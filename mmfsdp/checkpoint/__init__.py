@@ -13,3 +13,18 @@ from .background import Background
 from .core import Resumed, load, resume, save
 from .folder import DamagedCheckpoint, latest, marker_of, newest
 from .frozen import check_frozen, count_changed, frozen_checksums
+
+__all__ = [
+    "Background",
+    "DamagedCheckpoint",
+    "Resumed",
+    "check_frozen",
+    "count_changed",
+    "frozen_checksums",
+    "latest",
+    "load",
+    "marker_of",
+    "newest",
+    "resume",
+    "save",
+]

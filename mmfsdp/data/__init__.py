@@ -6,3 +6,20 @@ from .multimodal import AUDIO, MultimodalProcessor
 from .pictures import CorruptRecord
 from .processor import END_OF_CHUNK, IMAGE, PAD, Processor, add_special_tokens
 from .sources import Source, open_source
+
+__all__ = [
+    "AUDIO",
+    "END_OF_CHUNK",
+    "IMAGE",
+    "PAD",
+    "Batch",
+    "Batches",
+    "CorruptRecord",
+    "MultimodalProcessor",
+    "Processor",
+    "Sample",
+    "Source",
+    "add_special_tokens",
+    "batches",
+    "open_source",
+]

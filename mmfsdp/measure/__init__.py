@@ -2,3 +2,5 @@
 
 from .collectives import Collectives, Counted
 from .memory import CpuMemory, PeakMemory, cpu_memory, silent
+
+__all__ = ["Collectives", "Counted", "CpuMemory", "PeakMemory", "cpu_memory", "silent"]

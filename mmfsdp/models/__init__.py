@@ -8,3 +8,21 @@ from .multimodal import ModalEncoder, MultimodalModel
 from .tokens import TokenIds, kept_tokens
 from .vision import VisionEncoder, build_vision
 from .weights import Weights, origins
+
+__all__ = [
+    "AudioEncoder",
+    "Flamingo",
+    "MediaModel",
+    "MediaOutput",
+    "ModalEncoder",
+    "MultimodalModel",
+    "TokenIds",
+    "VisionEncoder",
+    "Weights",
+    "build_audio",
+    "build_language",
+    "build_vision",
+    "kept_tokens",
+    "load_tokenizer",
+    "origins",
+]

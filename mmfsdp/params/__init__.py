@@ -26,3 +26,37 @@ from .model import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParam
 from .presets import load, preset_names
 from .run import RunParams
 from .train import TrainParams
+
+__all__ = [
+    "GENERATED",
+    "RECIPES",
+    "AutoWrapPolicy",
+    "BackboneParams",
+    "BackboneSource",
+    "Backend",
+    "BackwardPrefetch",
+    "DataParams",
+    "DataSource",
+    "Device",
+    "EncoderParams",
+    "Executor",
+    "FSDPParams",
+    "FrozenPolicy",
+    "LaunchParams",
+    "Modality",
+    "ModelKind",
+    "ModelParams",
+    "MoreParams",
+    "ParamError",
+    "Precision",
+    "ProjectorKind",
+    "RunParams",
+    "Schedule",
+    "ShardingStrategy",
+    "SourceParams",
+    "StateDictType",
+    "Task",
+    "TrainParams",
+    "load",
+    "preset_names",
+]

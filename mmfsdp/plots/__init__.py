@@ -5,3 +5,17 @@ from .curves import History, Metric, Series, chart, charts, figure
 from .memory import memory_bar
 from .plan import plan_picture
 from .timeline import timeline
+
+__all__ = [
+    "History",
+    "Metric",
+    "Series",
+    "bars",
+    "chart",
+    "charts",
+    "compared",
+    "figure",
+    "memory_bar",
+    "plan_picture",
+    "timeline",
+]

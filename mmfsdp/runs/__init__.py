@@ -34,3 +34,36 @@ from .files import (
 )
 from .preempt import NOTICE, Preempted, asked, listen
 from .state import RunRecord, RunState, Status, is_run, log_paths, run_state
+
+__all__ = [
+    "NEWEST",
+    "NOTICE",
+    "RESERVE",
+    "Beat",
+    "MetricsWriter",
+    "PathLike",
+    "Preempted",
+    "RunRecord",
+    "RunState",
+    "Status",
+    "asked",
+    "beat_path",
+    "complete_checkpoints",
+    "drop_after",
+    "is_run",
+    "last_row",
+    "listen",
+    "log_paths",
+    "marks",
+    "metrics_path",
+    "note",
+    "read_events",
+    "read_json",
+    "read_metrics",
+    "refused",
+    "reserve",
+    "run_state",
+    "whose",
+    "write_json",
+    "write_text",
+]
