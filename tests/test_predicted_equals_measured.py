@@ -96,8 +96,6 @@ def cases(ranks: int) -> dict[str, dict]:
             variant = VARIANTS[(3 * i + 2 * j) % len(VARIANTS)]
             if "DDP" in way.values() or "NO_SHARD" in way.values():
                 variant = {k: v for k, v in variant.items() if k not in ("reduce_dtype", "forward_prefetch")}
-            if "FSDP1" in way.values():  # views of what is gathered early are left late in backward: up to 4 % less
-                variant = {k: v for k, v in variant.items() if k != "forward_prefetch"}
             name = " ".join([kind, *map(str, way.values()), *(f"{k}={v}" for k, v in variant.items())])
             found[name] = {"kind": kind, **way, **mesh, **variant}
     return found

@@ -74,6 +74,8 @@ class _Play:
         """The flat buffer of the last unit copied out; the last reduction's input; gradients reduced so far."""
         self.whole: dict[int, int] = {}
         """Gradients that wait for the last micro-step."""
+        self.late: Unit | None = None
+        """One whose backward is over, and whose gradients have yet to be reduced."""
         self.done: set[int] = set()
         """Units whose gradients have been reduced."""
         self.held = 0
@@ -111,7 +113,7 @@ class _Play:
 
     def see(self, activations: int, *, logits: int = 0, passing: int = 0) -> None:
         """Compare what is held now, with so many activations and so much that only passes, to the most so far."""
-        gradients = self.reduced + sum(self.whole.values())
+        gradients = self.reduced + sum(self.whole.values()) + (whole_gradients(self.late) if self.late else 0)
         buffers = self.kept + self.reducing + sum(self.flat.values()) + passing
         now = self.base + self.held + gradients + buffers + activations
         if now > self.most:
@@ -291,9 +293,21 @@ class _Fsdp1(_Play):
     def after(self, unit: Unit | None, live: int) -> None:
         if unit is None:
             return
+        self._finish(live)
         if unit.kind == "frozen":
             self._free(unit)
-            return
+        elif any(self.units[i].grad_flow for i, ahead in self.ahead.items() if unit.order in ahead and i in self.units):
+            self.late = unit  # its views are older than what the unit before computes: backward comes to them later
+        else:
+            self._reduce(unit, live)
+
+    def _finish(self, live: int) -> None:
+        """Reduce what waited for the unit before it."""
+        late, self.late = self.late, None
+        if late is not None:
+            self._reduce(late, live if late.order in self.whole else live + whole_gradients(late))
+
+    def _reduce(self, unit: Unit, live: int) -> None:
         flat = sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params)
         frozen = flat - whole_gradients(unit)  # zeros stand for gradients of what is frozen
         mine = self.whole.pop(unit.order, 0)
@@ -318,6 +332,7 @@ class _Fsdp1(_Play):
             self._free(unit)
 
     def end(self, unit: Unit | None, live: int) -> None:
+        self._finish(live)
         self._let_go()
 
     def _gather(self, unit: Unit, live: int) -> None:
