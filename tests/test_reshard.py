@@ -23,7 +23,6 @@ SAVED = {
     "FSDP2 sharded on 2": (2, {}),
     "FSDP2 replicated and sharded, tied, on 4": (4, KEPT),
     "FSDP1 tied on 2": (2, {"backend": "FSDP1", "frozen_policy": "REPLICATE"}),
-    "FSDP1 flat on 2": (2, {"backend": "FSDP1", "use_orig_params": False}),
     "DDP whole file on 2": (2, {"backend": "DDP", "state_dict_type": "FULL_STATE_DICT"}),
 }
 TAKEN_UP = {
