@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
@@ -117,7 +118,7 @@ class FrozenAware:
     def _split(self, name: str) -> list[list[str]]:
         """Groups of one layer: itself if all of one kind, else its frozen and its trainable modules apart."""
         pieces = self._pieces(name)
-        scattered = [modules for modules in pieces.values() if len(modules) > 1]
+        scattered = [modules for modules in pieces.values() if len(modules) > 1 and not _inside(modules, pieces)]
         # What is in many places, the layer itself can fetch as well as they; the other kind stays by itself.
         if scattered and self.seen.runs(name, self.model.get_submodule(name)) and not self._own(name):
             max(scattered, key=lambda modules: self._numel(Group(modules)))[:] = [name]
@@ -201,3 +202,9 @@ class FrozenAware:
 
     def _flow_of(self, params: list[nn.Parameter]) -> bool:
         return any(self.first[id(p)] in self.seen.flow for p in params)
+
+
+def _inside(modules: list[str], pieces: dict[Any, list[str]]) -> bool:
+    """Whether other pieces, as adapters around frozen weights, hold some of these, and would fetch them, too."""
+    others = tuple(f"{m}." for other in pieces.values() if other is not modules for m in other)
+    return any(m.startswith(others) for m in modules)

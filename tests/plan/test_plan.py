@@ -137,6 +137,29 @@ def test_adapters_are_one_unit_inside_their_frozen_layer():
     assert kinds["layers.0.{q.down,q.up,v.down,v.up}"] == "trainable"
 
 
+class AdaptedInPlace(nn.Module):
+    """Adapters as parameters of the module that holds the frozen weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(8, 8)
+        self.down, self.up = nn.Parameter(torch.ones(2, 8)), nn.Parameter(torch.ones(8, 2))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+def test_what_adapters_hold_is_apart_from_the_frozen_weights_inside_them(backend):
+    model = nn.Sequential(*(Block(8) for _ in range(3)))
+    for block in model:
+        block.q, block.v = AdaptedInPlace(), AdaptedInPlace()
+    freeze(model, ("*", "!*.down", "!*.up"))
+    plan = make_plan(model, FSDPParams(backend=backend), world_size=2)
+    assert {unit.kind for unit in plan.units if unit.params} == {"frozen", "trainable"}
+    assert [unit.trainable_numel for unit in plan.units if unit.trainable_numel] == [64] * 3
+
+
 class Texts(nn.Module):
     def forward(self, x):
         return self.text[0](x)
