@@ -151,9 +151,10 @@ class AdaptedInPlace(nn.Module):
 
 @pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
 def test_what_adapters_hold_is_apart_from_the_frozen_weights_inside_them(backend):
-    model = nn.Sequential(*(Block(8) for _ in range(3)))
-    for block in model:
-        block.q, block.v = AdaptedInPlace(), AdaptedInPlace()
+    blocks = nn.Sequential(*(Block(8) for _ in range(3)))
+    for block in blocks:
+        block.norm, block.q, block.v = nn.Linear(8, 8), AdaptedInPlace(), AdaptedInPlace()
+    model = nn.Sequential(blocks, nn.Linear(8, 8))
     freeze(model, ("*", "!*.down", "!*.up"))
     plan = make_plan(model, FSDPParams(backend=backend), world_size=2)
     assert {unit.kind for unit in plan.units if unit.params} == {"frozen", "trainable"}
