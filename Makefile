@@ -1,6 +1,6 @@
 # make lab        opens the table of contents      make demo   the same job, no browser
 # make test       runs every test                  make lint   ruff and mypy
-# make test-fast  those without ranks, browser, kernels and Slurm, in about a minute
+# make test-fast  those without ranks, browser, kernels and Slurm, in under two minutes
 # make slides     the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,7 +22,7 @@ test: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2
 
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 -m 'not real'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real'
 
 slides: .venv/.installed
 	$(BIN)/python slides/build.py

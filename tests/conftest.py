@@ -40,9 +40,13 @@ def is_real(path):
     return named or REAL_IMPORTS.search(path.read_text("utf-8")) is not None
 
 
+FIRST = ("test_demo.py", "test_fuzz_params.py")
+"""By its command, as a person's first, the demo pretrains the backbones that later tests use; the other is what takes
+longest of what is not real."""
+
+
 def pytest_collection_modifyitems(items):
-    """The demo goes first: by its command, as a person's first, it pretrains the backbones that later tests use."""
-    items.sort(key=lambda item: item.path.name != "test_demo.py")
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
     for item in items:
         if is_real(item.path):
             item.add_marker("real")
@@ -58,12 +62,13 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.partition("::")[0]
             return "real" if is_real(config.rootpath / file) else file
 
+    config.option.loadscopereorder = False
     return RealInOne(config, log)
 
 
 def pytest_runtest_setup(item):
     """What runs beside the real tests gives way to them."""
-    if "PYTEST_XDIST_WORKER" in os.environ and not is_real(item.path):
+    if "PYTEST_XDIST_WORKER" in os.environ and item.config.option.markexpr != "not real" and not is_real(item.path):
         os.nice(10 - os.nice(0))
 
 
