@@ -46,7 +46,7 @@ def bench_data(*, image_size: int = 224, pictures: int = 64, side: int = 512, ro
     tokenizer = _tokenizer()
     processor = Processor(tokenizer, image_size, CLIP_MEAN, CLIP_STD)
     transform = open_clip.image_transform(image_size, is_train=False, mean=CLIP_MEAN, std=CLIP_STD)
-    found = {}
+    samples, found = max(1, pictures // BATCH) * BATCH, {}
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_sources(folder, pictures, side)
@@ -58,7 +58,7 @@ def bench_data(*, image_size: int = 224, pictures: int = 64, side: int = 512, ro
                 "by_hand": lambda kind=kind, path=path: _by_hand(kind, path, transform, tokenizer),  # type: ignore[misc]
                 "mmfsdp": lambda params=params: (b.size for b in batches(params, processor, batch_size=BATCH)),  # type: ignore[misc]
             }
-            found[kind] = _compare({name: loop() for name, loop in loops.items()}, max(1, pictures // BATCH) * BATCH, rounds)
+            found[kind] = _compare({name: loop() for name, loop in loops.items()}, samples, rounds)
     return {"image_size": image_size, "picture_side": side, "rounds": rounds, "sources": found}
 
 
