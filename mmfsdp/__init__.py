@@ -10,6 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from .loading import collector_paused
+
 __version__ = "0.1.0"
 
 _PARAMS = (
@@ -48,7 +50,8 @@ class _Package(ModuleType):
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"mmfsdp has no {name!r}; it has {', '.join(sorted(_HOME))}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    with collector_paused():
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
 

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 MAY_IMPORT = {
     "places": set(),
+    "loading": set(),
     "params": set(),
     "runs": {"places"},
     "freeze": {"params"},
@@ -28,6 +29,7 @@ MAY_IMPORT = {
     "evaluate": {"params", "data", "models", "build", "freeze", "checkpoint", "runs"},
     "export": {"params", "data", "models", "build", "evaluate"},
     "train": {
+        "loading",
         "params",
         "runs",
         "freeze",
@@ -43,7 +45,7 @@ MAY_IMPORT = {
         "preview",
     },
     "watch": {"runs"},
-    "launch": {"places", "params", "runs", "watch"},
+    "launch": {"places", "loading", "params", "runs", "watch"},
     "plots": {"plan"},
     "report": {"params", "plan", "runs", "watch", "plots"},
 }

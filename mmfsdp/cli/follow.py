@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from shlex import quote
 
+from ..loading import collector_paused
 from .words import one_run
 
 
@@ -40,7 +41,8 @@ def caption(argv: list[str]) -> int:
 
 def finish(folder: Path, *, since: float | None = None) -> int:
     """Caption held-out pictures, print five beside the truth, write result.json and the report."""
-    from ..evaluate import caption_held_out
+    with collector_paused(for_good=True):
+        from ..evaluate import caption_held_out
     from ..launch import Run
     from ..report import write_report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ..loading import collector_paused
 from ..params import RunParams
 from .words import parse
 
@@ -44,9 +45,10 @@ def print_times(plan: WrapPlan, params: RunParams, machine: str) -> None:
 
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
-    from ..preview import preview
+    with collector_paused(for_good=True):
+        from ..preview import preview
 
-    plan, cost = preview(params)
+        plan, cost = preview(params)
     print(plan)
     print(cost)
     return plan
@@ -54,7 +56,9 @@ def print_plan(params: RunParams) -> WrapPlan:
 
 def check_plan(params: RunParams) -> None:
     """Print what the lint warns of. Raises ParamError for its errors: they stop a launch."""
-    from ..preview import check
+    with collector_paused(for_good=True):
+        from ..preview import check
 
-    for finding in check(params).lint:
+        found = check(params).lint
+    for finding in found:
         print(f"{finding.level}: {finding.message}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ..loading import collector_paused
 from ..params import ParamError, RunParams
 from ..params.run import read_yaml
 from .start import prepare
@@ -110,7 +111,8 @@ def _read_file(paths: list[str]) -> dict[str, Any]:
 
 def _plan_check() -> Callable[[RunParams], None]:
     """What the lint calls an error stops a sweep before any of it starts; members of one plan are looked at once."""
-    from ..preview import check
+    with collector_paused(for_good=True):
+        from ..preview import check
 
     seen: set[str] = set()
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 from submitit import JobEnvironment
 
+from ..loading import collector_paused
 from ..runs import NOTICE, RESERVE, Preempted, RunRecord, asked, last_row, listen, note, write_json
 from ..runs.processes import process_start
 from ..runs.slurm import FAILED, LIFE, PREEMPTED
@@ -74,7 +75,8 @@ def run_rank(folder: str) -> None:
 def find(entry: str) -> Callable[[Path], Any]:
     """The function named `module:function`."""
     module, _, name = entry.partition(":")
-    return getattr(import_module(module), name)
+    with collector_paused(for_good=True):
+        return getattr(import_module(module), name)
 
 
 def _prepare(job: JobEnvironment, record: RunRecord) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import mmfsdp
 
+from ..loading import collector_paused
 from ..places import cache_folder
 
 if TYPE_CHECKING:
@@ -56,9 +57,11 @@ def mistake(params: RunParams) -> str:
 
 
 def _look(params: RunParams) -> None:
-    from ..preview import check
+    with collector_paused():
+        from ..preview import check
 
-    with suppress(OSError, ImportError):  # the ranks may be where there is what is not here: they lint, too
+    # The ranks may be where there is what is not here: they lint, too.
+    with collector_paused(), suppress(OSError, ImportError):
         check(params)
         note = _note(params)
         note.parent.mkdir(parents=True, exist_ok=True)

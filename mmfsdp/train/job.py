@@ -17,6 +17,7 @@ from .. import checkpoint, runs
 from ..build import build_model, open_model
 from ..data.processor import Processor
 from ..freeze import freeze
+from ..loading import collector_paused
 from ..models import MediaModel, Weights
 from ..params import GENERATED, Device, ParamError, RunParams
 from ..preview import cost_of, plan_for
@@ -44,8 +45,9 @@ def run(folder: Path) -> None:
     beat("joining")
     with joined_ranks(params) as device:
         beat("building")
-        built, processor, weights = build(params)
-        plan, cost = plan_for(built, params)
+        with collector_paused(for_good=True):
+            built, processor, weights = build(params)
+            plan, cost = plan_for(built, params)
         plan.check()
         beat("measuring")
         dtype = params.fsdp.mixed_precision.to_torch() if params.fsdp.mixed_precision else torch.float32

@@ -105,7 +105,7 @@ class Actions(w.VBox):
         return f"written: {path}"
 
     def _load(self) -> str:
-        with alone:
+        with alone():
             from .captioner import Captioner
         captioner = Captioner(self._run.path).wait()
         self.model, self.processor = captioner.model, captioner.processor

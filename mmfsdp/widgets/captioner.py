@@ -94,7 +94,7 @@ class Captioner(Whole):
             self._say(str(error) or type(error).__name__, bad=True)
 
     def _load(self) -> None:
-        with alone:
+        with alone():
             from ..evaluate import load_run, new_samples
             from ..models.look import looking_layers
         params, self.model, self.processor = load_run(self.path)

@@ -24,7 +24,7 @@ def show_captions(path: str | Path) -> w.HTML:
     if result is None:
         raise FileNotFoundError(f"{path} has no result yet: {runs.run_state(path)}")
     if "captions" not in result:
-        with alone:
+        with alone():
             from ..evaluate import caption_held_out
         result = caption_held_out(path)
     write_report(path)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..loading import collector_paused
 from ..params import RunParams
 
 if TYPE_CHECKING:
     from ..estimate import Estimate
     from ..plan import WrapPlan
 
-alone = threading.RLock()
-"""Held while something heavy is imported, or built for the first time."""
+_importing = threading.RLock()
 _counting = threading.Lock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """For what imports something heavy, or builds it for the first time."""
+    with _importing, collector_paused():
+        yield
 
 
 def planned(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
@@ -22,7 +30,7 @@ def planned(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
 
     Raises ValueError for what cannot be planned.
     """
-    with alone:
+    with alone():
         from ..preview import previews
 
         found = previews(params)

@@ -79,7 +79,7 @@ class Launcher(Whole):
             self._note.value = "starting…"
             check(params)
             next(planned(params))[0].check()  # what the lint calls an error stops here, not in a rank
-            with alone:
+            with alone():
                 from ..pretrain import ensure_backbones
             ensure_backbones(params, progress=self._progress)
             self.panel = RunPanel(launch(params).path)
