@@ -125,6 +125,7 @@ def test_an_entry_that_cannot_be_imported_fails_with_its_reason(start):
 LAUNCHER = """
 import signal, sys, time
 from mmfsdp import RunParams, launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 run = launch(RunParams.from_yaml(sys.argv[1]), entry="launch_entries:sturdy")
 print(run.path, flush=True)
 while True:
