@@ -83,6 +83,16 @@ VARIANTS = [
 ]
 
 
+LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "LlamaDecoderLayer"}
+BESIDE = [
+    {"backend": "FSDP1", "auto_wrap_policy": "NO_WRAP", "mixed_precision": "bf16"},
+    {"backend": "FSDP1", **LAYERS},
+    {"backend": "FSDP1", **LAYERS, "micro_steps": 2},
+    {"mixed_precision": "bf16", "activation_checkpointing": "all"},
+]
+"""Units in which FSDP1 trains what is frozen; and a tower whose layers are gone when backward needs most."""
+
+
 def cases(ranks: int) -> dict[str, dict]:
     """Every backend, strategy and policy on each model: on 4 ranks every other one."""
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP"] + ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"] * (ranks == 4)
@@ -98,7 +108,7 @@ def cases(ranks: int) -> dict[str, dict]:
                 variant = {k: v for k, v in variant.items() if k not in ("reduce_dtype", "forward_prefetch")}
             name = " ".join([kind, *map(str, way.values()), *(f"{k}={v}" for k, v in variant.items())])
             found[name] = {"kind": kind, **way, **mesh, **variant}
-    return found
+    return found | {" ".join(map(str, case.values())): {"kind": "projector", **case} for case in BESIDE * (ranks == 2)}
 
 
 def plan_of(case: dict, ranks: int) -> WrapPlan:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, Device, TrainParams
 from ..plan import Unit, WrapPlan
-from ..plan.cost import gather_buffer, gathered_peak, reduce_buffer, reductions, shard_bytes
+from ..plan.cost import gather_buffer, gathered_peak, gradient_bytes, reduce_buffer, reductions, shard_bytes
 from ..plan.table import size
 from .peak import Peak, peak_of
 
@@ -178,8 +178,8 @@ def _host(plan: WrapPlan, train: TrainParams) -> Memory | None:
     if train.device is Device.CPU or not plan.fsdp.cpu_offload:
         return None
     sharded = [u for u in plan.units if u.sharded]
-    trained = sum(shard_bytes(plan, u) for u in sharded)
-    return Memory(sum(u.held_bytes for u in sharded), 0, 0, gradients=trained, optimizer=2 * trained, buffers=0)
+    trained, gradients = (sum(part(plan, u) for u in sharded) for part in (shard_bytes, gradient_bytes))
+    return Memory(sum(u.held_bytes for u in sharded), 0, 0, gradients=gradients, optimizer=2 * trained, buffers=0)
 
 
 def _memory(plan: WrapPlan) -> Memory:
@@ -188,7 +188,7 @@ def _memory(plan: WrapPlan) -> Memory:
         parameters=sum(u.held_bytes for u in plan.units),
         module_buffers=plan.buffer_bytes,
         gathered=gathered_peak(plan),
-        gradients=trained,
+        gradients=sum(gradient_bytes(plan, u) for u in plan.units),
         optimizer=2 * trained,
         buffers=max((gather_buffer(plan, u) for u in plan.units if u.sharded), default=0) + reduce_buffer(plan),
     )

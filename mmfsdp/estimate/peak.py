@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..params import Backend, BackwardPrefetch
 from ..plan import ITEMSIZE, Unit, WrapPlan
-from ..plan.cost import ahead_in_forward, cast_bytes, shard_bytes, whole_gradients
+from ..plan.cost import ahead_in_forward, cast_bytes, gradient_bytes, whole_gradients
 
 _HELD = ("parameters", "module_buffers", "optimizer", "gathered", "gradients", "buffers", "activations")
 
@@ -61,6 +61,9 @@ def peak_of(
 class _Play:
     """What a rank holds while the moments of its micro-steps pass."""
 
+    anew = False
+    """Each backward makes gradients of its own, to be added to those of earlier ones."""
+
     def __init__(self, plan: WrapPlan, fixed: Peak, gloo: bool, offload: bool):
         self.plan, self.fixed, self.gloo, self.offload = plan, fixed, gloo, offload
         self.worst, self.most, self.base = fixed, fixed.bytes, fixed.bytes
@@ -95,7 +98,7 @@ class _Play:
         for moment in self.plan.moments:
             unit = self.units.get(moment.unit)
             self.at = running[-1] if running else 0
-            new = first or not self.whole
+            new = first or not self.whole or self.anew
             before, self.random = self.random, moment.random if self.gloo else 0
             lived = max(before, self.random) + (moment.peak if new else moment.bare)
             if self.forward and moment.event in ("back", "after", "end"):
@@ -113,7 +116,7 @@ class _Play:
 
     def see(self, activations: int, *, logits: int = 0, passing: int = 0) -> None:
         """Compare what is held now, with so many activations and so much that only passes, to the most so far."""
-        gradients = self.reduced + sum(self.whole.values()) + (whole_gradients(self.late) if self.late else 0)
+        gradients = self.reduced + sum(self.whole.values()) + (_flat(self.late) if self.late else 0)
         buffers = self.kept + self.reducing + sum(self.flat.values()) + passing
         now = self.base + self.held + gradients + buffers + activations
         if now > self.most:
@@ -230,7 +233,7 @@ class _Fsdp2(_Play):
         self.see(live, passing=mine)
         left = live if mine else live - whole_gradients(unit)
         if unit.order not in self.done:
-            self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
+            self.reduced += 0 if self.offload else gradient_bytes(self.plan, unit)
         self.done.add(unit.order)
         # By parts, see wrap.gloo: of two ranks neither sends itself its own. One rank alone copies.
         by_parts = self.gloo and self.plan.shard > 1
@@ -270,6 +273,8 @@ class _Fsdp2(_Play):
 
 
 class _Fsdp1(_Play):
+    anew = True
+
     def enter(self, unit: Unit | None, live: int) -> None:
         if unit is None:
             return
@@ -305,14 +310,12 @@ class _Fsdp1(_Play):
         """Reduce what waited for the unit before it."""
         late, self.late = self.late, None
         if late is not None:
-            self._reduce(late, live if late.order in self.whole else live + whole_gradients(late))
+            self._reduce(late, live + _flat(late))
 
     def _reduce(self, unit: Unit, live: int) -> None:
-        flat = sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params)
-        frozen = flat - whole_gradients(unit)  # zeros stand for gradients of what is frozen
-        mine = self.whole.pop(unit.order, 0)
-        self.see(live, passing=mine + flat + frozen)
-        left = live if mine else live - whole_gradients(unit)
+        flat, mine = _flat(unit), self.whole.pop(unit.order, 0)
+        self.see(live, passing=mine + flat)  # made of the gradients of its parts
+        left = live - flat
         if not self.last:
             self.whole[unit.order] = flat
             self.see(left, passing=flat if mine else 0)
@@ -323,7 +326,7 @@ class _Fsdp1(_Play):
             self._ahead(unit, left + flat)
         dtypes = {unit.compute_dtype or p.dtype for p in unit.params}
         cast = 0 if dtypes == {self.plan.fsdp.reduce_dtype.torch_name} else unit.reduced_bytes
-        self.reduced += 0 if self.offload else shard_bytes(self.plan, unit)
+        self.reduced += 0 if self.offload else gradient_bytes(self.plan, unit)
         # Views of the gradient that was accumulated stay with the original parameters to the end of the reduction.
         self.see(left, passing=mine + flat + cast + unit.reduced_bytes * self.gloo)
 
@@ -344,6 +347,11 @@ class _Fsdp1(_Play):
     def _free(self, unit: Unit) -> None:
         if self.last or not unit.hold:
             self._drop(unit.order)
+
+
+def _flat(unit: Unit) -> int:
+    """FSDP1: bytes of all gradients of a unit, in parts or as one; zeros stand for those of what is frozen."""
+    return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in unit.params)
 
 
 class _Ddp(_Play):

@@ -158,7 +158,8 @@ def _lead_with_tokens(visual: nn.Module) -> None:
     width] so that frozen layers copy their weights for each token in 16 bits on CPUs, 15 times the work of a ViT-B."""
     from open_clip.transformer import ResidualAttentionBlock, Transformer
 
-    for module in visual.modules():
+    modules: Any = visual.modules()
+    for module in modules:
         blocks = module.resblocks if type(module) is Transformer else ()
         if blocks and all(type(b) is ResidualAttentionBlock and type(b.attn) is nn.MultiheadAttention for b in blocks):
             module.batch_first = False

@@ -18,34 +18,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from ..params import Backend
 from .build import with_bytes
 from .checkpointing import checkpoint_activations
 from .fake import FakeOperators, Kind, fake, fake_copy, fake_mode, tensors_of
-from .units import Moment, Unit, WrapPlan
-
-
-class Shape(NamedTuple):
-    """A tensor among an operator's arguments."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class Operator(NamedTuple):
-    """Calls of one operator with arguments alike, and the work of each; see the plan's fields."""
-
-    name: str
-    """Within torch.ops."""
-    args: tuple[Any, ...]
-    """Tensors by their Shape."""
-    kwargs: tuple[tuple[str, Any], ...]
-    flops: int
-    moved: int
-    calls: int = 1
+from .units import Moment, Param, Unit, WrapPlan
+from .work import Operator, operator_of
 
 
 class Recorded(NamedTuple):
@@ -71,6 +50,8 @@ def record(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recorde
     buffers = plan.fsdp.buffer_dtype
     twin = fake_copy(model, mode, _formats(plan), buffers.to_torch() if buffers else None).train()
     inputs = tree_map(lambda v: fake(v, mode) if isinstance(v, torch.Tensor) else v, example)
+    for name in {p.name for unit in plan.units for p in _graded(plan, unit)}:
+        twin.get_parameter(name).requires_grad_()
     film = _Film(mode, plan, twin, _vocabulary(twin))
     checkpoint_activations(twin, plan, lambda: (nullcontext(), _Repetition(film)))
     given = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)]
@@ -137,6 +118,12 @@ def _formats(plan: WrapPlan) -> dict[str, torch.dtype]:
     return found
 
 
+def _graded(plan: WrapPlan, unit: Unit) -> list[Param]:
+    """Parameters that get gradients: in a mixed unit of FSDP1 all, as views of one flat parameter that trains."""
+    every = plan.backend is Backend.FSDP1 and unit.sharded and unit.kind == "mixed"
+    return [p for p in unit.params if p.trainable or every]
+
+
 def _vocabulary(twin: nn.Module) -> int:
     """Width of the logits, to tell them from other activations; 0 where there are none."""
     for module in twin.modules():
@@ -171,7 +158,7 @@ class _Film(FakeOperators):
         self._entered: list[Unit] = []
         self._after: set[int] = set()
         self._backing: set[int] = set()
-        self._params = {u.order: [twin.get_parameter(p.name) for p in u.params if p.trainable] for u in plan.units}
+        self._params = {u.order: [twin.get_parameter(p.name) for p in _graded(plan, u)] for u in plan.units}
         self._waiting: dict[int, int] = {}
         self.idle = {p.name for p in plan.params if p.trainable}
         self._spared: set[int] = set()
@@ -184,7 +171,7 @@ class _Film(FakeOperators):
         out, kind = super().run(func, args, kwargs)
         if made := sum([self._note_storage(t) for t in tensors_of(out)]):
             if made not in kind.notes:
-                kind.notes[made] = _operator(func, args, kwargs, out, made)
+                kind.notes[made] = operator_of(func, args, kwargs, out, made)
             self._work[kind, made] = self._work.get((kind, made), 0) + 1
         return out, kind
 
@@ -247,8 +234,8 @@ class _Film(FakeOperators):
             module.register_forward_pre_hook(self._enter(unit, name, dtype), with_kwargs=True, prepend=True)
             if unit in self._units:
                 module.register_forward_hook(self._leave(unit, name))
-        for trained in [p.name for p in unit.params if p.trainable]:
-            twin.get_parameter(trained).register_post_accumulate_grad_hook(self._accumulated(unit, trained))
+        for p in _graded(self.plan, unit):
+            twin.get_parameter(p.name).register_post_accumulate_grad_hook(self._accumulated(unit, p.name))
 
     def _enter(self, unit: Unit, name: str, dtype: torch.dtype | None) -> Callable:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -318,7 +305,11 @@ class _Film(FakeOperators):
             self._spared.add(unit.order)
         elif unit.order in self._spared:
             self.twice.add(unit.order)
+        one = self.plan.backend is Backend.FSDP1 and not spared  # flat gradient, with zeros for what has none
+        zeros = sum(p.untyped_storage().nbytes() for p in params if p.grad is None) if one else 0
+        self.live += zeros
         self.note("spared" if spared else "after", unit.order)
+        self.live -= zeros
         self._free(params)
         self._restart()
 
@@ -365,23 +356,6 @@ class _After(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         ctx.call()
         return None, *grads
-
-
-def _operator(func: Any, args: Any, kwargs: Any, out: Any, made: int) -> Operator:
-    """made: bytes."""
-    flops = moved = 0
-    if count := flop_registry.get(func._overloadpacket):
-        flops = count(*args, **kwargs, out_val=out)
-    else:
-        moved = made + sum(t.nbytes for t in args if isinstance(t, torch.Tensor))
-    named = tuple((key, _shapes(value)) for key, value in kwargs.items())
-    return Operator(str(func), _shapes(args), named, flops, moved)
-
-
-def _shapes(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return Shape(value.shape, value.stride(), value.dtype)
-    return tuple(map(_shapes, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -18,6 +18,12 @@ def shard_bytes(plan: WrapPlan, unit: Unit) -> int:
     return sum((p.padded(parts) // parts) * ITEMSIZE[p.dtype] for p in unit.params if p.trainable and not p.idle)
 
 
+def gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Bytes of this rank's part of a unit's reduced gradients: FSDP1 has zeros for what is frozen in a mixed unit."""
+    one_gradient = plan.backend is Backend.FSDP1 and unit.sharded and unit.reduced_bytes
+    return unit.held_bytes if one_gradient else shard_bytes(plan, unit)
+
+
 def gathered_peak(plan: WrapPlan) -> int:
     """Units that stay gathered to the end of forward, and the largest two of the others (one runs, one comes next)."""
     sharded = [u for u in plan.units if u.sharded]

@@ -21,7 +21,7 @@ from ..estimate import Machine, estimate
 from ..params import AutoWrapPolicy, FSDPParams, LaunchParams
 from ..params.cluster import read_cluster
 from ..plan import WrapPlan, make_plan
-from ..plan.activity import Operator, Shape
+from ..plan.work import Operator, Shape
 from ..wrap import apply_plan
 
 ROUNDS = 5

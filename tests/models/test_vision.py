@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmfsdp.measure import cpu_memory
 from mmfsdp.models import build_vision
 from mmfsdp.params import BackboneParams, ParamError
 
@@ -75,3 +76,15 @@ def test_mistakes_name_the_field_and_near_names():
         build_vision(BackboneParams(config={"model_type": "vit", "hiden_size": 8}))
     with pytest.raises(ParamError, match="vision.config: .*names no model_type"):
         build_vision(BackboneParams(config={"hidden_size": 8}))
+
+
+def test_a_frozen_vit_copies_no_weights_for_its_tokens_in_bf16():
+    config = {"embed_dim": 16, "vision_cfg": {**VIT["vision_cfg"], "width": 96}}
+    encoder = build_vision(BackboneParams(source="open_clip", config=config))
+    encoder = (
+        encoder.to(torch.bfloat16).requires_grad_(False).train()
+    )  # as in a step; in eval mode torch has its own way
+    pixels = torch.randn(2, 3, 32, 32, dtype=torch.bfloat16)
+    with cpu_memory() as memory:
+        encoder(pixels)
+    assert 0 < memory.peak < sum(p.nbytes for p in encoder.parameters())
