@@ -40,20 +40,6 @@ def is_real(path):
     return named or REAL_IMPORTS.search(path.read_text("utf-8")) is not None
 
 
-OWN_RANKS = re.compile(
-    r"(_ranks|wrap_fsdp|random_trees|checkpoint|doc_snippets|reshard|scaler|several_sources|parity|traffic_floor"
-    r"|test_wrap|cornstarch|oumi|zeta)\.py"
-)
-"""Real tests that start ranks alone, which meet over a file: no port, no backbone and no moment is asked for, nor is a
-peak, which other processes blur."""
-
-
-@functools.cache
-def in_turn(path):
-    """Whether the tests of a file may not run beside real ones."""
-    return is_real(path) and not OWN_RANKS.search(path.name)
-
-
 FIRST = ("test_demo.py", "test_fuzz_params.py")
 """By its command, as a person's first, the demo pretrains the backbones that later tests use; the other is what takes
 longest of what is not real."""
@@ -68,21 +54,21 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n`, one process has all tests that must not disturb each other, in their order; the rest run beside."""
+    """With `-n`, one process has all real tests, in their order and never two at once; the others share the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class InTurnInOne(LoadScopeScheduling):
+    class RealInOne(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "in turn" if in_turn(config.rootpath / file) else file
+            return "real" if is_real(config.rootpath / file) else file
 
     config.option.loadscopereorder = False
-    return InTurnInOne(config, log)
+    return RealInOne(config, log)
 
 
 def pytest_runtest_setup(item):
-    """What runs beside the tests that take turns gives way to them."""
-    if "PYTEST_XDIST_WORKER" in os.environ and item.config.option.markexpr != "not real" and not in_turn(item.path):
+    """What runs beside the real tests gives way to them."""
+    if "PYTEST_XDIST_WORKER" in os.environ and item.config.option.markexpr != "not real" and not is_real(item.path):
         os.nice(10 - os.nice(0))
 
 
