@@ -1,40 +1,171 @@
-"""Python's collector while libraries are imported: paused, and then as it was."""
+"""Weights on their way from files to shards: the right ones, on every rank, and never the whole model on one."""
 
 import gc
-import subprocess
-import sys
+import json
+import shutil
+import zlib
+from pathlib import Path
 
+import open_clip
 import pytest
+import torch
+from ranks import on_ranks
+from safetensors.torch import load_file, save_file
+from tiny_run import tiny_run
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.tensor import DTensor
 
-from mmfsdp.loading import collector_paused
+from mmfsdp.build import build_model, open_model
+from mmfsdp.checkpoint import frozen_checksums
+from mmfsdp.freeze import freeze
+from mmfsdp.measure import cpu_memory
+from mmfsdp.models import build_language
+from mmfsdp.params import BackboneParams, ParamError, RunParams
+from mmfsdp.plan import make_plan
+from mmfsdp.train.job import build
+from mmfsdp.wrap import apply_plan
+
+VISION = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 16, "layers": 4, "width": 48, "patch_size": 8, "head_width": 12},
+    "text_cfg": {"context_length": 8, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1},
+}
+LANGUAGE = {"model_type": "llama", "vocab_size": 10, "hidden_size": 48, "intermediate_size": 128}
+LANGUAGE |= {"num_hidden_layers": 16, "num_attention_heads": 4, "tie_word_embeddings": True}
+CASES = {
+    "DDP": {"backend": "DDP"},
+    "FSDP1": {"backend": "FSDP1"},
+    "FSDP2": {},
+    "FSDP1 replicate": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
+    "FSDP2 replicate": {"frozen_policy": "REPLICATE"},
+}
 
 
-def test_the_collector_is_as_it_was_afterwards():
-    assert gc.isenabled()
-    with pytest.raises(ImportError), collector_paused():
-        assert not gc.isenabled()
-        with collector_paused():
-            pass
-        assert not gc.isenabled()
-        raise ImportError("no torch")
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with collector_paused():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+@pytest.fixture(scope="module")
+def params(tmp_path_factory) -> RunParams:
+    """A run whose backbones lie in folders: open_clip's in one file, the language model's in several."""
+    folder = tmp_path_factory.mktemp("weights")
+    run = tiny_run(folder)
+    torch.manual_seed(1)
+    (folder / "vision").mkdir()
+    save_file(open_clip.CLIP(**VISION).state_dict(), folder / "vision" / "open_clip_model.safetensors")
+    (folder / "vision" / "open_clip_config.json").write_text(json.dumps({"model_cfg": VISION}))
+    (folder / "language" / "model.safetensors").unlink()
+    build_language(BackboneParams(config=LANGUAGE)).save_pretrained(folder / "language", max_shard_size="500KB")
+    vision = {"weights": str(folder / "vision"), "config": VISION}
+    language = {"weights": str(folder / "language"), "config": LANGUAGE}
+    changes = {"model.num_latents": 4, "model.perceiver_depth": 1, "model.cross_attention_every": 6}
+    changes |= {f"model.vision.{k}": v for k, v in vision.items()} | {
+        f"model.language.{k}": v for k, v in language.items()
+    }
+    return run.change(**changes)
 
 
-def test_a_command_looks_through_little_of_what_it_imports_and_ends_in_silence():
-    """triton's bindings complain of leaks at the end of a process whose objects stay out of reach of its collector."""
-    code = """
-import gc, sys
-from mmfsdp.cli import main
-assert main(["plan", "--config", "tiny"]) == 0
-print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 100_000, gc.isenabled())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "True True True"
-    assert done.stderr == ""
+def load_each_way(text: str) -> dict:
+    params = RunParams.from_json(text)
+    found = {}
+    for case, fields in CASES.items():
+        fsdp = params.change(**{f"fsdp.{k}": v for k, v in fields.items()}).fsdp
+        gc.collect()
+        with cpu_memory() as memory:
+            first = torch.ones(1)  # the first that is seen tells what was held before
+            memory.mark()
+            del first
+            model, _, weights = build(params)
+            plan = make_plan(model, fsdp, world_size=2)
+            model = apply_plan(model, plan, weights=weights)
+        held = sum(t.untyped_storage().nbytes() for t in shards(model))
+        with FSDP.summon_full_params(model) if isinstance(model, FSDP) else torch.no_grad():
+            whole = {
+                n.replace("_fsdp_wrapped_module.", "").removeprefix("module."): p for n, p in model.named_parameters()
+            }
+            sums = {n: checksum(p.full_tensor() if isinstance(p, DTensor) else p) for n, p in whole.items()}
+        buffers = {n.replace("_fsdp_wrapped_module.", "").removeprefix("module."): b for n, b in model.named_buffers()}
+        found[case] = {
+            "sums": sums,
+            "buffers": {n: checksum(b) for n, b in buffers.items()},
+            "peak": memory.peak - memory.at_mark,
+            "shard": held,
+            "largest": max(u.numel * 4 for u in plan.units),
+            "whole": sum(p.numel for p in plan.params) * 4,
+        }
+    return found
+
+
+def shards(model: nn.Module) -> list[torch.Tensor]:
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return list({t.untyped_storage().data_ptr(): t for t in local if t.untyped_storage().nbytes()}.values())
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().clone().view(-1).view(torch.uint8).numpy().data)
+
+
+@pytest.fixture(scope="module")
+def found(params):
+    return on_ranks(load_each_way, 2, params.to_json())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_rank_holds_more_than_its_shard_and_a_unit_while_weights_are_read(found, case):
+    for rank in found:
+        seen = rank[case]
+        if "replicate" not in case and "DDP" not in case:
+            assert seen["shard"] < 0.55 * seen["whole"]
+        assert seen["peak"] <= 1.15 * seen["shard"] + seen["largest"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, case):
+    model, _ = build_model(params.model)
+    freeze(model, params.model.freeze)
+    frozen, names = frozen_checksums(model), [n for n, _ in model.named_parameters()]
+    for rank in found:
+        assert rank[case]["sums"] == found[0]["DDP"]["sums"] and sorted(rank[case]["sums"]) == sorted(names)
+        assert rank[case]["sums"].items() >= frozen.items()
+        assert rank[case]["buffers"] == {n: checksum(b) for n, b in model.named_buffers()}
+
+
+def test_weights_that_are_damaged_missing_or_misshaped_are_named(params, tmp_path):
+    def changed(part: str, **files) -> tuple[RunParams, Path]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(getattr(params.model, part).weights, folder)
+        for path in sorted(folder.glob("*.safetensors"))[:1]:
+            tensors = {k: v.clone() for k, v in load_file(path).items()}
+            for key, change in files.items():
+                key = next(k for k in tensors if key in k)
+                tensors[key] = change(tensors[key])
+            save_file({k: v for k, v in tensors.items() if v is not None}, path)
+        return params.change(**{f"model.{part}.weights": str(folder)}), next(iter(sorted(folder.glob("*.safetensors"))))
+
+    torn, path = changed("language")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ParamError, match=f"language.weights: .*{path.name} is not whole"):
+        open_model(torn.model)
+    shaped, _ = changed("language", layers=lambda t: t[..., :-1].contiguous())
+    with pytest.raises(ParamError, match=r"language.config: model.layers.* is \(.*\) in .* and \(.*\) in the model"):
+        open_model(shaped.model)
+    lacks, _ = changed("language", layers=lambda t: None)
+    assert open_model(lacks.model)[2] is None
+    with pytest.raises(ParamError, match="language.weights: .* lacks 1 weights, such as model.layers"):
+        build_model(lacks.model)
+    gone, path = changed("language")
+    _, _, weights = open_model(gone.model)
+    path.unlink()
+    with pytest.raises(ParamError, match=f"cannot be read from .*{path.name}"):
+        for name in weights.dtypes:
+            weights.read(name)
+
+
+def test_what_no_file_holds_begins_as_its_module_does(params):
+    _, _, weights = open_model(params.model)
+    model, _ = build_model(params.model)
+    made = {name: weights.read(name) for name in weights.made}
+    assert made.keys() == {n for n, _ in model.named_parameters()} - weights.origins.keys() and len(made) > 10
+    for name, p in model.named_parameters():
+        if name in made and p.numel() > 1 and p.std() > 0:
+            assert made[name].std() == pytest.approx(p.std().item(), rel=0.5), name
+        elif name in made:
+            assert torch.equal(made[name], p), name
+    assert open_model(params.change(**{"model.vision.weights": None}).model)[2] is None  # random: nothing to read
