@@ -60,12 +60,11 @@ def _look(params: RunParams) -> None:
     with collector_paused():
         from ..preview import check
 
-    # The ranks may be where there is what is not here: they lint, too.
-    with collector_paused(), suppress(OSError, ImportError):
-        check(params)
-        note = _note(params)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+        with suppress(OSError, ImportError):  # the ranks may be where there is what is not here: they lint, too
+            check(params)
+            note = _note(params)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
 
 
 def _note(params: RunParams) -> Path:

@@ -112,16 +112,19 @@ def _formats(plan: WrapPlan) -> dict[str, torch.dtype]:
     found = {}
     for unit in plan.units:
         for p in unit.params:
-            floats = p.dtype.startswith(("float", "bfloat"))
             gathered = unit.compute_dtype if unit.compute_dtype and plan.backend is not Backend.DDP else p.dtype
-            found[p.name] = getattr(torch, gathered if floats else p.dtype)
+            found[p.name] = getattr(torch, gathered if _floats(p) else p.dtype)
     return found
 
 
 def _graded(plan: WrapPlan, unit: Unit) -> list[Param]:
     """Parameters that get gradients: in a mixed unit of FSDP1 all, as views of one flat parameter that trains."""
     every = plan.backend is Backend.FSDP1 and unit.sharded and unit.kind == "mixed"
-    return [p for p in unit.params if p.trainable or every]
+    return [p for p in unit.params if p.trainable or (every and _floats(p))]
+
+
+def _floats(p: Param) -> bool:
+    return p.dtype.startswith(("float", "bfloat"))
 
 
 def _vocabulary(twin: nn.Module) -> int:

@@ -106,7 +106,7 @@ def beside_trainable(model: nn.Module, groups: list[list[str]], whole: set[str])
     """Names of frozen parameters in mixed units: FSDP1 makes all of a unit one parameter, which trains."""
     named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if n not in whole]
     trained = {home(n, groups) for n, p in named if p.requires_grad}
-    return {n for n, p in named if not p.requires_grad and home(n, groups) in trained}
+    return {n for n, p in named if p.is_floating_point() and not p.requires_grad and home(n, groups) in trained}
 
 
 def _runner(model: nn.Module, param_name: str, seen: Trace) -> str:

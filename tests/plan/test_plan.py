@@ -360,3 +360,13 @@ def test_the_same_example_gives_the_same_moments():
     model = frozen_model(params.model)
     plan, example = make_plan(model, params.fsdp, world_size=2), example_of(model, params)
     assert len({with_moments(model, plan, example) for _ in range(3)}) == 1, "a storage may take another's place"
+
+
+def test_whole_numbers_beside_what_trains_are_planned_for_fsdp1():
+    model = nn.Module()
+    model.frozen, model.head = nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 8)
+    model.scale = nn.Parameter(torch.ones(64, dtype=torch.int8), requires_grad=False)
+    model.forward = lambda x: model.head(model.frozen(x) * model.scale)
+    fsdp = FSDPParams(backend="FSDP1", auto_wrap_policy="NO_WRAP")
+    plan = make_plan(model, fsdp, world_size=2, example={"x": torch.ones(2, 64)})
+    assert plan.lint and any("scale" in p.name for p in plan.params)
