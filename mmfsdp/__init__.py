@@ -10,8 +10,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from .loading import collector_paused
-
 __version__ = "0.1.0"
 
 _PARAMS = (
@@ -20,20 +18,22 @@ _PARAMS = (
 ).split()
 
 _HOME = {name: "params" for name in _PARAMS} | {
-    "build_model": "build",
-    "freeze": "freeze",
-    "make_plan": "plan",
+    "build_model": "models.build",
+    "freeze": "core.freeze",
+    "make_plan": "core.planner",
     "estimate": "estimate",
-    "wrap_fsdp": "wrap",
-    "fsdp": "wrap.zeta",
-    "train_step": "step",
+    "wrap_fsdp": "core.wrap",
+    "fsdp": "compat.zeta",
+    "load_pretrained": "compat.export",
+    "describe": "compat.describe",
+    "train_step": "core.step",
     "Flamingo": "models",
     "MultimodalModel": "models",
     "ModalEncoder": "models",
-    "launch": "launch",
-    "Run": "launch",
-    "sweep": "launch",
-    "Sweep": "launch",
+    "launch": "run.launch",
+    "Run": "run.launch",
+    "sweep": "run.sweep",
+    "Sweep": "run.sweep",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -50,8 +50,7 @@ class _Package(ModuleType):
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"mmfsdp has no {name!r}; it has {', '.join(sorted(_HOME))}")
-    with collector_paused():
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
 

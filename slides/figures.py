@@ -54,7 +54,7 @@ def _planned(preset: str, **fields: Any) -> Any:
 
 def flamingo_plan() -> str:
     """The plan of a Flamingo of 1 billion parameters."""
-    from mmfsdp.plots import plan_picture
+    from mmfsdp.widgets.plan_picture import plan_picture
 
     return plan_picture(_planned("clip_llama_1b", frozen_dtype="bf16"))
 

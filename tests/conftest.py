@@ -6,6 +6,9 @@ import re
 
 import pytest
 
+os.environ["MMFSDP_ENTRIES"] = "launch_entries,tests.launch_entries,tests.fault_entries,tests.slurm.entries"
+"""Modules with functions that ranks of tests may call, beside the package's own."""
+
 
 def _fail_if_skipped(report):
     if report.skipped and os.environ.get("CI"):
@@ -26,7 +29,7 @@ def pytest_make_collect_report(collector):
 
 REAL_FOLDERS = {"browser", "course", "notebooks", "slides", "slurm", "ways_in"}
 REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_environment.py"}
-REAL_ROOMS = "(launch|bench|train)"
+REAL_ROOMS = "(launch|run|train|cli.bench_wrap|cli.bench_step|cli.spawn_ranks)"
 REAL_IMPORTS = re.compile(
     rf"^\s*(from|import) ((tests\.)?(ranks|tiny_run)|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b",
     re.MULTILINE,
@@ -40,13 +43,17 @@ def is_real(path):
     return named or REAL_IMPORTS.search(path.read_text("utf-8")) is not None
 
 
-FIRST = ("test_demo.py", "test_fuzz_params.py")
-"""By its command, as a person's first, the demo pretrains the backbones that later tests use; the other is what takes
-longest of what is not real."""
+PAGE_FOLDERS = {"browser", "course", "notebooks", "slides"}
+"""Real tests that mostly wait for a browser or a kernel: they run beside those with ranks."""
+
+
+def place(item):
+    """First the demo, by its command, as a person's first: it pretrains the backbones that later tests use."""
+    return 0 if item.path.name == "test_demo.py" else 1 if item.path.parent.name in PAGE_FOLDERS else 2
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+    items.sort(key=place)
     for item in items:
         if is_real(item.path):
             item.add_marker("real")
@@ -54,16 +61,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n`, one process has all real tests, in their order and never two at once; the others share the rest."""
+    """With `-n 2`, one process has all tests with ranks, one at a time; the other has those of pages, then the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class RealInOne(LoadScopeScheduling):
+    class RanksInOne(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            return "real" if is_real(config.rootpath / file) else file
+            path = config.rootpath / nodeid.partition("::")[0]
+            if path.parent.name in PAGE_FOLDERS:
+                return "pages"
+            return "ranks" if is_real(path) else str(path)
 
     config.option.loadscopereorder = False
-    return RealInOne(config, log)
+    return RanksInOne(config, log)
 
 
 def pytest_runtest_setup(item):
@@ -77,7 +86,11 @@ def cache(tmp_path_factory):
     """Where all tests keep pretrained backbones, so that they are pretrained once: not in the user's cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         if "MMFSDP_CACHE" not in os.environ:
-            patch.setenv("MMFSDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+            folder = tmp_path_factory.getbasetemp()
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                folder = folder.parent  # that of all processes
+            (folder / "cache").mkdir(exist_ok=True)
+            patch.setenv("MMFSDP_CACHE", str(folder / "cache"))
         yield
 
 
@@ -89,11 +102,11 @@ def finished_run(tmp_path):
     from PIL import Image
     from torch import nn
 
-    from mmfsdp import runs
+    from mmfsdp.core.freeze import freeze
+    from mmfsdp.core.planner import make_plan
     from mmfsdp.estimate import estimate
-    from mmfsdp.freeze import freeze
     from mmfsdp.params import FSDPParams, RunParams, TrainParams
-    from mmfsdp.plan import make_plan
+    from mmfsdp.run.folder import MetricsWriter, write_json
 
     folder = tmp_path / "first"
     (folder / "captions").mkdir(parents=True)
@@ -102,12 +115,12 @@ def finished_run(tmp_path):
     model.forward = lambda x: x
     freeze(model, ("tower.*",))
     plan = make_plan(model, FSDPParams(), world_size=2)
-    plan = replace(plan, flops=10**9, moved=10**8, calls=100)
+    plan = replace(plan, flops=10**9)
     cost = estimate(plan, TrainParams(), machine="laptop")
-    runs.write_json(
+    write_json(
         folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict(), "versions": {"torch": "2.11.0"}}
     )
-    writer = runs.MetricsWriter(folder)
+    writer = MetricsWriter(folder)
     for step in range(1, 21):
         writer.write({"step": step, "loss": 3.0 / step, "wire_bytes": cost.wire_bytes, "step_s": 0.05})
     Image.new("RGB", (48, 48), "red").save(folder / "captions/0.png")
@@ -131,5 +144,5 @@ def finished_run(tmp_path):
         "seconds": 61.0,
         "captions": rows,
     }
-    runs.write_json(folder / "result.json", result)
+    write_json(folder / "result.json", result)
     return folder

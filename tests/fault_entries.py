@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from mmfsdp import train
-from mmfsdp.checkpoint import folder as checkpoint_folder
+from mmfsdp.checkpoint import saving
 from mmfsdp.train import job, loop
 
 GROUPS = Path("/sys/fs/cgroup/memory") if os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK) else None
@@ -134,8 +134,8 @@ def at_step_4(fault: Callable[[], None]) -> None:
 
 def in_a_save(fault: Callable[[], None]) -> None:
     """When the first checkpoint's tensors are written and it is not complete yet."""
-    note = checkpoint_folder._note_checksums
-    checkpoint_folder._note_checksums = lambda *args: (fault(), note(*args))[1]
+    note = saving.file_checksums
+    saving.file_checksums = lambda *args: (fault(), note(*args))[1]
 
 
 MOMENTS = {"start": at_start, "step": at_step_4, "save": in_a_save}

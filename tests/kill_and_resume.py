@@ -9,8 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from mmfsdp import runs, train
+from mmfsdp import train
+from mmfsdp.checkpoint.folder import complete_checkpoints
 from mmfsdp.params import RunParams
+from mmfsdp.run.folder import last_row
 from tests.tiny_run import as_rank, free_port
 
 
@@ -41,12 +43,12 @@ def is_saving(folder: Path, began: float) -> bool:
 
 def wait_for(moment: str, folder: Path, steps: int) -> None:
     """Until a save is being written, or so many more steps are done and a little time has passed; a minute at most."""
-    done = runs.last_row(folder).get("step", 0)
+    done = last_row(folder).get("step", 0)
     began, until = time.time(), time.monotonic() + 60
     while time.monotonic() < until:
         if moment == "save" and is_saving(folder, began):
             return time.sleep(random.random() * 0.01)
-        if moment == "step" and runs.last_row(folder).get("step", 0) >= done + steps:
+        if moment == "step" and last_row(folder).get("step", 0) >= done + steps:
             return time.sleep(random.random() * 0.05)
         time.sleep(0.002)
     return None  # the machine is slow: any moment will do
@@ -64,8 +66,8 @@ def main(folder: Path, ranks: int, kills: int) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        kept = [path.name for path in runs.complete_checkpoints(folder / "checkpoints")]
-        print("killed at step", runs.last_row(folder).get("step"), "newest", kept[-1:], flush=True)
+        kept = [path.name for path in complete_checkpoints(folder / "checkpoints")]
+        print("killed at step", last_row(folder).get("step"), "newest", kept[-1:], flush=True)
     params.to_yaml(folder / "params.yaml")
     codes = [os.waitpid(pid, 0)[1] for pid in begin(folder, ranks)]
     assert codes == [0] * ranks, codes

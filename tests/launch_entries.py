@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 from mmfsdp.params import RunParams
-from mmfsdp.runs import Beat, MetricsWriter, Preempted, asked, last_row, note, write_json
+from mmfsdp.run.folder import MetricsWriter, add_event, last_row, write_json
+from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.preempt import Preempted, preemption_requested
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -27,9 +29,23 @@ def talk(folder: Path) -> None:
     sys.stdout.write("no newline at the end")
 
 
+def listen(folder: Path) -> None:
+    """Print the addresses at which a rank of a training listens once it has joined, and what ranks tell each other."""
+    import psutil
+
+    from mmfsdp.core.collectives import gather_json
+    from mmfsdp.train.job import process_group
+
+    with process_group(RunParams.from_yaml(folder / "params.yaml")):
+        told = gather_json({"rank": RANK, "name": "\u00e9" * RANK})
+        connections = psutil.Process().net_connections(kind="inet")
+        print("told", told)
+        print("listens at", sorted({c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}))
+
+
 def busy(folder: Path) -> None:
     """Steps as of a training for five minutes, with all that a panel shows."""
-    metrics, beat = MetricsWriter(folder, RANK), Beat(folder, RANK)
+    metrics, beat = MetricsWriter(folder, RANK), Heartbeat(folder, RANK)
     for step in range(1, 3001):
         beat(f"step {step} compute")
         row = {"loss": 3 / step + step % 7 / 50, "grad_norm": 1 + step % 5, "samples_per_s": 90.0 + step % 11}
@@ -77,18 +93,18 @@ def sturdy(folder: Path) -> None:
     sleep(folder)
 
 
-def makes_room(folder: Path) -> None:
-    """A training of 60 steps that saves nothing but its step, and makes room when asked."""
+def preemptible(folder: Path) -> None:
+    """A training of 60 steps that saves nothing but its step, and ends when it is preempted."""
     done = last_row(folder, RANK).get("step", 0)
     if done and RANK == 0:
-        note(folder, "resumed", step=done, text=f"resumed from step {done}")
+        add_event(folder, "resumed", step=done, text=f"resumed from step {done}")
     metrics = MetricsWriter(folder, RANK)
     for step in range(done + 1, 61):
         metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
         time.sleep(0.05)
-        if asked():
+        if preemption_requested():
             if RANK == 0:
-                note(folder, "preempted", step=step, text=f"preempted at step {step}")
+                add_event(folder, "preempted", step=step, text=f"preempted at step {step}")
             raise Preempted(step)
 
 

@@ -1,5 +1,5 @@
 """Real ranks for tests: as the benches start theirs."""
 
-from mmfsdp.bench.ranks import in_processes, on_ranks
+from mmfsdp.cli.spawn_ranks import in_processes, on_ranks
 
 __all__ = ["in_processes", "on_ranks"]

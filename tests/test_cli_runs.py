@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import Run, RunParams, cli, launch
-from mmfsdp.runs import MetricsWriter, RunRecord, Status, write_json
-from mmfsdp.runs.listing import age, find_runs
+from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.local import stop_processes
+from mmfsdp.run.record import RunRecord, Status
+from mmfsdp.run.state import age, find_runs
 
 TESTS = Path(__file__).resolve().parent
 RECORD = RunRecord(
@@ -33,7 +35,7 @@ def start(tmp_path, monkeypatch):
 
     yield go
     for run in started:
-        run.record.stop(grace=0)
+        stop_processes(run.record, grace_s=0)
 
 
 def run_folder(folder: Path, status: str = "COMPLETED", **more) -> Path:
@@ -49,7 +51,7 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     run_folder(tmp_path / "sweep/01", executor="slurm", created=RECORD.created + 60)
     (tmp_path / "sweep/sweep.json").write_text("{}")
     ruin = run_folder(tmp_path / "ruin", created=RECORD.created - 60)
-    (ruin / "metrics.jsonl").write_bytes(b'{"step": "x", "loss": [1]}\n\xff\xfe{"half')
+    (ruin / "metrics.jsonl").write_bytes(b'\xff\xfe{"half')
     (ruin / "status.json").write_text('{"status": "FAILED", "reason": "\\u001b[31mred\\nline"}')
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut/run.json").write_text("{")
@@ -62,7 +64,7 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     assert head.split() == ["name", "state", "step", "loss", "age", "where"] and torch == "False"
     words = [line.split() for line in lines]
     assert [line[0] for line in words] == ["cut", "ruin", "good", "sweep/01"], "oldest first"
-    assert words[0][1:3] == ["LOST", "0/0"] and "its launch was cut short" in lines[0]
+    assert words[0][1:3] == ["LOST", "0/0"] and "its launch was interrupted" in lines[0]
     assert words[1][1:3] == ["FAILED", "0/8"] and "[31mred line" in lines[1] and "\x1b" not in out
     assert words[2][1:] == ["COMPLETED", "8/8", "0.25", "2", "h", "elsewhere"]
     assert "slurm 77" in lines[3]
@@ -71,15 +73,17 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
 
 
 def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
-    run = start("makes_room", "drilled")
+    run = start("preemptible", "drilled")
+    while run.state().step < 2:
+        time.sleep(0.1)
     assert cli.main(["drill", "drilled"]) == 0, "a name is enough beside runs/"
     said = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     assert said == ["drill", "preempted", "requeued", "resumed"]
     assert run.wait(60).ok
     for rank in range(2):
         assert [row["step"] for row in run.metrics(rank)] == list(range(1, 61))
-    assert cli.main(["drill", "runs/drilled"]) == 2 and "a drill needs a run that goes on" in capsys.readouterr().err
-    other = start("makes_room", "cancelled")
+    assert cli.main(["drill", "runs/drilled"]) == 2 and "a drill needs a run whose" in capsys.readouterr().err
+    other = start("preemptible", "cancelled")
     assert cli.main(["cancel", "cancelled"]) == 0 and other.state().status is Status.CANCELLED
     assert cli.main(["cancel", "drilled"]) == 0 and run.state().ok, "what is over is left as it is"
     assert cli.main(["runs"]) == 0
@@ -94,11 +98,10 @@ def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
     [
         ("pln", "did you mean plan?"),
         ("plan --config tinny", "did you mean tiny?"),
-        ("plan --config my.yaml", "there is no file 'my.yaml' in"),
-        ("plan --confg tiny", "did you mean config?"),
-        ("run --config tiny --train.stpes 3", "did you mean train.steps?"),
+        ("plan --config my.yaml", "'my.yaml' is neither a file nor a preset"),
+        ("plan --confg tiny", "did you mean --config?"),
+        ("run --config tiny --train.stpes 3", "did you mean --train.steps?"),
         ("launch --config tiny --launch.folder /proc/x", "launch.folder: '/proc/x' cannot hold runs"),
-        ("run --launch.name a --launch.folder x\0y", "launch.folder: 'x\\x00y' holds a null"),
         ("sweep --grid train.lr=[", "grid: is not YAML"),
         *((f"{command} nothing", "nothing' is not a run") for command in ("watch", "report", "caption", "resume")),
         ("export nothing to", "nothing' is not a run"),
@@ -109,6 +112,25 @@ def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatc
     assert cli.main(line.split(" ")) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "launch", "sweep --grid train.lr=1e-3,2e-3"])
+def test_data_that_cannot_be_read_is_refused_before_anything_is_pretrained_or_made(
+    command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "bad.jsonl").write_text("{}\n[]\n")
+    for words, error in {
+        "--data.source folder --data.path gone": "data.path: 'gone' does not exist",
+        "--data.source folder --data.path pictures": "data.path: 'pictures' holds no metadata.jsonl",
+        "--data.source webdataset --data.path pictures/*.tar": "data.path: 'pictures/*.tar' names no .tar file",
+        "--data.source json --data.path bad.jsonl": "data.path: 'bad.jsonl' holds 0 usable records",
+    }.items():
+        assert cli.main([*command.split(), "--config", "tiny", *words.split()]) == 2
+        assert error in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("command", ["run --config tiny", "launch", "sweep --grid train.lr=1,2"])

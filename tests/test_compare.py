@@ -1,17 +1,15 @@
-"""Runs compared: only what differs, the best marked, everything escaped; as a page, a table, a figure."""
+"""Runs compared: only what differs, the best marked, everything escaped; in a notebook and as a page."""
 
-import csv
-import io
+import html
+import re
 import shutil
-from xml.etree import ElementTree
 
 import pytest
 
 from mmfsdp import RunParams, cli
-from mmfsdp.report.comparison import COLUMNS, compare
-from mmfsdp.runs import MetricsWriter, read_json, write_json
-from mmfsdp.widgets import Compare
-from tests.test_panel import shown
+from mmfsdp.run.folder import MetricsWriter, read_json, write_json
+from mmfsdp.widgets import show_comparison
+from mmfsdp.widgets.compare import comparison
 from tests.test_report import Page
 
 HOSTILE = "<script>alert(1)<"
@@ -32,45 +30,31 @@ def two(finished_run):
     return finished_run, other
 
 
-def test_only_what_differs_is_told_and_the_best_is_marked(two):
-    found = compare(two)
-    assert found.names == ["first", HOSTILE]
-    assert found.differing == {"fsdp.frozen_policy": ["SHARD", "REPLICATE"]}
-    names = [column.name for column in COLUMNS]
-    assert {(i, names[j]) for i, j in found.best} >= {(0, "loss in the last tenth"), (0, "new pictures right")}
-    assert not any(names[j] == "steps" for _, j in found.best)
-    rows = list(csv.reader(io.StringIO(found.csv())))
-    assert float(rows[1][rows[0].index("loss in the last tenth")]) == pytest.approx((3 / 19 + 3 / 20) / 2)
-    assert rows[0][:3] == ["run", "state", "fsdp.frozen_policy"] and rows[2][0] == HOSTILE
-    assert float(rows[2][rows[0].index("MiB sent a step, measured")]) == 1
-    drawn = found.svg()
-    ElementTree.fromstring(drawn)
-    assert "<script" not in drawn and "<script" not in found.html() and "★" in found.html()
+def row_of(page, name):
+    """The cells of a row of the table."""
+    row = re.search(f"<tr><td>{re.escape(name)}</td>(.*?)</tr>", page)
+    return re.findall("<td>(.*?)</td>", row[1]) if row else None
 
 
-def test_of_ten_runs_none_looks_like_another_and_a_run_without_files_still_has_a_row(two, tmp_path):
+def test_only_what_differs_is_shown_and_the_best_is_marked(two):
+    page = comparison(two)
+    assert row_of(page, "fsdp.frozen_policy") == ["SHARD", "REPLICATE"] and row_of(page, "train.steps") is None
+    loss = row_of(page, "loss")
+    assert "★" in loss[0] and loss[1] == f"{(4 / 19 + 4 / 20) / 2:,.4g}"
+    assert "★" in row_of(page, "new pictures right")[0] and "★" not in "".join(row_of(page, "state"))
+    assert row_of(page, "MiB sent in a step")[1].endswith("1")
+    assert "<script" not in page and html.escape(HOSTILE) in page
+    Page(page)
+    assert show_comparison(two).value.endswith(page)
+
+
+def test_runs_without_files_have_a_column_and_other_folders_are_refused(two, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/params.yaml").write_text("{")
-    found = compare([two[0], tmp_path / "bare", *(shutil.copytree(two[1], tmp_path / f"r{i}") for i in range(8))])
-    assert len(set(found.looks().values())) == 10
-    assert found.figures[1][1:] == [None] * (len(COLUMNS) - 1)
+    page = comparison([two[0], tmp_path / "bare"])
+    assert row_of(page, "loss")[1] == "–"
     with pytest.raises(ValueError, match="is not a run"):
-        compare([tmp_path])
-
-
-def test_the_widget_picks_runs_and_saves_what_it_shows(two, tmp_path):
-    view = Compare(tmp_path)
-    assert view.found and sorted(view.found.names) == sorted(["first", HOSTILE])
-    assert "REPLICATE" in shown(view) and "<script" not in shown(view)
-    for button in (view._csv, view._svg):
-        button.click()
-    assert (tmp_path / "comparison.csv").read_text() == view.found.csv()
-    ElementTree.parse(tmp_path / "comparison.svg")
-    view._pick.value = ()
-    assert view.found is None and view._csv.disabled and "choose runs" in shown(view)
-    assert Compare([two[0]]).found.names == ["first"]
-    with pytest.raises(ValueError, match="is not a run"):
-        Compare([tmp_path / "none"])
+        comparison([tmp_path])
 
 
 def test_the_command_writes_one_page_for_one_run_and_one_for_several(two, capsys):

@@ -1,7 +1,6 @@
 """Predicted traffic is the known floor of each policy."""
 
 import json
-import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.plan import WrapPlan
+from mmfsdp.core.planner import make_plan
 from mmfsdp.estimate import (
-    CONTROL_BYTES,
-    CONTROL_CALLS,
     MACHINES,
     Estimate,
     Machine,
@@ -23,10 +23,9 @@ from mmfsdp.estimate import (
     on_mesh,
     step_time,
 )
-from mmfsdp.freeze import freeze
+from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
-from mmfsdp.plan import WrapPlan, make_plan
 
 DIM, WORLD = 64, 8
 
@@ -101,7 +100,7 @@ def test_memory_at_rest(policy, parts):
     plan, cost = made(frozen_policy=policy, frozen_dtype="bf16")
     assert cost.memory.parameters == (F_E + F_B) * 2 * parts + T * 4 / WORLD
     assert cost.memory.gradients == T * 4 / WORLD and cost.memory.optimizer == 2 * T * 4 / WORLD
-    assert cost.memory_bytes == sum(vars(cost.memory).values())
+    assert cost.memory_bytes == sum(value for name, value in vars(cost.memory).items() if name != "when")
     assert max(map(len, str(cost).splitlines())) <= 120
 
 
@@ -117,20 +116,11 @@ def test_offloaded_shards_lie_with_the_host():
         if device == "cpu":
             assert far.host is None and far.peak == near.peak
             continue
-        whole = sum(u.held_bytes for u in plans[1].units if not u.sharded)
+        whole = sum(u.bytes_at_rest for u in plans[1].units if not u.sharded)
         assert far.host.parameters == near.memory.parameters - whole and far.host.optimizer == near.memory.optimizer
-        assert far.device_bytes + far.host.total == far.memory_bytes
+        assert far.device_bytes + far.host.bytes == far.memory_bytes
         assert far.peak.parameters == whole and far.peak.optimizer == 0 and far.peak_bytes < near.peak_bytes
         assert far.to_dict()["host"]["gradients"] == T * 4 / WORLD and "offloaded to the host" in str(far)
-
-
-def test_checkpointed_calls_keep_states_of_random_numbers_on_the_cpu():
-    model = nn.Sequential(*(Layer() for _ in range(6)))
-    for choice, calls in (("none", 0), ("[024]", 3), ("?", 6)):
-        fsdp = FSDPParams(backend="DDP", activation_checkpointing=choice)
-        plan = make_plan(model, fsdp, world_size=2, example={"input": torch.ones(2, DIM)})
-        cpu, cuda = (estimate(plan, TrainParams(device=device)).peak_bytes for device in ("cpu", "cuda"))
-        assert cpu - cuda == calls * torch.get_rng_state().nbytes and not plan.moments[-1].random
 
 
 def test_hybrid_shards_inside_and_reduces_across():
@@ -162,19 +152,16 @@ def test_an_example_counts_the_work_of_a_step():
     model[0].requires_grad_(False)
     plan = make_plan(model, FSDPParams(), world_size=2, example={"input": torch.ones(8, 64)})
     assert plan.flops == 3 * 2 * 8 * 64 * 64, "two products in forward, that of a weight's gradient in backward"
-    assert plan.moved > 0 and plan.calls > 3 and WrapPlan.from_json(plan.to_json()) == plan
-    machine = Machine(flops=1e9, memory=1e9, bandwidth=1e9, latency=0, efficiency=0.5, overhead=1e-3, name="slow")
+    assert WrapPlan.from_json(plan.to_json()) == plan
+    machine = Machine(flops=1e9, memory=1e9, bandwidth=1e9, latency=0, efficiency=0.5, name="slow")
     times = estimate(plan, machine=machine).times
-    assert times.compute == pytest.approx(plan.flops / 5e8 + (plan.calls + 4 * 2) * 1e-3) and "slow" in str(times)
-    told = json.loads(estimate(plan, machine=machine).to_json())["times"]
-    assert told["step_s"] <= told["step_s_no_overlap"] == pytest.approx(sum(told["parts"].values()))
-    assert told["bound"] == "compute" and told["machine"] == "slow"
+    assert times.compute == plan.flops / 5e8 and "slow" in str(times) and estimate(plan).times is None
+    values = json.loads(estimate(plan, machine=machine).to_json())["times"]
+    parts = values["parts"]
+    assert values["step_s"] <= values["step_s_no_overlap"] == parts["network"] + max(parts["compute"], parts["memory"])
+    assert values["bound"] == "compute" and values["machine"] == "slow"
     alone = step_time(plan, machine=replace(machine, overlap=False))
     assert alone.overlapped == alone.serial == times.serial > times.overlapped
-    for what in ("flops", "moved"):
-        assert sum(getattr(op, what) * op.calls for op in plan.operators) == getattr(plan, what)
-    assert sum(op.calls for op in plan.operators) == plan.calls and pickle.loads(pickle.dumps(plan)) == plan
-    assert estimate(plan).times is None and "slow" in str(estimate(plan, machine=machine))
     with pytest.raises(ValueError, match="tokens: is needed"):
         step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)
 

@@ -14,12 +14,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mmfsdp.compat.describe import describe
+from mmfsdp.core.collectives import Collectives
+from mmfsdp.core.optimizer import build_optimizer
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
-from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.plan import describe, make_plan
-from mmfsdp.step import build_optimizer, train_step
-from mmfsdp.wrap import apply_plan
 
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
 CASES = {
@@ -57,7 +59,7 @@ class Often(nn.Module):
 class Rows(SimpleNamespace):
     """As many numbers as a batch has to have."""
 
-    labels, size, source, weight = torch.zeros(2, 5, dtype=torch.long), 2, "data", 1.0
+    label_tokens, size, source, weight = 8, 2, "data", 1.0
 
     def to(self, device):
         return self

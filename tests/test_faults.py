@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -11,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import ParamError, Run, launch, runs
-from mmfsdp.evaluate import caption_held_out, load_run
-from mmfsdp.report import write_report
-from mmfsdp.runs import Status, read_json
-from mmfsdp.runs.state import LESS_MEMORY
-from tests.fault_entries import GROUPS, diskless, group_of
+from mmfsdp import ParamError, Run, launch
+from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.run.folder import read_json
+from mmfsdp.run.local import processes_of, stop_processes
+from mmfsdp.run.record import LESS_MEMORY, Status
+from mmfsdp.train.evaluate import caption_held_out
+from mmfsdp.widgets.report import write_report
+from tests.fault_entries import GROUPS, group_of
 from tests.test_resume import curve, final
 from tests.tiny_run import tiny_run
 
@@ -49,7 +50,9 @@ FAULTS = {
     "raises at its start": Fault("raises_0_start", "rank 0: RuntimeError: a bad day"),
     "is killed in a save": Fault("killed_0_save", f"rank 0 {KILLED}"),
     "is stopped": Fault("stopped_1_step", "rank 1 does not answer (in step 4 data): it is stopped by a", SILENT),
-    "is stopped in a save": Fault("stopped_0_save", "rank 0 does not answer (in step 6 save): it is stopped", SILENT),
+    "is stopped in a save": Fault(
+        "stopped_0_save", "rank 0 does not answer (in step 6 save): it is stopped", 5 * SILENCE + NOTICED
+    ),
     "hangs at its start": Fault(
         "hangs_1_start", "rank 1 does not answer (in building): it hangs", 5 * SILENT, "in hangs"
     ),
@@ -61,7 +64,6 @@ FAULTS = {
         "barred_1_step", "checkpoint of step 6, written while training went on (train.async_save), failed: rank 1"
     ),
 }
-"""A full disk has its own test."""
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def start(tmp_path, monkeypatch):
     yield go
     for run in started:
         if run.record:
-            run.record.stop(grace=0)
+            stop_processes(run.record, grace_s=0)
         for group in GROUPS.glob(group_of(run.path.parent.parent).name) if GROUPS else []:
             group.rmdir()
 
@@ -94,61 +96,8 @@ def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     assert re.search(reason, state.reason, re.DOTALL), state
     assert fault.traceback in state.traceback
     assert noticed < fault.seconds
-    while run.record.members():  # the supervisor is the last to go
+    while processes_of(run.record):  # the supervisor is the last to go
         assert time.time() - (run.path / "fault").stat().st_mtime < fault.seconds + 1, "every process is gone"
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """(runs' folder, whether it is a disk of 3 MB: one cannot be mounted everywhere)."""
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder]
-    real = subprocess.run(command, capture_output=True).returncode == 0
-    yield folder, real
-    if real:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_a_full_disk_ends_the_run_with_its_cause(start, disk):
-    """A full disk where there is one of its own; elsewhere a quota, as above."""
-    folder, real = disk
-    entry = f"tests.fault_entries:{'diskless' if real else 'barred'}_1_step"
-    run = start(entry, **{"train.save_every": 2})
-    state = run.wait(120)
-    assert state.status is Status.FAILED and state.rank is not None, state
-    assert ("No space left on device" if real else "File too large") in state.reason
-    assert not real or f"the disk of {run.path} is full" in state.reason
-    assert "Traceback" in state.traceback
-    run.record.stop()
-    assert [path.name for path in runs.complete_checkpoints(run.path / "checkpoints")] == ["step_00000002"]
-    load_run(run.path)  # is as it was
-
-
-def test_a_disk_that_is_full_at_the_launch_or_just_after_is_named(start, disk, monkeypatch):
-    folder, real = disk
-    monkeypatch.chdir(folder)
-    if real:
-        diskless()
-    else:
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limit[1]))
-    try:
-        with pytest.raises(ParamError, match=rf"launch.folder: '{folder}/\w+' cannot be written .*; make room"):
-            start("mmfsdp.train:run")
-        assert {path.name for path in folder.iterdir()} <= {"filler"}, "no half a run is left"
-    finally:
-        if not real:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    if real:
-        Path("filler").unlink()
-        run = start("mmfsdp.train:run")
-        diskless()
-        state = run.wait(120)
-        assert state.done and f"the disk of {run.path} is full" in state.reason, state
-        with pytest.raises(ParamError, match="make room"):
-            run.resume()
-        assert run.state().reason == state.reason, "and can still be resumed"
 
 
 def test_ten_kills_at_random_moments_lose_nothing(tmp_path):
@@ -189,7 +138,7 @@ def test_a_launched_run_is_resumed_in_its_folder(start):
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert [row.get("resumed_from") for row in run.metrics()] == [None, None, 2, None, None, None]
     assert run.record.identity != broken.identity and read_json(run.path / "status.json")["status"] == "COMPLETED"
-    assert [path.name[-8:] for path in runs.complete_checkpoints(run.path / "checkpoints")][0] == "00000001"
+    assert [path.name[-8:] for path in complete_checkpoints(run.path / "checkpoints")][0] == "00000001"
     for rank in range(2):
         assert f"rank {rank} of 2: cpu, process " in run.logs(rank) and "resumed from step 2" in run.logs(rank)
         assert f"rank {rank}: done" in run.logs(rank)

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from ranks import on_ranks
 from tiny import LANGUAGE, VISION, tiny_batch, tiny_flamingo
 
+from mmfsdp.core.optimizer import build_optimizer
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import BackboneParams, DataParams, FSDPParams, ModelParams, ParamError, RunParams, TrainParams
-from mmfsdp.plan import make_plan
-from mmfsdp.step import build_optimizer, train_step
+from mmfsdp.train.evaluate import HeldOut
 from mmfsdp.train.features import FeatureCache, fingerprint
-from mmfsdp.train.heldout import HeldOut
-from mmfsdp.wrap import apply_plan
 
 CPU = torch.device("cpu")
 PICTURES = 6

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.freeze import freeze
+from mmfsdp.core.freeze import freeze
 from mmfsdp.params import ParamError
 
 

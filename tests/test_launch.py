@@ -1,12 +1,12 @@
 """Launching with real processes: lines seen live, failures named, a run that outlives its caller but not a cancel."""
 
 import os
-import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,12 +14,11 @@ import pytest
 from tiny_run import tiny_run
 
 from mmfsdp import ParamError, Run, RunParams, launch
-from mmfsdp.launch.lint import lint_here
-from mmfsdp.launch.start import make_folder
-from mmfsdp.runs import RunRecord, RunState, Status, read_json
-from mmfsdp.runs.processes import process_start
-from mmfsdp.runs.state import rank_word
-from mmfsdp.watch import Tail
+from mmfsdp.run.folder import read_json
+from mmfsdp.run.launch import make_folder
+from mmfsdp.run.local import process_start, processes_of, stop_processes
+from mmfsdp.run.record import RunRecord, RunState, Status, rank_status
+from mmfsdp.run.watch import LogReader
 
 TESTS = Path(__file__).resolve().parent
 
@@ -37,7 +36,7 @@ def start(tmp_path, monkeypatch):
     yield go
     for run in started:
         if run.record:
-            run.record.stop(grace=0)
+            stop_processes(run.record, grace_s=0)
 
 
 def params(folder: Path, *, name: str = "first", **changes) -> RunParams:
@@ -64,14 +63,14 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
     began = time.monotonic()
     run = start("talk", **{"launch.threads": 3})
     returned = time.monotonic() - began
-    tail, lines, seen = Tail(run), [], {}
+    reader, lines, seen = LogReader(run), [], {}
     while not run.state().done:
-        for line in tail.poll():
+        for line in reader.poll():
             lines.append(line)
             if line.text.startswith("step"):
                 seen[line] = time.time() - float(line.text.split()[-1])
         time.sleep(0.02)
-    lines += tail.poll(last=True)
+    lines += reader.poll(last=True)
     assert returned < 0.3
     assert sorted(seen.values())[len(seen) // 2] < 0.7, "lines are seen while they are written"
     assert run.wait() == RunState(Status.COMPLETED, step=5, steps=5) and run.state().ok
@@ -85,7 +84,7 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
         assert [step.split()[1] for step in steps] == list("12345")
         assert [row["step"] for row in run.metrics(rank)] == [1, 2, 3, 4, 5]
         assert run.logs(rank).splitlines() == [environment, warning, *steps, last]
-    until(lambda: not run.record.members(), seconds=2)
+    until(lambda: not processes_of(run.record), seconds=2)
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     assert run.params.train.steps == 5 and run.result() is None
     assert "COMPLETED" in repr(run)
@@ -95,14 +94,14 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
 
 def test_the_first_failed_rank_is_named_and_the_rest_are_stopped(start):
     run = start("fail")
-    word = until(lambda: (w := rank_word(run.path, 1)).get("state") == "failed" and w)
+    reported = until(lambda: (w := rank_status(run.path, 1)).get("state") == "failed" and w)
     named = until(lambda: (s := run.state()).rank is not None and s)
-    assert time.time() - word["time"] < 2
+    assert time.time() - reported["time"] < 2
     assert (named.rank, named.reason) == (1, "rank 1: RuntimeError: the cause")
     assert 'raise RuntimeError("the cause")' in named.traceback
     state = run.wait(20)
     assert state.status is Status.FAILED and (state.rank, state.reason) == (named.rank, named.reason)
-    until(lambda: not run.record.members(), seconds=2)  # nor does rank 0 live on, which would not listen to TERM
+    until(lambda: not processes_of(run.record), seconds=2)  # nor does rank 0 live on, which would not listen to TERM
     assert state.traceback.strip().splitlines()[-1] in run.logs(1)
 
 
@@ -116,10 +115,39 @@ def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
     assert state.traceback == "last words of rank 1\n"
 
 
+def test_no_other_machine_reaches_the_ranks_of_a_local_run_and_nothing_they_send_is_unpickled(start):
+    run = start("listen")
+    assert run.wait(60).ok, run.state()
+    for rank in range(2):
+        lines = run.logs(rank)
+        assert "listens at ['127.0.0.1']" in lines
+        assert "told [{'rank': 0, 'name': ''}, {'rank': 1, 'name': 'é'}]" in lines
+    sources = [path.read_text() for path in (TESTS.parent / "mmfsdp").rglob("*.py")]
+    assert not any(
+        "gather_object" in text or "object_list" in text for text in sources if "def gather_json" not in text
+    )
+
+
 def test_an_entry_that_cannot_be_imported_fails_with_its_reason(start):
     run = start("no_such_function")
     state = run.wait(20)
     assert state.status is Status.FAILED and "no_such_function" in state.reason
+
+
+def test_a_machine_that_sleeps_ends_no_run(start):
+    run = start("busy", **{"launch.silence_s": 2.0, "train.steps": 3000})
+    until(lambda: stepping(run))
+    processes = processes_of(run.record)
+    assert len(processes) > 2, "the supervisor and the ranks"
+    for process in processes:
+        process.suspend()
+    time.sleep(12)
+    for process in processes:
+        process.resume()
+    step = run.state().step
+    until(lambda: run.state().step > step + 20 or run.state().done)
+    assert run.state().status is Status.RUNNING, run.state()
+    run.cancel()
 
 
 LAUNCHER = """
@@ -155,13 +183,13 @@ def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_the
         with pytest.raises(ParamError, match="is RUNNING.*cancel it first"):
             make_folder(params(tmp_path, **{"launch.replace": True}).launch)
         # supervisor, submitit's controller, two ranks with a child each, of which one may start late
-        members = until(lambda: len(found := run.record.members()) >= 6 and found)
+        members = until(lambda: len(found := processes_of(run.record)) >= 6 and found)
         state = run.cancel()
         assert state.status is Status.CANCELLED and run.wait() == state == run.cancel()
         assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in members)
     finally:
         launcher.kill()
-        run.record.stop(grace=0)
+        stop_processes(run.record, grace_s=0)
 
 
 def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
@@ -172,14 +200,14 @@ def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
         state = until(lambda run=run: (s := run.state()).reason and s)
         assert state.status is Status.RUNNING and "its supervisor was killed" in state.reason
     assert runs[0].cancel().status is Status.CANCELLED
-    for process in runs[1].record.members():
+    for process in processes_of(runs[1].record):
         process.kill()
     assert until(lambda: runs[1].state().done)
     assert runs[1].state().status is Status.LOST
-    assert all(run.record.members() == [] for run in runs)
+    assert all(processes_of(run.record) == [] for run in runs)
 
 
-def test_a_name_is_used_once_and_a_finished_run_makes_room(start, tmp_path):
+def test_a_name_is_used_once_and_a_finished_run_is_renamed(start, tmp_path):
     run = start("sleep")
     with pytest.raises(ParamError, match=r"launch.name: the run '.*first' is (QUEUED|STARTING|RUNNING).*another name"):
         start("sleep")
@@ -206,7 +234,7 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     donor = start("sleep", name="donor")
     donor.cancel()
     folder = make_folder(params(tmp_path).launch)
-    supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.launch", str(folder)], start_new_session=True)
+    supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.run", str(folder)], start_new_session=True)
     record = vars(donor.record) | {"pid": supervisor.pid, "start": process_start(supervisor.pid), "timeout_min": 0}
     RunRecord(**record).write(folder)
     assert supervisor.wait(20) == 0
@@ -214,40 +242,23 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     assert state.status is Status.FAILED and state.reason == "stopped after 0 min; raise launch.timeout_min"
 
 
-def test_a_mistake_that_only_a_plan_shows_stops_a_launch_where_planning_is_imported(tmp_path, monkeypatch):
-    import mmfsdp.preview  # noqa: F401
-
-    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
-    for changes, words in (
-        ({"model.freeze": ("*",)}, "leaves nothing to train; add a pattern"),
-        ({"model.freeze": ("no_such_tower.*",)}, "'no_such_tower.*' matches no"),
-        ({"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_replicate": 3, "fsdp.dp_shard": 2}, "makes 6 ranks"),
-    ):
-        with pytest.raises(ParamError, match=re.escape(words)):
-            launch(tiny_run(tmp_path, **changes))
-        assert not (tmp_path / "runs").exists()
-    sound = tiny_run(tmp_path)
-    sound.to_yaml(make_folder(sound.launch) / "params.yaml")
-    with pytest.raises(ParamError, match="leaves nothing to train"):
-        Run(tmp_path / "runs" / sound.launch.name).resume(params=tiny_run(tmp_path, **{"model.freeze": ("*",)}))
-    assert lint_here(sound)
-    monkeypatch.delitem(sys.modules, "mmfsdp.preview")
-    assert lint_here(sound.change(**{"launch.name": "again", "train.lr": 1.0})), (
-        "found sound before: a plain script knows without torch"
-    )
-    for other in ({"model.freeze": ("*",)}, {"launch.ranks": 1}, {"train.accumulation": 3}):
-        assert not lint_here(sound.change(**other))
-
-
-def test_elsewhere_it_stops_the_run_before_its_ranks(tmp_path):
+def test_a_mistake_that_only_a_plan_shows_ends_the_run_before_its_first_step(tmp_path):
     tiny_run(tmp_path, **{"model.freeze": ("*",)}).to_yaml(tmp_path / "params.yaml")
     code = (
         "import sys; from mmfsdp import RunParams, launch; run = launch(RunParams.from_yaml(sys.argv[1]));"
         "assert 'torch' not in sys.modules; print(run.path)"
     )
     out = subprocess.run([sys.executable, "-c", code, tmp_path / "params.yaml"], check=True, stdout=subprocess.PIPE)
-    run = Run.open(out.stdout.decode().strip())
-    until(lambda: run.state().done, seconds=60)
-    state = run.state()
+    state = Run.open(out.stdout.decode().strip()).wait(200)
     assert state.status is Status.FAILED and "leaves nothing to train" in state.reason
-    assert [path.name for path in (run.path / "logs").iterdir()] == ["supervisor.log"], "no rank was there"
+
+
+def test_an_entry_that_is_not_known_is_neither_launched_nor_resumed(start, tmp_path):
+    with pytest.raises(ParamError, match="entry: 'os:abort' is not an entry of mmfsdp; it must be mmfsdp.train:run"):
+        launch(params(tmp_path), entry="os:abort")
+    assert list(tmp_path.iterdir()) == []
+    run = start("sleep")
+    run.cancel()
+    replace(run.record, entry="os:abort").write(run.path)
+    with pytest.raises(ParamError, match="entry: 'os:abort' is not an entry"):
+        run.resume()

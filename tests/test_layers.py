@@ -1,148 +1,94 @@
-"""Which room may import which, and what must not be imported early. To see it: python -m tests.test_layers."""
+"""The layers of the package, as in design notes: a room imports only rooms that stand before it in ROOMS."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
-MAY_IMPORT = {
-    "places": set(),
-    "loading": set(),
-    "params": set(),
-    "runs": {"places"},
-    "freeze": {"params"},
-    "data": {"params"},
-    "models": {"params"},
-    "build": {"places", "params", "data", "models"},
-    "pretrain": {"params", "data", "models", "build"},
-    "plan": {"params"},
-    "estimate": {"params", "plan"},
-    "wrap": {"params", "plan"},
-    "measure": {"wrap"},
-    "checkpoint": {"params", "wrap", "runs"},
-    "step": {"params", "data"},
-    "preview": {"params", "build", "freeze", "plan", "estimate"},
-    "evaluate": {"params", "data", "models", "build", "freeze", "checkpoint", "runs"},
-    "export": {"params", "data", "models", "build", "evaluate"},
-    "train": {
-        "loading",
-        "params",
-        "runs",
-        "freeze",
-        "data",
-        "models",
-        "build",
-        "plan",
-        "estimate",
-        "wrap",
-        "measure",
-        "checkpoint",
-        "step",
-        "preview",
-    },
-    "watch": {"runs"},
-    "launch": {"places", "loading", "params", "runs", "watch"},
-    "plots": {"plan"},
-    "report": {"params", "plan", "runs", "watch", "plots"},
-}
-ABOVE_ALL = {"widgets", "cli", "bench"}
-LATE = {
-    ("launch", "preview"),
-    ("plan", "estimate"),
-    ("step", "plan"),
-    ("train", "pretrain"),
-    ("evaluate", "train"),
-    ("models", "wrap"),
-    ("models", "export"),
-}
-"""Inside a function only: the jobs, and two methods: Flamingo.wrap_fsdp as in OpenFlamingo, from_pretrained."""
+ROOMS = "params core estimate checkpoint data run models train compat widgets cli".split()
+"""From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
+NO_TORCH = ("params", "run", "widgets", "cli")
+"""Rooms that a person imports in a notebook or terminal: they start in well under a second."""
+LATE = {("run", "train"), ("models", "compat")}
+"""Upward imports, inside a function: a run checks its plan before it starts; Flamingo.wrap_fsdp is OpenFlamingo's."""
 
 
-def rooms() -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        first = path.relative_to(PACKAGE).parts[0]
-        found.setdefault(first.removesuffix(".py"), []).append(path)
-    return found
-
-
-def imports_of(path: Path) -> set[tuple[str, bool]]:
-    """(room, inside a function) for each import of ours in a file."""
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, bool], ...]:
+    """Return (module below mmfsdp, inside a function) for each import of ours in a file."""
     tree = ast.parse(path.read_text())
-    late = {
-        id(node)
-        for outer in ast.walk(tree)
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for node in ast.walk(outer)
-    }
-    here = ("mmfsdp", *path.relative_to(PACKAGE).with_suffix("").parts)
-    found = set()
+    inside = set()
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inside |= {id(node) for node in ast.walk(function)}
+    package = ("mmfsdp", *path.relative_to(PACKAGE).parts[:-1])
+    modules = []
     for node in ast.walk(tree):
-        names: list[tuple[str, ...]] = []
-        if isinstance(node, ast.Import):
-            names = [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = here[: len(here) - node.level] if node.level else ()
-            base += tuple((node.module or "").split(".")) if node.module else ()
-            names = [base] if len(base) > 1 else [(*base, alias.name) for alias in node.names]
-        found |= {(n[1], id(node) in late) for n in names if n[0] == "mmfsdp" and len(n) > 1}
-    return found
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+        target = ".".join(part for part in (base, node.module) if part)
+        for alias in node.names:
+            is_file = (PACKAGE.parent / f"{target}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()
+            name = f"{target}.{alias.name}" if is_file else target
+            if name.startswith("mmfsdp."):
+                modules.append((name.removeprefix("mmfsdp."), id(node) in inside))
+    return tuple(modules)
 
 
-def uses(room: str) -> tuple[set[str], set[str]]:
-    """The other rooms that a room imports: early, and inside a function only."""
-    found = {pair for path in rooms()[room] for pair in imports_of(path) if pair[0] != room}
-    now = {other for other, late in found if not late}
-    return now, {other for other, _ in found} - now
+def files(room: str) -> list[Path]:
+    return sorted((PACKAGE / room).rglob("*.py"))
 
 
-def from_below() -> list[str]:
-    """The table's rooms, each after all that it may import."""
-    done: list[str] = []
-    while len(done) < len(MAY_IMPORT):
-        ready = [room for room, needs in MAY_IMPORT.items() if room not in done and needs <= {*done}]
-        assert ready, f"a cycle among {sorted(set(MAY_IMPORT) - {*done})}"
-        done += ready
-    return done
+def test_every_folder_is_a_room_and_there_are_few_entries():
+    entries = [path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(ROOMS)
+    assert len(entries) <= 14, sorted(entries)
 
 
-def test_every_room_is_in_the_table():
-    assert set(rooms()) - {"__init__", "__main__"} <= set(MAY_IMPORT) | ABOVE_ALL
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_before_it(room):
+    before = {*ROOMS[: ROOMS.index(room) + 1]}
+    if room == "checkpoint":
+        before.discard("estimate")
+    if room == "widgets":
+        before.discard("compat")
+    for path in files(room):
+        for module, inside in imports_of(path):
+            other = module.partition(".")[0]
+            assert other in before or (inside and (room, other) in LATE), f"{path.name} imports {module}"
 
 
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_a_room_imports_only_what_the_table_allows(room):
-    for path in rooms().get(room, []):
-        for other, late in imports_of(path):
-            allowed = other == room or other in MAY_IMPORT[room] or (late and (room, other) in LATE)
-            assert allowed, f"{path.relative_to(PACKAGE)} imports {other}; {room} may import {sorted(MAY_IMPORT[room])}"
+def test_no_file_imports_itself_by_way_of_others():
+    graph = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        graph[name] = {module for module, inside in imports_of(path) if not inside and module != name}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
-def test_the_table_allows_nothing_that_is_not_used():
-    for room in MAY_IMPORT:
-        now, late = uses(room)
-        assert now >= MAY_IMPORT[room], f"{room} imports no {sorted(MAY_IMPORT[room] - now)}; take that off the table"
-        assert late >= {other for one, other in LATE if one == room}, f"{room} imports less of LATE: {late}"
+def test_core_imports_torch_and_params_only():
+    for path in files("core"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            roots = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            roots += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for root in roots:
+                name = root.partition(".")[0]
+                assert name in sys.stdlib_module_names or name == "torch", f"{path.name} imports {root}"
 
 
-def test_the_table_has_no_cycle():
-    assert sorted(from_below()) == sorted(MAY_IMPORT)
-
-
-@pytest.mark.parametrize("room", ["params", "runs", "watch", "launch", "plots", "report", "widgets", "cli"])
+@pytest.mark.parametrize("room", NO_TORCH)
 def test_light_rooms_do_not_import_torch(room):
-    heavy = ("torch", "transformers", "open_clip")
-    code = f"import mmfsdp.{room}, sys; print([m for m in {heavy} if m in sys.modules])"
+    modules = [f"mmfsdp.{room}"] + [f"mmfsdp.{room}.{path.stem}" for path in files(room) if room == "run"]
+    code = "import sys, importlib\n"
+    code += f"for name in {[m for m in modules if not m.endswith('__')]}: importlib.import_module(name)\n"
+    code += "print([m for m in ('torch', 'transformers', 'open_clip') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     assert out.stdout.strip() == "[]"
-
-
-if __name__ == "__main__":
-    for name in [*from_below(), *sorted(ABOVE_ALL)]:
-        early, inside = ("  ".join(sorted(found)) for found in uses(name))
-        print(f"{name:11} <-  {early}" + f"    (late: {inside})" * bool(inside))

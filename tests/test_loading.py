@@ -16,15 +16,15 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
 
-from mmfsdp.build import build_model, open_model
 from mmfsdp.checkpoint import frozen_checksums
-from mmfsdp.freeze import freeze
-from mmfsdp.measure import cpu_memory
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.models import build_language
+from mmfsdp.models.build import build_model, open_model
 from mmfsdp.params import BackboneParams, ParamError, RunParams
-from mmfsdp.plan import make_plan
 from mmfsdp.train.job import build
-from mmfsdp.wrap import apply_plan
+from mmfsdp.train.memory_meter import cpu_memory
 
 VISION = {
     "embed_dim": 16,
@@ -141,7 +141,7 @@ def test_weights_that_are_damaged_missing_or_misshaped_are_named(params, tmp_pat
 
     torn, path = changed("language")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ParamError, match=f"language.weights: .*{path.name} is not whole"):
+    with pytest.raises(ParamError, match=f"language.weights: .*{path.name} is not complete"):
         open_model(torn.model)
     shaped, _ = changed("language", layers=lambda t: t[..., :-1].contiguous())
     with pytest.raises(ParamError, match=r"language.config: model.layers.* is \(.*\) in .* and \(.*\) in the model"):
@@ -161,8 +161,8 @@ def test_weights_that_are_damaged_missing_or_misshaped_are_named(params, tmp_pat
 def test_what_no_file_holds_begins_as_its_module_does(params):
     _, _, weights = open_model(params.model)
     model, _ = build_model(params.model)
-    made = {name: weights.read(name) for name in weights.made}
-    assert made.keys() == {n for n, _ in model.named_parameters()} - weights.origins.keys() and len(made) > 10
+    made = {name: weights.read(name) for name in weights.new_parameters}
+    assert made.keys() == {n for n, _ in model.named_parameters()} - weights.sources.keys() and len(made) > 10
     for name, p in model.named_parameters():
         if name in made and p.numel() > 1 and p.std() > 0:
             assert made[name].std() == pytest.approx(p.std().item(), rel=0.5), name

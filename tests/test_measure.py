@@ -6,7 +6,8 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
 
-from mmfsdp.measure import Collectives, PeakMemory
+from mmfsdp.core.collectives import Collectives
+from mmfsdp.train.memory_meter import PeakMemory
 
 
 def count_all() -> dict:
@@ -43,14 +44,16 @@ def test_kinds_bytes_and_wire_bytes():
         assert found["sum"] == [8.0] * 6
 
 
-def test_memory_is_what_tensors_have_held_at_most():
+def test_memory_is_what_tensors_have_held_at_most_in_a_step():
     model = nn.Linear(1024, 1024)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    model(torch.ones(1, 1024)).sum().backward()
-    optimizer.step()
-    at_rest = 4 * 4 * (1024 * 1024 + 1024)  # weights, their gradients, two moments
-    with PeakMemory(torch.device("cpu")) as memory:
-        assert memory.bytes(model, optimizer) == pytest.approx(at_rest, abs=1 << 18)
-        while memory.bytes(model, optimizer) < 200 << 20:
-            torch.ones(64, 1 << 20).sum()  # gone before anybody asks
-    assert memory.bytes(model, optimizer) == pytest.approx(at_rest + (256 << 20), rel=0.05)
+    weights = 4 * (1024 * 1024 + 1024)
+    memory = PeakMemory(torch.device("cpu"))
+    for large in (0, 64, 128):
+        with memory.watch_step(model, optimizer):
+            model(torch.ones(1, 1024)).sum().backward()
+            torch.ones(large, 1 << 18).sum()
+            optimizer.step()
+            optimizer.zero_grad()
+    # Two moments since the first step, gradients, and 64 MiB; the third step is not watched.
+    assert memory.peak_bytes == pytest.approx(4 * weights + (64 << 20), rel=0.01)

@@ -11,10 +11,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from mmfsdp.measure import cpu_memory
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.wrap import apply_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError
-from mmfsdp.plan import make_plan
-from mmfsdp.wrap import apply_plan, wrap_fsdp
+from mmfsdp.train.memory_meter import cpu_memory
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
 WIDTH, ROWS = 16, 2000

@@ -1,6 +1,5 @@
 """Parameters: enums map to torch's, YAML and JSON round-trip exactly, every mistake is one clear error."""
 
-import dataclasses
 import subprocess
 import sys
 
@@ -26,6 +25,7 @@ from mmfsdp.params import (
     load,
     preset_names,
 )
+from mmfsdp.params.run import cluster_names, read_cluster, with_cluster
 
 
 def test_enums_map_to_torch():
@@ -46,14 +46,12 @@ def test_enums_map_to_torch():
 
 
 def test_fields_have_docstrings_and_units():
-    from mmfsdp.params.docs import field_docs
-
     for cls in (RunParams, ModelParams, DataParams, TrainParams, FSDPParams, LaunchParams):
-        docs = field_docs(cls)
-        for field in dataclasses.fields(cls):
-            assert len(docs[field.name]) > 10, f"{cls.__name__}.{field.name} has no docstring"
-            if cls is FSDPParams and field.name != "backend":
-                assert "Backends:" in docs[field.name] and "Default" in docs[field.name], field.name
+        for name, field in cls.model_fields.items():
+            assert len(field.description) > 10, f"{cls.__name__}.{name} has no docstring"
+            if cls is FSDPParams and name != "backend":
+                assert "Backends:" in field.description and "Default" in field.description, name
+    assert Backend.DDP.description.startswith("DistributedDataParallel:")
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -76,27 +74,24 @@ def test_strings_become_enums_and_absent_fields_keep_their_defaults():
 # fmt: off
 WRONG = [
     ({"fsdp": {"sharding_strategy": "FULL_SHRAD"}},
-     "fsdp.sharding_strategy", ["FULL_SHRAD", "SHARD_GRAD_OP", "did you mean FULL_SHARD"]),
-    ({"fsdp": {"sharding_strategy": "full-shard"}}, "fsdp.sharding_strategy", ["did you mean FULL_SHARD"]),
+     "fsdp.sharding_strategy", ["FULL_SHRAD", "'FULL_SHARD', 'SHARD_GRAD_OP'"]),
     ({"fsdp": {"mixed_precision": "int8"}}, "fsdp.mixed_precision", ["int8", "bf16"]),
     ({"fsdp": {"min_num_params": 1000}}, "fsdp.min_num_params", ["1000", "SIZE_BASED_WRAP"]),
     ({"fsdp": {"transformer_layer_cls": "A"}}, "fsdp.transformer_layer_cls", ["TRANSFORMER_BASED_WRAP"]),
-    ({"fsdp": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}, "fsdp.transformer_layer_cls", ["LlamaDecoderLayer"]),
-    ({"fsdp": {"state_dict_type": "LOCAL_STATE_DICT"}}, "fsdp.state_dict_type", ["FSDP2", "SHARDED_STATE_DICT"]),
+    ({"fsdp": {"state_dict_type": "LOCAL_STATE_DICT"}}, "fsdp.state_dict_type", ["FSDP1", "SHARDED_STATE_DICT"]),
     ({"fsdp": {"frozen_policy": "AUTO"}}, "fsdp.memory_budget_gib", ["AUTO"]),
     ({"fsdp": {"memory_budget_gib": 16}}, "fsdp.memory_budget_gib", ["16", "AUTO"]),
-    ({"fsdp": {"use_orig_params": True}}, "fsdp.use_orig_params", ["FSDP1"]),
+    ({"fsdp": {"use_orig_params": False}}, "fsdp.use_orig_params", ["FSDP1"]),
     ({"fsdp": {"backward_prefetch": "BACKWARD_POST"}}, "fsdp.backward_prefetch", ["FSDP2", "BACKWARD_PRE"]),
     ({"fsdp": {"enable_fsdp": False, "cpu_offload": True}}, "fsdp.cpu_offload", ["DDP"]),
     ({"fsdp": {"dp_replicate": 2}}, "fsdp.dp_replicate", ["HYBRID_SHARD"]),
     ({"fsdp": {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2}, "launch": {"ranks": 8}},
      "fsdp.dp_replicate", ["8", "4"]),
     ({"fsdp": {"activation_checkpointing": "every:0"}}, "fsdp.activation_checkpointing", ["every:0"]),
-    ({"fsdp": {"enable_fsdp": "maybe"}}, "fsdp.enable_fsdp", ["maybe", "true or false"]),
-    ({"train": {"steps": 0}}, "train.steps", ["0", "at least 1"]),
-    ({"train": {"steps": True}}, "train.steps", ["True", "whole number"]),
+    ({"fsdp": {"enable_fsdp": "maybe"}}, "fsdp.enable_fsdp", ["maybe", "valid boolean"]),
+    ({"train": {"steps": 0}}, "train.steps", ["0", "greater than or equal to 1"]),
     ({"train": {"steps": 1.5}}, "train.steps", ["1.5"]),
-    ({"train": {"lr": "fast"}}, "train.lr", ["fast", "number"]),
+    ({"train": {"lr": "fast"}}, "train.lr", ["fast", "valid number"]),
     ({"train": {"lr": float("nan")}}, "train.lr", ["nan"]),
     ({"train": {"steps": 5, "warmup_steps": 10}}, "train.warmup_steps", ["10", "5"]),
     ({"train": {"stepz": 5}}, "train.stepz", ["did you mean steps"]),
@@ -104,11 +99,11 @@ WRONG = [
     ({"train": 7}, "train", ["7"]),
     ({"data": {"source": "folder"}}, "data.path", ["folder", "data.path"]),
     ({"data": {"path": "x"}}, "data.path", ["shapes"]),
-    ({"data": {"more": 3}}, "data.more", ["3", "list"]),
-    ({"data": {"more": [3]}}, "data.more.0", ["3", "mapping"]),
+    ({"data": {"more": 3}}, "data.more", ["3", "tuple"]),
+    ({"data": {"more": [3]}}, "data.more.0", ["3", "dictionary"]),
     ({"data": {"more": [{}, {"source": "json"}]}}, "data.more.1.path", ["json"]),
     ({"data": {"more": [{"wieght": 1}]}}, "data.more.0.wieght", ["did you mean weight"]),
-    ({"data": {"weight": 0}}, "data.weight", ["above 0"]),
+    ({"data": {"weight": 0}}, "data.weight", ["greater than 0"]),
     ({"launch": {"name": "../x"}}, "launch.name", ["../x"]),
     ({"model": {"vision": {"source": "timm"}}}, "model.vision.source", ["timm", "open_clip"]),
     ({"model": {"freeze": ["!"]}}, "model.freeze", ["empty pattern"]),
@@ -131,21 +126,76 @@ def test_not_yaml_and_unknown_presets(tmp_path):
     (tmp_path / "x.yaml").write_text("a: [")
     with pytest.raises(ParamError, match="is not YAML"):
         RunParams.from_yaml(tmp_path / "x.yaml")
-    with pytest.raises(ParamError, match="the presets are .*tiny"):
+    with pytest.raises(ParamError, match="x.yaml: is not YAML.*the key 'steps' is there twice.*line 2, column 8"):
+        (tmp_path / "x.yaml").write_text("fsdp: {}\ntrain: {steps: 1, steps: 2}\n")
+        RunParams.from_yaml(tmp_path / "x.yaml")
+    with pytest.raises(ParamError, match="is not YAML.*python/object"):
+        RunParams.from_yaml_text("train: !!python/object:os.system {}")
+    with pytest.raises(ParamError, match="did you mean tiny"):
         load("tinny")
     with pytest.raises(ParamError, match="is not JSON"):
         RunParams.from_json("{")
 
 
-def test_change_by_dotted_name():
+def test_every_model_is_changed_by_name_and_checked():
     params = RunParams().change(**{"train.lr": 3e-4, "fsdp.frozen_policy": "KEEP"})
     assert params.train.lr == 3e-4 and params.fsdp.frozen_policy.value == "KEEP"
-    with pytest.raises(ParamError, match="train.lrr"):
+    assert params.train.change(steps=7, warmup_steps=1) == TrainParams(lr=3e-4, steps=7, warmup_steps=1)
+    assert params.change(train=TrainParams()).train == TrainParams()
+    with pytest.raises(ParamError, match="train.lrr: no such field; did you mean train.lr?"):
         RunParams().change(**{"train.lrr": 1})
+    with pytest.raises(ParamError, match="^steps: 0 should be greater than or equal to 1"):
+        params.train.change(steps=0)
+
+
+def test_a_constructor_raises_the_same_error():
+    with pytest.raises(ParamError, match="^backend: 'FSDP9' should be 'DDP', 'FSDP1'") as caught:
+        FSDPParams(backend="FSDP9")
+    assert caught.value.field == "backend"
+    with pytest.raises(ParamError, match="^train.lr: "):
+        RunParams(train={"lr": -1})
+
+
+def test_the_reason_beside_a_choice_is_the_error_that_it_would_be():
+    params = RunParams()
+    for name, value in [
+        ("fsdp.state_dict_type", "LOCAL_STATE_DICT"), ("fsdp.backward_prefetch", "BACKWARD_POST"),
+        ("fsdp.use_orig_params", False), ("fsdp.min_num_params", 5), ("launch.partition", "gpu"),
+        ("data.pictures", "x"), ("model.lora_rank", 8),
+    ]:  # fmt: skip
+        with pytest.raises(ParamError) as caught:
+            params.change(**{name: value})
+        reason = params.unavailable(name, value)
+        assert reason and caught.value.field == name and caught.value.message.endswith(reason)
+    assert not params.unavailable("fsdp.use_orig_params") and params.unavailable("launch.partition")
+    flat = params.change(**{"fsdp.backend": "FSDP1"})
+    for name, value in [("fsdp.state_dict_type", "LOCAL_STATE_DICT"), ("fsdp.use_orig_params", False)]:
+        assert flat.unavailable(name, value) == "" and flat.change(**{name: value})
+    assert flat.unavailable("fsdp.frozen_policy", "AUTO") and not flat.unavailable("fsdp.frozen_policy")
+    ddp = params.change(**{"fsdp.sharding_strategy": "NO_SHARD"})
+    assert ddp.unavailable("fsdp.cpu_offload") and not ddp.unavailable("fsdp.sharding_strategy", "FULL_SHARD")
+
+
+def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slurm = LaunchParams(executor="slurm", cluster="single_node_8gpu", partition="mine", ranks=8)
+    launch = with_cluster(slurm)
+    assert launch.gpus_per_node == 8 and launch.partition == "mine" and launch.cluster is None
+    for name in cluster_names():
+        assert read_cluster(name).launch.executor.value == "slurm"
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters/single_node_8gpu.yaml").write_text("gpus_per_node: 4\nmodules: [cuda]\n")
+    launch = with_cluster(slurm.change(modules=["gcc"]))
+    assert launch.gpus_per_node == 4 and launch.modules == ("cuda", "gcc")
+    with pytest.raises(ParamError, match="launch.cluster: there is no profile 'labb'"):
+        read_cluster("labb")
+    (tmp_path / "clusters/lab.yaml").write_text("name: x\n")
+    with pytest.raises(ParamError, match="lab.yaml: name: no such field"):
+        read_cluster("lab")
 
 
 def test_several_sources_round_trip_and_are_changed_by_dotted_name_and_flag(tmp_path):
-    from mmfsdp.cli.words import parse
+    from mmfsdp.cli.planning import parse
 
     text = "[{source: json, path: docs.jsonl, weight: 0.2, batch_size: 3}, {task: question}]"
     params = parse("plan", ["--data.more", text, "--train.steps", "30"])
@@ -162,7 +212,7 @@ def test_several_sources_round_trip_and_are_changed_by_dotted_name_and_flag(tmp_
 
 def test_public_names_are_functions_even_after_their_files_were_imported():
     code = (
-        "import mmfsdp.freeze, mmfsdp.launch, mmfsdp.estimate\n"
+        "import mmfsdp.core.freeze, mmfsdp.run.launch, mmfsdp.estimate\n"
         "from mmfsdp import freeze, launch, estimate\n"
         "assert all(callable(f) for f in (freeze, launch, estimate, mmfsdp.freeze))\n"
         "assert set(mmfsdp.__all__) <= set(dir(mmfsdp)) and all(hasattr(mmfsdp, n) for n in mmfsdp.__all__)"

@@ -1,6 +1,6 @@
-"""The parity lab: few cases with every wrapper, strategy, policy and choice; `mmfsdp bench parity` runs them all."""
+"""A few cases of the parity bench; `python -m tests.bench.parity` runs all."""
 
-from mmfsdp.bench.parity import bench_parity, cases, table
+from tests.bench.parity import bench_parity, cases, table
 
 
 def test_training_on_ranks_equals_training_in_one_process(tmp_path):

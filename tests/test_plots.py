@@ -7,18 +7,19 @@ from xml.etree import ElementTree
 import pytest
 from torch import nn
 
-from mmfsdp import plots
-from mmfsdp.freeze import freeze
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.planner import make_plan
 from mmfsdp.params import Backend, FSDPParams
-from mmfsdp.plan import make_plan
-from mmfsdp.plots import style
-from mmfsdp.plots.plan import _mosaic
+from mmfsdp.widgets import curves, style
+from mmfsdp.widgets.curves import History, Series, chart, charts
+from mmfsdp.widgets.plan_page import memory_bar
+from mmfsdp.widgets.plan_picture import plan_picture, treemap
 
 HOSTILE = "<script>alert('$x$ &')</script>"
 
 
 def history(rows):
-    found = plots.History()
+    found = History()
     found.add(rows)
     return found
 
@@ -61,90 +62,70 @@ def test_ink_and_colors_stand_out_on_light_and_on_dark(ground):
 
 
 def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_in_bounded_memory():
-    assert line_points(plots.charts(history(rows(40)))) == 40
+    assert line_points(charts(history(rows(40)))) == 40
     long = history(rows(100_000))
-    svg = plots.charts(long, total=100_000)
+    svg = charts(long, total=100_000)
     assert len(long["loss"].buckets) <= 300 and line_points(svg) <= 300 and len(svg) < 20_000
 
 
-def test_merging_keeps_mean_extremes_first_and_last_step():
-    series = plots.Series()
+def test_merging_keeps_mean_first_and_last_step():
+    series = Series()
     for step in range(1, 100_001):
         series.add(step, float(step % 10))
     buckets = series.buckets
     assert sum(b.count for b in buckets) == buckets[-1].step == 100_000
     assert sum(b.mean * b.count for b in buckets) / 100_000 == pytest.approx(4.5)
-    assert min(b.low for b in buckets) == 0 and max(b.high for b in buckets) == 9
     assert (series.first, series.newest) == (1, 0)
 
 
 def test_a_curve_survives_missing_and_non_finite_values():
     odd = [{}, {"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": None, "loss": 1.0}, *rows(3)]
-    assert "loss: 3 at first" in plots.charts(history(odd))
-    assert plots.charts(history([])) == ""
+    assert "loss: 3 at first" in charts(history(odd))
+    assert charts(history([])) == ""
     for flat in (0.0, 2.0, -1e30):
-        ElementTree.fromstring(plots.charts(history([{"step": 1, "loss": flat}])))
+        ElementTree.fromstring(charts(history([{"step": 1, "loss": flat}])))
 
 
 def test_predictions_and_events_stand_beside_what_was_measured():
     measured = history([{"step": i, "memory_bytes": 50 * 2**20} for i in range(1, 9)])
-    drawn = plots.charts(measured, predicted={"memory_bytes": 80 * 2**20}, marks=[(4, HOSTILE)])
+    drawn = charts(measured, predicted={"memory_bytes": 80 * 2**20}, marks=[(4, HOSTILE)])
     assert "- - predicted 80" in texts(drawn) and "50" in texts(drawn)
     assert "<script" not in drawn and "step 4: &lt;script" in drawn
 
 
-def test_held_out_loss_stands_in_the_chart_of_the_loss_with_its_points():
+def test_held_out_loss_stands_in_the_chart_of_the_loss():
     measured = [row | ({"heldout_loss": 2.5 + row["loss"]} if row["step"] % 5 == 0 else {}) for row in rows(15)]
-    drawn = plots.charts(history(measured))
-    assert drawn.count("<svg") == 1 and drawn.count("<circle") == 3 and "● held-out" in texts(drawn)
-    shown = {
-        f"{last:.4g}" if last >= 1 else f"{last:.2g}" for last in (measured[-1]["loss"], 2.5 + measured[-1]["loss"])
-    }
-    assert shown <= set(texts(drawn)) and "held-out: " in drawn
-    assert plots.charts(history(rows(15))).count("<circle") == 0
+    drawn = charts(history(measured))
+    assert drawn.count("<svg") == 1 and "held-out" in texts(drawn) and "held-out: " in drawn
+    last = measured[-1]["loss"]
+    assert {f"{last:.4g}", f"{2.5 + last:.4g}"} <= set(texts(drawn))
 
 
-def test_a_noisy_line_is_smoothed_over_itself_and_a_steady_one_is_not():
-    noisy = [{"step": i, "loss": 1.0 + (i % 2), "lr": 1.0 + (i % 2)} for i in range(1, 201)]
-    drawn = plots.charts(history(noisy))
-    assert drawn.count('stroke-opacity="0.4"') == 1 and "averaged over about 10 steps" in drawn
-    assert plots.charts(history(noisy[:20])).count("stroke-opacity") == 0
-    values = [row["loss"] for row in noisy]
-    found = plots.curves.smoothed(values)
-    assert len(found) == 200 and found[0] == values[0] and max(abs(x - 1.5) for x in found[50:]) < 0.12
-    assert plots.curves.smoothed([3.0] * 50) == pytest.approx([3.0] * 50)
+def test_lines_of_many_runs_have_a_name_each():
+    names = [f"run {i} {HOSTILE}" for i in range(8)]
+    svg = chart(curves.METRICS["loss"], [curves.Line(name, history(rows(5))["loss"]) for name in names])
+    titles = {e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}title")}
+    assert set(names) <= titles and svg.count('stroke-width="1.6"') == 8
 
 
-def test_many_runs_make_one_figure_with_a_line_and_a_name_each():
-    names = {f"run {i} {HOSTILE}": (style.COLORS[i % 6], "6 3" if i > 5 else "") for i in range(8)}
-    lines = [plots.curves.Line(name, history(rows(5))["loss"], *look) for name, look in names.items()]
-    svg = plots.figure([plots.chart(plots.curves.METRICS["loss"], lines)], names=names)
-    ElementTree.fromstring(svg)
-    assert set(names) <= set(texts(svg)) and svg.count('stroke-width="1.6"') == 8 == svg.count('stroke-width="2"')
-
-
-def test_bars_show_both_numbers_and_leave_out_what_is_unknown():
-    svg = plots.bars([("sent", 113.1, 113.1), ("peak", 223.0, None)], unit="MB")
-    shown = texts(svg)
-    assert shown.count("113.1") == 2 and shown.count("223") == 1 and {"predicted", "measured", "MB"} <= set(shown)
-
-
-def test_texts_are_escaped():
-    svg = plots.bars([(HOSTILE, 1, 2)], unit=HOSTILE)
-    assert "<script" not in svg and HOSTILE in texts(svg)
+def test_a_memory_bar_says_how_much_of_the_device_is_filled():
+    parts = {"frozen weights": 3 << 30, "activations": 1 << 30}
+    assert "4 GiB of 16 GiB (gpu), 25%" in texts(memory_bar(parts, capacity=16 << 30, device="gpu", label="x"))
+    drawn = memory_bar(parts, capacity=2 << 30, device=HOSTILE, label=HOSTILE)
+    assert "DO NOT FIT" in "".join(texts(drawn)) and "<script" not in drawn and HOSTILE in texts(drawn)
 
 
 def test_the_plan_picture_shows_every_unit_once_with_areas_by_bytes():
-    svg = plots.plan_picture(plan())
+    svg = plan_picture(plan())
     titles = [e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}title")]
     assert len([t for t in titles if "tower" in t and "frozen" in t]) == 1
     assert len([t for t in titles if "head" in t and "trainable" in t]) == 1
     assert style.FROZEN in svg and style.TRAINABLE in svg
 
 
-def test_the_mosaic_fills_its_frame_in_proportion():
+def test_thetreemap_fills_its_frame_in_proportion():
     areas = [5, 1, 1, 8, 0.01, 3, 3, 3]
-    places = _mosaic(areas, width=9, height=3)
+    places = treemap(areas, width=9, height=3)
     for area, (x, y, dx, dy) in zip(areas, places, strict=True):
         assert dx * dy == pytest.approx(27 * area / sum(areas))
         assert -1e-9 <= x <= x + dx <= 9 + 1e-9 and -1e-9 <= y <= y + dy <= 3 + 1e-9

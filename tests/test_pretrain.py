@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mmfsdp.build import build_model, generated_folder, needs_backbones
 from mmfsdp.data.scenes import split_combinations
 from mmfsdp.data.shapes import every_word, some_text
+from mmfsdp.models.build import build_model, generated_folder, needs_backbones
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.pretrain import Recipe, ensure_backbones, near_misses
+from mmfsdp.train.pretrain import Recipe, ensure_backbones, near_misses
 
 MINUTE = Recipe(vision_steps=2, language_steps=3, vision_colors=1, language_batch=8)
 

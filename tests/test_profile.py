@@ -2,8 +2,8 @@
 
 from math import isclose
 
-from mmfsdp.plots import timeline
 from mmfsdp.train.profile import length, summary, union
+from mmfsdp.widgets.report import timeline
 
 MS = 1_000_000
 
@@ -18,7 +18,7 @@ def test_communication_is_exposed_where_no_compute_runs():
             event("aten::mm", 0, 10),
             event("aten::add", 4, 6),  # within the other
             event("gloo:all_gather", 8, 14),
-            event("gloo:all_to_all", 12, 18),
+            event("gloo:reduce_scatter", 12, 18),
             event("fsdp::chunk_cat", 16, 20),
             event("FSDP::pre_forward", 0, 20),  # a range, that waits, too
             event("c10d::allgather_", 0, 20),

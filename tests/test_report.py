@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mmfsdp.report import captions, report_html, write_report
-from mmfsdp.runs import MetricsWriter
+from mmfsdp.run.folder import MetricsWriter
+from mmfsdp.widgets.report import caption_cards, report_html, write_report
 
 
 class Page(HTMLParser):
@@ -75,18 +75,18 @@ def test_texts_are_escaped_and_pictures_outside_the_folder_are_not_read(finished
 
 
 def test_what_the_data_lacked_is_told_by_source(finished_run):
-    assert "What the data lacked" not in report_html(finished_run)
+    assert "Skipped data" not in report_html(finished_run)
     result = json.loads((finished_run / "result.json").read_text())
     whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
     lacking = {"path": "parts", "times": 6, "records": 2, "reasons": {"cut.jpg": "is <truncated>"}, "cut": 4}
     (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"data": lacking, "data.more.0": whole}}))
     text = report_html(finished_run)
-    assert "What the data lacked" in text and "cut.jpg is &lt;truncated&gt;" in text and "<td>parts</td>" in text
+    assert "Skipped data" in text and "cut.jpg is &lt;truncated&gt;" in text and "<td>parts</td>" in text
     assert "<td>shapes</td>" not in text
 
 
 def test_splits_stand_apart_and_mistakes_are_marked(finished_run):
-    seen, unseen = captions(finished_run).split("that no training has ever shown")
+    seen, unseen = caption_cards(finished_run).split("that no training has ever shown")
     assert "✗" in seen and "truth:" in seen and "✓" not in seen
     assert "✓" in unseen and "truth:" not in unseen
 

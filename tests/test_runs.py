@@ -11,8 +11,19 @@ from dataclasses import replace
 
 import pytest
 
-from mmfsdp import runs
-from mmfsdp.runs import MetricsWriter, RunRecord, Status, processes, read_metrics, run_state
+from mmfsdp import ParamError
+from mmfsdp.run import local
+from mmfsdp.run.folder import (
+    MetricsWriter,
+    add_event,
+    last_row,
+    metrics_path,
+    read_json,
+    read_metrics,
+    write_json,
+)
+from mmfsdp.run.record import RunRecord, Status, check_entry
+from mmfsdp.run.state import run_state
 
 
 def record(**changes) -> RunRecord:
@@ -27,7 +38,7 @@ def record(**changes) -> RunRecord:
         device="cpu",
         host=socket.gethostname(),
         pid=os.getpid(),
-        start=processes.process_start(os.getpid()),
+        start=local.process_start(os.getpid()),
         identity="this one",
         created=time.time(),
         version="0",
@@ -39,18 +50,18 @@ def record(**changes) -> RunRecord:
 def dead() -> dict[str, float]:
     """A process id that no process has any more."""
     process = subprocess.Popen([sys.executable, "-c", ""])
-    start = processes.process_start(process.pid) or time.time()
+    start = local.process_start(process.pid) or time.time()
     process.wait()
     return {"pid": process.pid, "start": start}
 
 
 def test_readers_of_a_file_see_it_whole(tmp_path):
     path, stop = tmp_path / "value.json", threading.Event()
-    runs.write_json(path, {"n": 0, "text": ""})
+    write_json(path, {"n": 0, "text": ""})
 
     def write() -> None:
         for n in range(60):
-            runs.write_json(path, {"n": n, "text": "x" * 50_000})
+            write_json(path, {"n": n, "text": "x" * 50_000})
         stop.set()
 
     writer = threading.Thread(target=write)
@@ -61,75 +72,75 @@ def test_readers_of_a_file_see_it_whole(tmp_path):
     writer.join()
     assert seen == sorted(seen)
     assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
-    assert runs.read_json(path)["n"] == 59
+    assert read_json(path)["n"] == 59
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a": 1} x'])
 def test_a_damaged_json_file_reads_as_none(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
-    assert runs.read_json(tmp_path / "x.json") is None
+    assert read_json(tmp_path / "x.json") is None
 
 
-def test_metrics_are_read_as_they_grow_and_half_lines_wait(tmp_path):
-    assert read_metrics(tmp_path) == ([], 0)
-    writer = MetricsWriter(tmp_path)
-    writer.write({"step": 1, "loss": float("nan")})
-    rows, offset = read_metrics(tmp_path)
-    assert [row["step"] for row in rows] == [1]
-    path = runs.metrics_path(tmp_path)
+def test_half_rows_and_damaged_rows_are_skipped(tmp_path):
+    assert read_metrics(tmp_path) == [] and last_row(tmp_path) == {}
+    MetricsWriter(tmp_path).write({"step": 1, "loss": float("nan")})
+    MetricsWriter(tmp_path, 1).write({"step": 9})
+    path = metrics_path(tmp_path)
     with open(path, "ab") as file:
         file.write(b'{"step": 2, "lo')
-    assert read_metrics(tmp_path, offset=offset) == ([], offset)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
     MetricsWriter(tmp_path).write({"step": 3})  # after a crash: the torn line spoils nothing that follows
     with open(path, "ab") as file:
         file.write(b"\x00\x00\xff\n17\n")
-    rows, offset = read_metrics(tmp_path, offset=offset)
-    assert rows == [{"step": 3}] and offset == path.stat().st_size
-    assert [row["step"] for row in read_metrics(tmp_path)[0]] == [1, 3]
-    path.write_bytes(b'{"step": 9}\n')
-    assert read_metrics(tmp_path, offset=offset) == ([{"step": 9}], 12)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
+    assert read_metrics(tmp_path, 1) == [{"step": 9}]
+    MetricsWriter(tmp_path).write({"step": 4, "more": "x" * 30_000})
+    MetricsWriter(tmp_path).write({"step": 5})
+    assert [row["step"] for row in read_metrics(tmp_path, last_bytes=1000)] == [5] and last_row(tmp_path)["step"] == 5
+    MetricsWriter(tmp_path, after=3)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
 
 
-def test_ranks_have_files_of_their_own(tmp_path):
-    for rank in range(3):
-        MetricsWriter(tmp_path, rank).write({"rank": rank})
-    assert [read_metrics(tmp_path, rank)[0] for rank in range(3)] == [[{"rank": rank}] for rank in range(3)]
+def test_only_the_owner_may_write_files_of_a_run(tmp_path):
+    before = os.umask(0)
+    try:
+        write_json(tmp_path / "status.json", {})
+        MetricsWriter(tmp_path).write({"step": 1})
+        add_event(tmp_path, "saved", step=1, text="")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
-def test_many_rows_are_read_in_pieces_or_from_the_end(tmp_path):
-    line = json.dumps({"step": 1, "time": time.time()} | {f"value{i}": i / 7 for i in range(14)}) + "\n"
-    runs.metrics_path(tmp_path).write_text(line * 50_000)
-    count, offset = 0, 0
-    while True:
-        rows, offset = read_metrics(tmp_path, offset=offset, limit=1 << 20)
-        count += len(rows)
-        if not rows:
-            break
-    assert count == 50_000
-    rows, offset = read_metrics(tmp_path, offset=-1000)
-    assert 1 <= len(rows) <= 1000 // len(line) + 1 and offset == len(line) * 50_000
+def test_an_entry_is_one_of_few():
+    assert check_entry("mmfsdp.train:run") == "mmfsdp.train:run"
+    assert check_entry("mmfsdp.evaluate:train_and_caption") == "mmfsdp.train.evaluate:train_and_caption"
+    for entry in ("os:system", "mmfsdp.train:build", "somebody.elses:code", ""):
+        with pytest.raises(ParamError, match="entry: .* is not an entry of mmfsdp"):
+            check_entry(entry)
 
 
 def test_a_process_is_known_by_its_id_and_start():
-    start = processes.process_start(os.getpid())
-    assert processes.alive(os.getpid(), start)
-    assert not processes.alive(os.getpid(), start - 3600), "another process has been given the id"
+    start = local.process_start(os.getpid())
+    assert local.is_same_process(os.getpid(), start)
+    assert not local.is_same_process(os.getpid(), start - 3600), "another process has been given the id"
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.process_start(zombie.pid) is None
+    assert local.process_start(zombie.pid) is None
     zombie.wait()
 
 
-def test_members_outlive_their_leader_and_strangers_are_left_alone():
+def test_processes_outlive_their_supervisor_and_strangers_are_left_alone():
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     environment = os.environ | {"MMFSDP_RUN": "this one"}
     start = time.time()
     leader = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, env=environment)
     leader.wait()
-    assert len(processes.members(leader.pid, start, "this one")) == 1
-    assert processes.members(leader.pid, start, "another") == []
-    assert processes.stop(leader.pid, start, "this one")
-    assert processes.members(leader.pid, start, "this one") == []
+    run = record(pid=leader.pid, start=start)
+    assert len(local.processes_of(run)) == 1
+    assert local.processes_of(replace(run, identity="another")) == []
+    assert local.stop_processes(run)
+    assert local.processes_of(run) == []
 
 
 HALF_WRITTEN = {
@@ -196,7 +207,7 @@ def test_a_launch_that_was_cut_short_is_lost_after_a_while(tmp_path):
 
 def test_a_run_on_another_machine_is_lost_when_it_falls_silent(tmp_path):
     record(host="another").write(tmp_path)
-    runs.write_json(tmp_path / "status.json", {"status": "STARTING"})
+    write_json(tmp_path / "status.json", {"status": "STARTING"})
     for name in ("run.json", "status.json"):
         os.utime(tmp_path / name, (1, 1))
     state = run_state(tmp_path)

@@ -11,10 +11,10 @@ from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mmfsdp.core.optimizer import Scaler, build_optimizer, build_scaler
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import wrap_fsdp
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.step import build_optimizer, build_scaler, train_step
-from mmfsdp.step.scaler import Scaler
-from mmfsdp.wrap import wrap_fsdp
 
 CASES = {
     "DDP": {"backend": "DDP"},

@@ -9,10 +9,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
 from mmfsdp.checkpoint.tensors import model_tensors
+from mmfsdp.core.optimizer import build_optimizer
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.plan import make_plan
-from mmfsdp.step import build_optimizer, train_step
-from mmfsdp.wrap import apply_plan
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 

@@ -7,8 +7,9 @@ import torch
 from tiny import tiny_batch, tiny_flamingo
 from torch.optim import SGD
 
+from mmfsdp.core.optimizer import build_optimizer, lr_factor
+from mmfsdp.core.step import train_step
 from mmfsdp.params import Schedule, TrainParams
-from mmfsdp.step import build_optimizer, lr_factor, train_step
 
 TRAIN = TrainParams(steps=10, lr=1e-2, warmup_steps=4, weight_decay=0.1)
 

@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
-from mmfsdp.bench.models import batch_of, build
+from mmfsdp.cli.bench_models import batch_of, build
+from mmfsdp.core.collectives import Collectives
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import plan_of, wrap_fsdp
 from mmfsdp.estimate import estimate
-from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams
-from mmfsdp.step import train_step
-from mmfsdp.wrap import plan_of, wrap_fsdp
 
 WIDTH, CLIP = 96, 0.01
 KEPT = {"sharding_strategy": "SHARD_GRAD_OP"}

@@ -1,13 +1,14 @@
 """train.run on one rank, in this process: what it leaves behind, and when it gives up."""
 
 import json
-import re
 
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from mmfsdp import ParamError, checkpoint, runs, train
+from mmfsdp import ParamError, checkpoint, train
+from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.run.folder import read_metrics
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 
@@ -36,10 +37,11 @@ def go(tmp_path, monkeypatch):
 
 def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go):
     folder = go(**{"train.keep_last": 2})
-    rows, _ = runs.read_metrics(folder)
+    rows = read_metrics(folder)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["loss"] < rows[0]["loss"]
     assert [row["skipped_steps"] for row in rows] == [0] * 6
-    assert [path.name for path in runs.complete_checkpoints(folder / "checkpoints")] == [
+    assert all(row["rank_tokens_per_s"] == row["tokens_per_s"] > 0 for row in rows), "of one rank"
+    assert [path.name for path in complete_checkpoints(folder / "checkpoints")] == [
         "step_00000004",
         "step_00000006",
     ]
@@ -52,19 +54,14 @@ def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go):
     assert (folder / "metrics.jsonl").read_bytes() == before, "all steps are done: nothing is trained again"
 
 
-def test_steps_without_a_finite_loss_change_nothing_and_end_the_run_with_the_batch_kept(go, tmp_path, capfd):
-    with pytest.raises(
-        RuntimeError, match="train.max_skipped: .* not finite in 3 steps in a row, up to step 4"
-    ) as told:
+def test_steps_without_a_finite_loss_change_nothing_and_end_the_run(go, tmp_path, capfd):
+    with pytest.raises(RuntimeError, match="train.max_skipped: .* not finite in 3 steps in a row, up to step 4"):
         go(**{"train.lr": 1e30, "train.warmup_steps": 0, "train.max_skipped": 3, "train.save_every": 1})
     folder = tmp_path / "run"
-    rows, _ = runs.read_metrics(folder)
+    rows = read_metrics(folder)
     assert [row["skipped_steps"] for row in rows][-3:] == [1, 2, 3] and rows[-1]["skipped"]
-    (shown,) = re.findall(r"safetensors.torch.load_file\('(.*)'\)", str(told.value))
-    kept = load_file(shown)
-    assert kept["0.input_ids"].shape == kept["0.labels"].shape and kept["0.vision"].shape[0] == 2
     weights = [
-        load_file(next(path.glob("*.safetensors"))) for path in runs.complete_checkpoints(folder / "checkpoints")[-2:]
+        load_file(next(path.glob("*.safetensors"))) for path in complete_checkpoints(folder / "checkpoints")[-2:]
     ]
     assert all((weights[0][name] == weights[1][name]).all() or weights[0][name].isnan().any() for name in weights[0])
     assert "skipped: loss nan" in capfd.readouterr().out
@@ -85,7 +82,7 @@ def test_a_run_in_fp16_goes_on_with_its_loss_scale(go):
     fp16 = {"fsdp.mixed_precision": "fp16", "train.save_every": 2, "train.schedule": "constant"}
     go(**{"train.steps": 2, **fp16})
     folder = go(**{"train.steps": 4, **fp16})
-    rows, _ = runs.read_metrics(folder)
+    rows = read_metrics(folder)
     state = checkpoint.marker_of(checkpoint.newest(folder / "checkpoints"))["scaler"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and not any(row["skipped"] for row in rows)
     assert {row["loss_scale"] for row in rows} == {state["scale"]} and state["growth_tracker"] == 4

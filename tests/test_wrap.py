@@ -14,15 +14,17 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mmfsdp.compat.describe import describe
+from mmfsdp.core.collectives import Collectives
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.optimizer import build_optimizer, build_scaler
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.step import train_step
+from mmfsdp.core.weights import take_weights
+from mmfsdp.core.wrap import apply_plan, plan_of, wrap_fsdp
 from mmfsdp.estimate import estimate
-from mmfsdp.freeze import freeze
-from mmfsdp.measure import Collectives
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
-from mmfsdp.plan import describe, make_plan
-from mmfsdp.step import build_optimizer, build_scaler, train_step
 from mmfsdp.train.loop import check_media
-from mmfsdp.wrap import apply_plan, plan_of, wrap_fsdp
-from mmfsdp.wrap.start import take_weights
 
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
@@ -265,7 +267,8 @@ def described(fields: dict) -> list:
     """What is read back of a wrapped model differs in nothing that counts from the plan that it was wrapped by."""
     plan = make_plan(tiny_flamingo(tied=True), FSDPParams(**fields), world_size=2)
     back = describe(apply_plan(tiny_flamingo(tied=True), plan))
-    rows = [[[u.name, u.kind, u.gathers_forward, u.gathers_backward, u.held_bytes, u.gathered_bytes, u.reduced_bytes]
+    same_fields = ("name", "kind", "gathers_forward", "gathers_backward", "bytes_at_rest", "unsharded_bytes")
+    rows = [[[getattr(u, field) for field in (*same_fields, "reduced_bytes")]
              for u in p.units if u.sharded and u.params] for p in (plan, back)]  # fmt: skip
     same = sorted(rows[0]) == sorted(rows[1]) and set(plan.by_name) == set(back.by_name)
     costs = [estimate(p).to_dict() for p in (plan, back)]
@@ -348,10 +351,10 @@ def test_other_starts_and_odd_moments():
         for right, *wrong in found["starts"]:
             assert right
             if rank == 0:
-                assert "do not fit the model, such as body.0.weight, which is missing and (4, 4, 1) in" in wrong[0]
-                assert "such as head.weight, which is (3, 1) and (2, 4, 1) in the model" in wrong[1]
+                assert "weights: body.0.weight is missing, in the model (4, 4, 1)" in wrong[0]
+                assert "weights: head.weight is (3, 1), in the model (2, 4, 1)" in wrong[1]
             else:
-                assert wrong == ["weights: rank 0 does not have them; its error says more"] * 3
+                assert wrong == ["weights: rank 0 lacks some; its error names them"] * 3
         assert found["plan"] and found["units"] > 10
         assert found["described"] == [[True, True, True]] * len(DESCRIBED)
         assert found["skipped"] == [True, True, False]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mmfsdp.core.freeze import freeze
 from mmfsdp.data.batch import Batch
-from mmfsdp.freeze import freeze
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams, ModelParams
 

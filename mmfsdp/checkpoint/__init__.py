@@ -3,28 +3,35 @@
     checkpoints/step_00000100/
       *.safetensors             the model: torch.distributed.checkpoint's shards, one file, or a file per rank
       optimizer/*.safetensors   the optimizer's states, laid out alike
-      ranks/00000.safetensors   the random states of a rank
+      ranks/00000.safetensors   the states of a rank's random generators
       complete.json             step, kind, ranks, names, checksums; written last, before the folder gets its name
 
-Nothing here is ever unpickled: tensors are safetensors, the rest is JSON.
+Nothing here is ever unpickled: tensors are safetensors, the other files are JSON.
 """
 
-from .background import Background
-from .core import Resumed, load, resume, save
-from .folder import DamagedCheckpoint, latest, marker_of, newest
-from .frozen import check_frozen, count_changed, frozen_checksums
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "Background",
-    "DamagedCheckpoint",
-    "Resumed",
-    "check_frozen",
-    "count_changed",
-    "frozen_checksums",
-    "latest",
-    "load",
-    "marker_of",
-    "newest",
-    "resume",
-    "save",
-]
+_MODULES = {
+    "Background": "saving",
+    "DamagedCheckpoint": "folder",
+    "Resumed": "loading",
+    "check_frozen": "loading",
+    "count_changed": "loading",
+    "frozen_checksums": "loading",
+    "latest": "folder",
+    "load": "loading",
+    "marker_of": "folder",
+    "newest": "loading",
+    "resume": "loading",
+    "save": "saving",
+}
+"""Where each public name is. Imported when asked for: listing checkpoints (folder.py) must not import torch."""
+
+__all__ = [*_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"mmfsdp.checkpoint has no {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -5,21 +5,4 @@ from .loader import Batches, batches
 from .multimodal import AUDIO, MultimodalProcessor
 from .pictures import CorruptRecord
 from .processor import END_OF_CHUNK, IMAGE, PAD, Processor, add_special_tokens
-from .sources import Source, open_source
-
-__all__ = [
-    "AUDIO",
-    "END_OF_CHUNK",
-    "IMAGE",
-    "PAD",
-    "Batch",
-    "Batches",
-    "CorruptRecord",
-    "MultimodalProcessor",
-    "Processor",
-    "Sample",
-    "Source",
-    "add_special_tokens",
-    "batches",
-    "open_source",
-]
+from .sources import Source, check_data, open_source

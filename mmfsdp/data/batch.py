@@ -19,19 +19,19 @@ class Sample:
     """One example. Placeholders `<image>` in prompt and text are, in order, the pictures in `images`."""
 
     prompt: str
-    """What is given; carries no loss."""
+    """The given part; carries no loss."""
 
     text: str
-    """What is to be said; carries the loss, but for `<image>` within it."""
+    """The part to learn; carries the loss, except at `<image>`."""
 
     images: tuple[Image.Image, ...] = ()
     """The pictures, in the order of their placeholders."""
 
     name: str = ""
-    """What reports and errors call this sample."""
+    """The sample's name in reports and errors."""
 
     more: tuple[tuple[str, str], ...] = ()
-    """Further turns of a conversation: what is given and what is to be said, as prompt and text."""
+    """Further turns of a conversation, as (prompt, text)."""
 
     sounds: tuple[Any, ...] = ()
     """Sounds, in the order of `<audio>` placeholders: one-dimensional arrays of 16,000 samples a second, -1 to 1."""
@@ -41,8 +41,8 @@ class Sample:
 class Batch:
     """Tensors of B samples of up to L tokens.
 
-    `media["vision"]` is always there with T >= 1: a sample with fewer pictures has blank ones, so that every rank
-    enters every unit, whatever its samples are.
+    `media["vision"]` always has T >= 1: a sample with fewer pictures gets blank ones, so that every rank enters every
+    unit, whatever its samples are.
     """
 
     input_ids: Tensor
@@ -61,36 +61,42 @@ class Batch:
     """Factor of its source's mean loss in the loss of a step."""
 
     source: str = ""
-    """Where in the parameters its source stands: batches of one source share one mean loss."""
+    """The source's name in the parameters (data, data.more.0): batches of one source share one mean loss."""
+
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Name to reason of the corrupt records that were left out."""
+
+    truncated: int = 0
+    """Samples that were cut to max_length."""
 
     @property
     def size(self) -> int:
-        """Samples, B."""
+        """Return the number of samples, B."""
         return self.input_ids.shape[0]
 
     @property
     def label_tokens(self) -> int:
-        """Positions with loss."""
-        return 0 if self.labels is None else int((self.labels != IGNORE).sum())
+        """Return the number of positions with loss. Labels are shifted: the first token of a sequence has none."""
+        return 0 if self.labels is None else int((self.labels[:, 1:] != IGNORE).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Return the batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """The same batch where a GPU can fetch it while the host goes on; asked for by torch's DataLoader."""
-        return self._each(Tensor.pin_memory)
+        """Return the batch in pinned memory. Called by torch's DataLoader."""
+        return self._map(Tensor.pin_memory)
 
-    def _each(self, act: Callable[[Tensor], Tensor]) -> Batch:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
-            input_ids=act(self.input_ids),
-            attention_mask=act(self.attention_mask),
-            labels=None if self.labels is None else act(self.labels),
-            media={name: act(tensor) for name, tensor in self.media.items()},
+            input_ids=function(self.input_ids),
+            attention_mask=function(self.attention_mask),
+            labels=None if self.labels is None else function(self.labels),
+            media={name: function(tensor) for name, tensor in self.media.items()},
         )
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments for `model(**batch.inputs())`, or `model.generate` if there are no labels."""
+        """Return the arguments of `model(**batch.inputs())`, or of `model.generate` if there are no labels."""
         values = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, "media": self.media}
         return values if self.labels is None else {**values, "labels": self.labels}

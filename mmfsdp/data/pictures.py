@@ -14,8 +14,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
-SHIFT = 0.08
-"""Augmentation moves a picture by up to this share of its side and scales it by up to as much."""
+MAX_SHIFT = 0.08
+"""Augmentation moves and scales a picture by up to this share of its side."""
 
 
 class CorruptRecord(ValueError):
@@ -27,7 +27,7 @@ class CorruptRecord(ValueError):
 
 
 def open_picture(source: Path | bytes, *, name: str) -> Image.Image:
-    """Decode a picture file whole, upright and as RGB. Raises CorruptRecord with that name.
+    """Return a picture file decoded, upright and as RGB. Raises CorruptRecord with that name.
 
     A picture of more pixels than PIL deems safe (`Image.MAX_IMAGE_PIXELS`) is refused before it is decoded.
     """
@@ -43,7 +43,7 @@ def open_picture(source: Path | bytes, *, name: str) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any picture as 8-bit RGB: 16-bit values are scaled down, transparent parts become white."""
+    """Return any picture as 8-bit RGB: 16-bit values are scaled down, transparent parts become white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
@@ -60,12 +60,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def to_tensor(
     image: Image.Image, *, size: int, mean: Sequence[float], std: Sequence[float], seed: int | None = None
 ) -> Tensor:
-    """(3, size, size) float32: short side to `size` (bicubic), center crop, normalized, as CLIP does.
+    """Return (3, size, size) float32: short side to `size` (bicubic), center crop, normalized, as CLIP does.
 
     Resizes only what the crop keeps, so a very wide picture costs no more than another. With a `seed` the picture is
     shifted and scaled a little at random.
     """
-    small = to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, box=_box(image.size, size))
+    small = to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, box=_crop_box(image.size, size))
     planes = np.array(small).transpose(2, 0, 1)
     tensor = torch.from_numpy(np.ascontiguousarray(planes)).float().div_(255)
     if seed is not None:
@@ -73,21 +73,21 @@ def to_tensor(
     return tensor.sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 
 
-def _box(shape: tuple[int, int], size: int) -> tuple[float, float, float, float]:
-    """Which part of the original a center crop keeps, rounded as torchvision's Resize and CenterCrop round."""
+def _crop_box(shape: tuple[int, int], size: int) -> tuple[float, float, float, float]:
+    """Return the part of a picture that a center crop keeps, rounded as torchvision's Resize and CenterCrop round."""
     short = min(shape)
-    resized = [size if side == short else int(size * side / short) for side in shape]
-    starts = [round((side - size) / 2) for side in resized]
-    (x0, x1), (y0, y1) = [
-        (start * old / new, min((start + size) * old / new, old))
-        for start, old, new in zip(starts, shape, resized, strict=True)
-    ]
-    return x0, y0, x1, y1
+    starts, ends = [], []
+    for side in shape:
+        resized = size if side == short else int(size * side / short)
+        start = round((resized - size) / 2)
+        starts.append(start * side / resized)
+        ends.append(min((start + size) * side / resized, side))
+    return starts[0], starts[1], ends[0], ends[1]
 
 
 def _augment(tensor: Tensor, seed: int) -> Tensor:
-    """A small random shift and scale of (C, H, W); what comes in from outside repeats the edge."""
-    scale, dx, dy = np.random.default_rng(seed).uniform(-SHIFT, SHIFT, 3).tolist()
+    """Return (C, H, W) shifted and scaled a little at random; the edge is repeated outside."""
+    scale, dx, dy = np.random.default_rng(seed).uniform(-MAX_SHIFT, MAX_SHIFT, 3).tolist()
     theta = torch.tensor([[[1 + scale, 0, 2 * dx], [0, 1 + scale, 2 * dy]]])
     grid = F.affine_grid(theta, [1, *tensor.shape], align_corners=False)
     moved = F.grid_sample(tensor[None], grid, mode="bicubic", padding_mode="border", align_corners=False)
@@ -95,5 +95,5 @@ def _augment(tensor: Tensor, seed: int) -> Tensor:
 
 
 def stable_hash(text: str) -> int:
-    """32 bits that depend on the text alone, the same in every process."""
+    """Return 32 bits that depend on the text alone, the same in every process."""
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))

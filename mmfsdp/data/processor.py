@@ -1,4 +1,4 @@
-"""Processor: samples to batches. It decides what is loss and what is not."""
+"""Processor: samples to batches. It decides which tokens carry loss."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ PAD = "<pad>"
 
 
 def add_special_tokens(tokenizer: Any) -> list[str]:
-    """Add END_OF_CHUNK, IMAGE and, where it has no padding token, PAD to a tokenizer, in place; those that are there
-    stay. The order is OpenFlamingo's, so that rows of released embeddings belong to the same tokens. Returns what was
-    added."""
+    """Add END_OF_CHUNK, IMAGE and, if it has no padding token, PAD to a tokenizer, in place. Return the new ones.
+
+    The order is OpenFlamingo's, so that rows of released embeddings belong to the same tokens.
+    """
     before = set(tokenizer.get_vocab())
-    wanted = [AddedToken(t, special=True, normalized=False) for t in (END_OF_CHUNK, IMAGE)]
-    tokenizer.add_tokens(wanted, special_tokens=True)
+    tokens = [AddedToken(text, special=True, normalized=False) for text in (END_OF_CHUNK, IMAGE)]
+    tokenizer.add_tokens(tokens, special_tokens=True)
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
-    return [t for t in (END_OF_CHUNK, IMAGE, PAD) if t in tokenizer.get_vocab() and t not in before]
+    return [text for text in (END_OF_CHUNK, IMAGE, PAD) if text in tokenizer.get_vocab() and text not in before]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One sample as token ids, labels and pictures (T, C, H, W)."""
+class EncodedSample:
+    """One sample as token ids, labels and pictures (C, H, W)."""
 
     ids: list[int]
     labels: list[int]
     pictures: list[Tensor]
-    cut: bool = False
+    truncated: bool = False
     sounds: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
 class Processor:
-    """Turns samples into a Batch. Holds no state but its settings; can be pickled.
+    """Turn samples into a Batch. Holds no state but its settings; can be pickled.
 
-    A sequence is: the tokenizer's begin token if it sets one, prompt, text, END_OF_CHUNK, and so for every further
-    turn. Prompt and text are
-    tokenized apart, so that generation from a prompt sees the very tokens that training saw. Labels follow
-    OpenFlamingo (arXiv 2308.01390): loss on the text and on END_OF_CHUNK, none on placeholders, and in interleaved
-    text none before the first picture nor between an END_OF_CHUNK and the next picture.
+    A sequence is: the tokenizer's begin token if it sets one, prompt, text, END_OF_CHUNK, and the same for each further
+    turn. Prompt and text are tokenized separately, so that generation from a prompt sees the same tokens as training.
+    Labels follow OpenFlamingo (arXiv 2308.01390): loss on the text and on END_OF_CHUNK, none on placeholders, and in
+    interleaved text none before the first picture nor between an END_OF_CHUNK and the next picture.
     """
 
     tokenizer: Any
@@ -67,31 +67,31 @@ class Processor:
         self.pad_id = self.tokenizer.pad_token_id
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        """A training batch, right-padded. Raises CorruptRecord (a ValueError) naming the sample that cannot be used.
+        """Return a training batch, right-padded. Raises CorruptRecord (a ValueError) naming an unusable sample.
 
-        No samples at all make a batch of one row that has nothing to learn from, for a rank that must keep step.
+        No samples make a batch of one row without loss, for a rank that must take part in the step.
         """
         return self.collate([self.encode(sample) for sample in samples])
 
     def prompts(self, samples: Sequence[Sample]) -> Batch:
-        """A batch of prompts alone to generate from, left-padded, without labels. Raises CorruptRecord."""
-        rows = []
+        """Return a batch of prompts to generate from, left-padded, without labels. Raises CorruptRecord."""
+        encoded = []
         for sample in samples:
             ids, _ = self._turns(sample)[0]
             if not ids:
                 raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
-            rows.append(self._row(sample, ids, [IGNORE] * len(ids)))
-        return self.collate(rows, left=True)
+            encoded.append(self._with_media(sample, ids, [IGNORE] * len(ids)))
+        return self.collate(encoded, left=True)
 
     def takes(self, sample: Sample) -> bool:
-        """Whether a sample has pictures and can be captioned."""
+        """Return true if a sample has pictures and can be captioned."""
         try:
             return bool(sample.images and self.encode(sample).ids and self._turns(sample)[0][0])
         except CorruptRecord:
             return False
 
     def decode(self, ids: Tensor) -> list[str]:
-        """The text of each row of (B, L) token ids, up to the first END_OF_CHUNK or end token, no special tokens."""
+        """Return the text of each row of (B, L) ids up to the first END_OF_CHUNK or end token, no special tokens."""
         ends = {self.end_id, self.tokenizer.eos_token_id}
         texts = []
         for row in ids.tolist():
@@ -100,14 +100,14 @@ class Processor:
             texts.append(self.tokenizer.decode(row, skip_special_tokens=True).strip())
         return texts
 
-    def encode(self, sample: Sample, *, seed: int | None = None) -> Row:
-        """One sample; `seed` drives the augmentation (default: from the sample's name). Raises CorruptRecord."""
+    def encode(self, sample: Sample, *, seed: int | None = None) -> EncodedSample:
+        """Return one sample, encoded; `seed` drives the augmentation (default: the name). Raises CorruptRecord."""
         ids: list[int] = []
         labels: list[int] = []
-        for given, said in self._turns(sample):
-            ids += given
-            labels += [IGNORE] * len(given) + self._labels(ids, said)
-            ids += said
+        for prompt, text in self._turns(sample):
+            ids += prompt
+            labels += [IGNORE] * len(prompt) + self._labels(ids, text)
+            ids += text
         length = len(ids)
         ids, labels = ids[: self.max_length], labels[: self.max_length]
         labels[0] = IGNORE  # nothing precedes the first token, so nothing predicts it
@@ -117,66 +117,75 @@ class Processor:
                 f"has no token to learn from in its first {self.max_length} of {length}; "
                 "raise max_length or shorten the prompt",
             )
-        seed = stable_hash(sample.name) if seed is None else seed
-        return self._row(sample, ids, labels, cut=length > self.max_length, seed=seed if self.augment else None)
+        if self.augment and seed is None:
+            seed = stable_hash(sample.name)
+        return self._with_media(
+            sample, ids, labels, truncated=length > self.max_length, seed=seed if self.augment else None
+        )
 
-    def collate(self, rows: Sequence[Row], *, left: bool = False) -> Batch:
-        """Pad rows to one length and one number of pictures."""
-        rows = rows or [Row([self.end_id], [IGNORE], [])]
-        length = max(len(row.ids) for row in rows)
-        shape = (len(rows), max([1, *(len(row.pictures) for row in rows)]), 1, 3, self.image_size, self.image_size)
-        ids = torch.full((len(rows), length), self.pad_id)
-        mask, labels, vision = torch.zeros_like(ids), torch.full_like(ids, IGNORE), torch.zeros(shape)
-        for i, row in enumerate(rows):
-            place = slice(length - len(row.ids), None) if left else slice(len(row.ids))
-            ids[i, place], labels[i, place] = torch.tensor(row.ids), torch.tensor(row.labels)
-            mask[i, place] = 1
-            for t, picture in enumerate(row.pictures):
+    def collate(self, samples: Sequence[EncodedSample], *, left: bool = False) -> Batch:
+        """Pad samples to one length and one number of pictures."""
+        samples = samples or [EncodedSample([self.end_id], [IGNORE], [])]
+        length = max(len(sample.ids) for sample in samples)
+        pictures = max(1, *(len(sample.pictures) for sample in samples))
+        ids = torch.full((len(samples), length), self.pad_id)
+        mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORE)
+        vision = torch.zeros(len(samples), pictures, 1, 3, self.image_size, self.image_size)
+        for i, sample in enumerate(samples):
+            used = slice(length - len(sample.ids), None) if left else slice(len(sample.ids))
+            ids[i, used], labels[i, used] = torch.tensor(sample.ids), torch.tensor(sample.labels)
+            mask[i, used] = 1
+            for t, picture in enumerate(sample.pictures):
                 vision[i, t, 0] = picture
         return Batch(ids, mask, None if left else labels, {"vision": vision})
 
-    def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids if text else []
-
-    def _start(self) -> list[int]:
-        return [i for i in self.tokenizer("").input_ids if i == self.tokenizer.bos_token_id]
-
-    def _labels(self, given: list[int], said: list[int]) -> list[int]:
-        """Loss positions of the text; see the class."""
-        learning = self.image_id in given or self.image_id not in said
+    def _labels(self, before: list[int], text: list[int]) -> list[int]:
+        """Return the text's labels; see the class."""
+        learning = self.image_id in before or self.image_id not in text
         labels = []
-        for token in said:
+        for token in text:
             learning = learning or token == self.image_id
             labels.append(token if learning and token != self.image_id else IGNORE)
             learning = learning and token != self.end_id
         return labels
 
     def _turns(self, sample: Sample) -> list[tuple[list[int], list[int]]]:
-        """What is given and what is said, turn by turn, as token ids. Raises CorruptRecord."""
+        """Return the ids of each turn's prompt and text. Raises CorruptRecord."""
+        begin = [token for token in self.tokenizer("").input_ids if token == self.tokenizer.bos_token_id]
         turns: list[tuple[list[int], list[int]]] = []
         for prompt, text in [(sample.prompt, sample.text), *sample.more]:
             if not text.strip():
                 raise CorruptRecord(sample.name, "has no text; give it a caption")
-            said = self._tokens(text)
-            said += [] if said and said[-1] == self.end_id else [self.end_id]
-            turns.append(((self._start() if not turns else []) + self._tokens(prompt), said))
-        count = sum(ids.count(self.image_id) for turn in turns for ids in turn)
-        if count != len(sample.images):
+            text_ids = self._tokens(text)
+            if not text_ids or text_ids[-1] != self.end_id:
+                text_ids.append(self.end_id)
+            turns.append((begin + self._tokens(prompt), text_ids))
+            begin = []  # only before the first turn
+        placeholders = _count(turns, self.image_id)
+        if placeholders != len(sample.images):
             raise CorruptRecord(
                 sample.name,
-                f"has {count} {IMAGE} placeholders but {len(sample.images)} pictures; give one placeholder per picture",
+                f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
+                "give one placeholder per picture",
             )
         return turns
 
-    def _row(
-        self, sample: Sample, ids: list[int], labels: list[int], *, cut: bool = False, seed: int | None = None
-    ) -> Row:
-        return Row(ids, labels, self._pictures(sample, ids.count(self.image_id), seed), cut)
+    def _tokens(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False).input_ids if text else []
 
-    def _pictures(self, sample: Sample, count: int, seed: int | None = None) -> list[Tensor]:
-        return [
-            to_tensor(
-                image, size=self.image_size, mean=self.mean, std=self.std, seed=None if seed is None else seed + i
-            )
-            for i, image in enumerate(sample.images[:count])
-        ]
+    def _with_media(
+        self, sample: Sample, ids: list[int], labels: list[int], *, truncated: bool = False, seed: int | None = None
+    ) -> EncodedSample:
+        """Return a sample with the pictures that its ids still announce."""
+        return EncodedSample(ids, labels, self._pictures(sample, ids.count(self.image_id), seed), truncated)
+
+    def _pictures(self, sample: Sample, count: int, seed: int | None) -> list[Tensor]:
+        pictures = []
+        for i, image in enumerate(sample.images[:count]):
+            own_seed = None if seed is None else seed + i
+            pictures.append(to_tensor(image, size=self.image_size, mean=self.mean, std=self.std, seed=own_seed))
+        return pictures
+
+
+def _count(turns: list[tuple[list[int], list[int]]], token: int) -> int:
+    return sum(prompt.count(token) + text.count(token) for prompt, text in turns)

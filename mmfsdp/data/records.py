@@ -8,27 +8,29 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from braceexpand import braceexpand
+
 from ..params import ParamError, SourceParams
 from .batch import Sample
-from .files import expand
 from .pictures import CorruptRecord
-from .rows import checked, parse, picture_of, sample_of
+from .rows import check_row, parse_row, picture_name, sample_of
 
 METADATA = "metadata.jsonl"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a file, by the byte that it begins at."""
+    """A line of a file, by the byte at which it begins."""
 
     file: Path
     start: int
 
     def read(self) -> bytes:
-        """The line. Raises OSError."""
+        """Return the line. Raises OSError."""
         with self.file.open("rb") as file:
             file.seek(self.start)
             return file.readline()
@@ -40,31 +42,60 @@ class Record:
 
     name: str
     group: str
-    """What it shares with other rows about the same picture: they are held out together."""
+    """Name that rows about the same picture share: they are held out together."""
     row: dict[str, Any] | Line
     pictures: Path
-    """The folder that its file names start from."""
+    """The folder of the pictures that it names."""
     params: SourceParams
 
     def load(self) -> Sample:
-        """The sample. Raises CorruptRecord."""
+        """Return the sample. Raises CorruptRecord."""
         try:
-            row = parse(self.row.read(), name=self.name) if isinstance(self.row, Line) else self.row
+            row = parse_row(self.row.read(), name=self.name) if isinstance(self.row, Line) else self.row
         except OSError as error:
             raise CorruptRecord(self.name, f"cannot be read any more ({error})") from None
-        return sample_of(row, self.params, name=self.name, find=partial(inside, self.pictures, self.name))
+        return sample_of(row, self.params, name=self.name, find=partial(path_inside, self.pictures, self.name))
 
 
-def inside(folder: Path, name: str, file: str) -> Path:
-    """A file below a folder, by the relative name that record `name` gives it. Raises CorruptRecord if it leads out."""
+def path_inside(folder: Path, name: str, file: str) -> Path:
+    """Return the path of a relative name inside a folder. Raises CorruptRecord for record `name` if it leads out."""
     path = PurePosixPath(file.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
         raise CorruptRecord(name, f"names {file!r}, which leads out of the folder")
     return folder / path
 
 
+def expand_path(path: str, *suffixes: str) -> list[Path]:
+    """Return the files of a path: braces ({000..011}), wildcards, or a folder's files with one of `suffixes`.
+
+    Raises ParamError.
+    """
+    folder = Path(path).expanduser()
+    files = []
+    if folder.is_dir():
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(suffixes))
+    elif folder.exists():
+        files = [folder]
+    else:
+        try:
+            patterns = list(braceexpand(str(folder), escape=False))
+        except ValueError:  # unbalanced: a folder may have a brace in its name
+            patterns = [str(folder)]
+        for pattern in patterns:
+            names = sorted(glob(pattern)) if any(letter in pattern for letter in "*?[") else [pattern]
+            files += [Path(name) for name in names]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing or not files:
+        kind = suffixes[0]
+        not_found = f": {', '.join(missing[:3])} of {len(files)} not found" if missing else ""
+        raise ParamError(
+            "path", f"{path!r} names no {kind} file here{not_found}; give local files, as parts/{{000..011}}{kind}"
+        )
+    return files
+
+
 def read_folder(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
-    """The records of every metadata.jsonl in a folder and below, and the lines that are none (name to reason).
+    """Return the records of every metadata.jsonl in and below a folder, and name to reason of the unusable lines.
 
     Each line is a JSON object with `file_name`, relative to the metadata file, and `text`; or as `read_json` takes
     them. Raises ParamError if there is no such file.
@@ -79,78 +110,80 @@ def read_folder(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
             "path",
             f'{params.path!r} holds no {METADATA}; write one line {{"file_name": ..., "text": ...}} per picture',
         )
-    return _records(params, root, files)
+    return _read_files(params, root, files)
 
 
 def read_json(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
-    """The records of .json and .jsonl files: lists or lines of rows, or COCO captions; and the rows that are none.
+    """Return the records of .json and .jsonl files (lists or lines of rows, or COCO captions), and the unusable rows.
 
     Raises ParamError if a file is missing or, a .json one, is not JSON.
     """
     assert params.path is not None
-    files = expand(params.path, ".jsonl", ".json")
-    return _records(params, Path(os.path.commonpath([file.parent for file in files])), files)
+    files = expand_path(params.path, ".jsonl", ".json")
+    return _read_files(params, Path(os.path.commonpath([file.parent for file in files])), files)
 
 
-def _records(params: SourceParams, root: Path, files: list[Path]) -> tuple[list[Record], dict[str, str]]:
+def _read_files(params: SourceParams, root: Path, files: list[Path]) -> tuple[list[Record], dict[str, str]]:
     records, skipped = [], {}
     for file in files:
-        where = file.relative_to(root)
+        relative = file.relative_to(root)
         pictures = Path(os.path.expanduser(params.pictures)) if params.pictures else file.parent
-        if not os.access(file, os.R_OK):
-            raise ParamError("path", f"{str(file)!r} is not yours to read; ask its owner, or copy it")
-        for name, row in _lines(where, file) if file.suffix == ".jsonl" else _rows(where, file):
+        rows = _lines(file) if file.suffix == ".jsonl" else _rows(file)
+        for key, row in rows:
+            name = f"{relative.as_posix()}:{key}"
             try:
-                records.append(_record(params, where, pictures, name, row))
+                records.append(_record(params, relative, pictures, name, row))
             except CorruptRecord as error:
                 skipped[error.name] = error.reason
     return records, skipped
 
 
-def _lines(where: Path, file: Path) -> Iterator[tuple[str, Line]]:
-    """The lines that hold something, each named by its file and number."""
+def _lines(file: Path) -> Iterator[tuple[str, Line]]:
+    """Yield the number and the place of each line that is not empty."""
     start = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield f"{where.as_posix()}:{number}", Line(file, start)
+                yield str(number), Line(file, start)
             start += len(line)
 
 
-def _rows(where: Path, file: Path) -> Iterator[tuple[str, Any]]:
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the id, or else the index, and the row of each record of a .json file."""
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ParamError("path", f"{str(file)!r} is not JSON ({error}); JSON lines must be in a .jsonl file") from None
-    if isinstance(found, dict) and {"images", "annotations"} <= found.keys():
-        yield from _coco(where, found)
-    elif isinstance(found, list):
-        for i, row in enumerate(found):
-            called = str(row.get("id", i) if isinstance(row, dict) else i)[:200]
-            yield f"{where.as_posix()}:{called.encode(errors='backslashreplace').decode()}", row
+    if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
+        yield from _coco_rows(file, content)
+    elif isinstance(content, list):
+        for i, row in enumerate(content):
+            yield str(row.get("id", i) if isinstance(row, dict) else i), row
     else:
         raise ParamError("path", f"{str(file)!r} holds neither a list of rows nor COCO's images and annotations")
 
 
-def _coco(where: Path, found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """COCO's captions: a row for each annotation."""
+def _coco_rows(file: Path, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield a row for each annotation of COCO's captions."""
     try:
-        files = {image["id"]: image["file_name"] for image in found["images"]}
-        for note in found["annotations"]:
-            name = f"{where.as_posix()}:{note['id']!a:.200}"
-            yield name, {"id": note["id"], "file_name": files.get(note["image_id"]), "text": note.get("caption")}
+        files = {image["id"]: image["file_name"] for image in content["images"]}
+        for note in content["annotations"]:
+            yield str(note["id"]), {"file_name": files.get(note["image_id"]), "text": note.get("caption")}
     except (KeyError, TypeError, AttributeError) as error:
-        message = f"{where.as_posix()!r} is not as COCO's: images need id and file_name, annotations id and image_id"
+        message = f"{str(file)!r} is not as COCO's: images need id and file_name, annotations id and image_id"
         raise ParamError("path", f"{message} ({type(error).__name__}: {error})") from None
 
 
-def _record(params: SourceParams, where: Path, pictures: Path, name: str, found: Any) -> Record:
-    row = parse(found.read(), name=name) if isinstance(found, Line) else checked(found, name=name)
-    group = name
-    if file := picture_of(row):
-        inside(pictures, name, file)
-        group = PurePosixPath(where.parent.as_posix(), file.replace("\\", "/")).as_posix()
-    elif not {"conversations", "text_list"} & row.keys():
-        raise CorruptRecord(name, "has no file_name")
-    alone = isinstance(found, Line) and group != name and "conversations" not in row
-    return Record(group if alone else name, group, found, pictures, params)
+def _record(params: SourceParams, file: Path, pictures: Path, name: str, row: Any) -> Record:
+    """Return the record of a row or line. Raises CorruptRecord if it names no usable picture or text."""
+    content = parse_row(row.read(), name=name) if isinstance(row, Line) else check_row(row, name=name)
+    picture = picture_name(content)
+    if not picture:
+        if "conversations" not in content and "text_list" not in content:
+            raise CorruptRecord(name, "has no file_name")
+        return Record(name, name, row, pictures, params)
+    path_inside(pictures, name, picture)
+    group = PurePosixPath(file.parent.as_posix(), picture.replace("\\", "/")).as_posix()
+    if isinstance(row, Line) and "conversations" not in content:
+        name = group  # a line with a caption is named by its picture
+    return Record(name, group, row, pictures, params)

@@ -1,6 +1,6 @@
-"""Scenes of colored shapes: what is in a picture, what is said about it, and which combinations are never shown.
+"""Scenes of colored shapes: the content of a picture, its caption and questions, and the combinations never shown.
 
-Lengths are shares of the picture's side, so that one scene can be drawn at any size. Nothing here draws.
+Lengths are shares of the picture's side, so that one scene can be drawn at any size. `shapes.render` draws them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from ..params.data import MOST_UNSEEN
+from ..params.data import MAX_UNSEEN_FRACTION
 
 COUNTS = ("one", "two", "three", "four")
 SIZES = {"small": 0.1, "large": 0.165}
@@ -38,15 +38,15 @@ SHAPES = {
 RELATIONS = ("above", "left of")
 """One per axis, first group first, so that a picture has exactly one caption."""
 
-_SPLIT_SEED = 20240229
-_MARGIN = 0.02
-_MOST_IN_PAIR = 2
+SPLIT_SEED = 20240229
+MARGIN = 0.02
+MAX_IN_PAIR = 2
 """Shapes in each group of a picture with two groups; more would not fit in half of it."""
 
 
 @dataclass(frozen=True, order=True)
 class Combination:
-    """What a group of equal shapes is: one value of each attribute."""
+    """The attributes of a group of equal shapes."""
 
     count: int
     size: str
@@ -60,7 +60,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one shape is: center and radius in shares of the side, clockwise turn in radians."""
+    """The place of one shape: center and radius in shares of the side, clockwise turn in radians."""
 
     x: float
     y: float
@@ -87,46 +87,48 @@ class Scene:
 
 
 def caption(scene: Scene) -> str:
-    """The one caption of a scene: 'two small red circles above one large blue square'."""
+    """Return the one caption of a scene: 'two small red circles above one large blue square'."""
     return f" {scene.relation} ".join(str(group.combination) for group in scene.groups)
 
 
 def questions(scene: Scene) -> list[tuple[str, str]]:
-    """Questions about a scene, each with its one right answer."""
+    """Return questions about a scene, each with its one right answer."""
     if scene.relation is None:
-        (group,) = scene.groups
-        it = group.combination
+        shapes = scene.groups[0].combination
         return [
-            ("how many shapes are there ?", COUNTS[it.count - 1]),
-            ("what color are they ?", it.color),
-            ("what shape are they ?", it.shape),
-            ("are they small or large ?", it.size),
+            ("how many shapes are there ?", COUNTS[shapes.count - 1]),
+            ("what color are they ?", shapes.color),
+            ("what shape are they ?", shapes.shape),
+            ("are they small or large ?", shapes.size),
         ]
-    one, other = (group.combination for group in scene.groups)
-    asked = [(f"what is {scene.relation} the {other.color} shapes ?", str(one))]
-    for it in (one, other):  # the colors of two groups differ
-        asked += [(f"how many {it.color} shapes are there ?", COUNTS[it.count - 1])]
-        asked += [(f"what shape are the {it.color} shapes ?", it.shape)]
-    return asked
+    first, second = scene.groups[0].combination, scene.groups[1].combination
+    pairs = [(f"what is {scene.relation} the {second.color} shapes ?", str(first))]
+    for shapes in (first, second):  # the colors of two groups differ
+        pairs.append((f"how many {shapes.color} shapes are there ?", COUNTS[shapes.count - 1]))
+        pairs.append((f"what shape are the {shapes.color} shapes ?", shapes.shape))
+    return pairs
 
 
 @cache
 def combinations() -> tuple[Combination, ...]:
-    """Every combination of attributes."""
+    """Return every combination of attributes."""
     product = itertools.product(range(1, len(COUNTS) + 1), SIZES, COLORS, SHAPES)
     return tuple(Combination(*values) for values in product)
 
 
 @cache
 def split_combinations(
-    unseen_fraction: float = MOST_UNSEEN,
+    unseen_fraction: float = MAX_UNSEEN_FRACTION,
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
-    """(seen, unseen) combinations, the same in every run. What is unseen at a lower fraction is so at a higher one:
-    pretraining leaves out all that any training may call unseen."""
-    everything = list(combinations())
-    random.Random(_SPLIT_SEED).shuffle(everything)
-    cut = max(1, round(len(everything) * unseen_fraction))
-    return tuple(sorted(everything[cut:])), tuple(sorted(everything[:cut]))
+    """Return (seen, unseen) combinations, the same in every run.
+
+    A combination that is unseen at a lower fraction is unseen at a higher one: pretraining leaves out all that any
+    training may call unseen.
+    """
+    shuffled = list(combinations())
+    random.Random(SPLIT_SEED).shuffle(shuffled)
+    cut = max(1, round(len(shuffled) * unseen_fraction))
+    return tuple(sorted(shuffled[cut:])), tuple(sorted(shuffled[:cut]))
 
 
 def draw_scene(
@@ -136,20 +138,20 @@ def draw_scene(
     pair: bool = False,
     partners: tuple[Combination, ...] | None = None,
 ) -> Scene:
-    """A random scene of one of `choices`; with `pair`, beside one of `partners` (default: choices) of another color."""
+    """Return a random scene of one of `choices`; with `pair`, also of one of `partners` (default: choices)."""
     corners = tuple(_near(rng, (236, 236, 236), 14) for _ in range(4))
     if not pair:
         return Scene((_group(rng, rng.choice(choices), (0.0, 0.0, 1.0, 1.0)),), None, corners)
     relation = rng.choice(RELATIONS)
-    one = rng.choice([c for c in choices if c.count <= _MOST_IN_PAIR])
-    other = rng.choice([c for c in partners or choices if c.count <= _MOST_IN_PAIR and c.color != one.color])
-    ordered = rng.sample([one, other], 2)
+    first = rng.choice([c for c in choices if c.count <= MAX_IN_PAIR])
+    second = rng.choice([c for c in partners or choices if c.count <= MAX_IN_PAIR and c.color != first.color])
+    ordered = rng.sample([first, second], 2)
     boxes = ((0.0, 0.0, 1.0, 0.5), (0.0, 0.5, 1.0, 1.0))
     if relation == "left of":
         boxes = ((0.0, 0.0, 0.5, 1.0), (0.5, 0.0, 1.0, 1.0))
     while True:
         groups = tuple(_group(rng, c, box) for c, box in zip(ordered, boxes, strict=True))
-        if _clear(groups, relation):
+        if _is_aligned(groups, relation):
             return Scene(groups, relation, corners)
 
 
@@ -162,14 +164,14 @@ def _group(rng: random.Random, combination: Combination, box: tuple[float, float
 
 
 def _places(rng: random.Random, combination: Combination, box: tuple[float, float, float, float]) -> tuple[Place, ...]:
-    """Places that keep clear of each other and of the box, or none if this try found no room."""
+    """Return places with a margin between them and to the box's edge, or none if this try found no room."""
     places: list[Place] = []
     radius = SIZES[combination.size] * rng.uniform(0.92, 1.08)
-    reach = radius + _MARGIN
+    reach = radius + MARGIN
     for _ in range(combination.count):
         for _ in range(20):
             x, y = rng.uniform(box[0] + reach, box[2] - reach), rng.uniform(box[1] + reach, box[3] - reach)
-            if all(math.dist((x, y), (p.x, p.y)) > 2 * radius + _MARGIN for p in places):
+            if all(math.dist((x, y), (p.x, p.y)) > 2 * radius + MARGIN for p in places):
                 places.append(Place(x, y, radius, rng.uniform(-0.25, 0.25)))
                 break
         else:
@@ -177,11 +179,13 @@ def _places(rng: random.Random, combination: Combination, box: tuple[float, floa
     return tuple(places)
 
 
-def _clear(groups: tuple[Group, ...], relation: str) -> bool:
-    """The two groups lie along one axis, not diagonally."""
-    (ax, ay), (bx, by) = (_center(g) for g in groups)
-    along, across = (by - ay, bx - ax) if relation == "above" else (bx - ax, by - ay)
-    return along > 2 * abs(across)
+def _is_aligned(groups: tuple[Group, ...], relation: str) -> bool:
+    """Return whether the two groups lie along one axis, not diagonally."""
+    first, second = _center(groups[0]), _center(groups[1])
+    right, down = second[0] - first[0], second[1] - first[1]
+    if relation == "above":
+        return down > 2 * abs(right)
+    return right > 2 * abs(down)
 
 
 def _center(group: Group) -> tuple[float, float]:
@@ -189,6 +193,7 @@ def _center(group: Group) -> tuple[float, float]:
     return sum(p.x for p in group.places) / n, sum(p.y for p in group.places) / n
 
 
-def _near(rng: random.Random, color: tuple[int, int, int], by: int) -> tuple[int, int, int]:
-    r, g, b = (min(255, max(0, c + rng.randint(-by, by))) for c in color)
+def _near(rng: random.Random, color: tuple[int, int, int], spread: int) -> tuple[int, int, int]:
+    """Return a color whose channels differ by at most `spread`."""
+    r, g, b = [min(255, max(0, channel + rng.randint(-spread, spread))) for channel in color]
     return r, g, b

@@ -1,4 +1,7 @@
-"""WebDataset .tar shards, read in sequence by the `webdataset` library and dealt to ranks and workers."""
+"""WebDataset shards (.tar, also compressed), read one after the other.
+
+Every reader lists all records of a shard, and reads its own. A compressed shard is unpacked into memory for that.
+"""
 
 from __future__ import annotations
 
@@ -9,167 +12,160 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 from ..params import SourceParams
+from .archive import Loss, Member, read_archive
 from .batch import Sample
-from .lane import Lane, Loaded, attempt, order
 from .pictures import CorruptRecord
-from .records import inside
-from .rows import parse, sample_of
+from .records import path_inside
+from .rows import parse_row, sample_of
+from .stream import DataSlice, Loaded, Source, epoch_order, load_or_corrupt
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
-SHUFFLE = 1000
-"""Raw records held in memory to shuffle a shard."""
-SHARDS_PER_LANE = 4
-"""With at least so many shards for every worker of every rank, whole shards are dealt to them. With fewer, everyone
-reads all shards and keeps the positions that are its own: balanced, and cheap for data that small."""
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+"""Endings of the files that a folder of shards holds. Reading looks at a file's first bytes, not at its name."""
 
 
 @dataclass
-class ShardSource:
+class ShardRecord:
+    """The members KEY.* of a shard, of which those of an uncompressed one are not read yet."""
+
+    shard: Path
+    key: str
+    name: str
+    """SHARD/KEY."""
+    members: dict[str, Member] = field(default_factory=dict)
+    """By extension: what follows the key and a dot."""
+
+    def load(self, params: SourceParams) -> Sample:
+        """Return the sample. Raises CorruptRecord."""
+        row = {}
+        if "json" in self.members:
+            row = parse_row(self.read("json"), name=self.name)
+        if "txt" in self.members:
+            try:
+                row["text"] = self.read("txt").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise CorruptRecord(self.name, f"has a caption that is not UTF-8 ({error})") from None
+        pictures = [kind for kind in PICTURES if kind in self.members]
+        if "conversations" in row or "text_list" in row:
+            if len(pictures) == 1 and isinstance(row.get("image"), str):
+                row["image"] = pictures[0]
+        elif pictures:
+            row["file_name"] = pictures[0]
+        else:
+            there = ", .".join(sorted(self.members))
+            raise CorruptRecord(
+                self.name,
+                f"has no picture: it needs a .{', .'.join(PICTURES)} and has .{there}; a key ends at the first dot",
+            )
+        return sample_of(row, params, name=self.name, find=partial(self._find_picture, params))
+
+    def read(self, extension: str) -> bytes:
+        """Return the content of a member. Raises CorruptRecord."""
+        member = self.members[extension]
+        if member.content is not None:
+            return member.content
+        try:
+            with self.shard.open("rb") as file:
+                file.seek(member.offset)
+                content = file.read(member.size)
+        except OSError as error:
+            raise CorruptRecord(self.name, f"cannot be read any more ({error})") from None
+        if len(content) < member.size:
+            raise CorruptRecord(self.name, f"has a .{extension} that is cut off")
+        return content
+
+    def _find_picture(self, params: SourceParams, file: str) -> Path | bytes:
+        """Return a picture that the JSON names: a member (KEY.0.jpg as `0.jpg`, too), else a file in `pictures`."""
+        extension = file.removeprefix(f"{self.key}.").lower()
+        if extension in self.members:
+            return self.read(extension)
+        if params.pictures is None:
+            raise CorruptRecord(self.name, f"names {file!r}, which is not in its shard; set pictures to its folder")
+        return path_inside(Path(os.path.expanduser(params.pictures)), self.name, file)
+
+
+def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[CorruptRecord]]:
+    """Return the records of a shard, and every part of it that belongs to no record.
+
+    KEY is a member's path up to the first dot of the file name, and its extension is what follows.
+    """
+    records: dict[str, ShardRecord] = {}
+    lost: list[CorruptRecord] = []
+    for member in read_archive(shard):
+        if isinstance(member, Loss):
+            lost.append(CorruptRecord(f"{name}:{member.offset}", str(member)))
+            continue
+        folder, slash, file = member.name.rpartition("/")
+        first, _, extension = file.partition(".")
+        key = folder + slash + first
+        record = records.setdefault(key, ShardRecord(shard, key, f"{name}/{key}"))
+        if not first or not extension:
+            lost.append(CorruptRecord(f"{name}/{member.name}", "is not KEY.EXTENSION, so it belongs to no record"))
+        elif extension.lower() in record.members:
+            lost.append(CorruptRecord(f"{name}/{member.name}", "is in its shard twice; the first is used"))
+        else:
+            record.members[extension.lower()] = member
+    return [record for record in records.values() if record.members], lost
+
+
+@dataclass
+class ShardSource(Source):
     """Records in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json with a caption or a conversation,
     or KEY.json with an interleaved document.
 
-    Each epoch takes the shards in a new order, or draws as many, and shuffles within each. A record's name is
-    SHARD/KEY.
+    Each epoch takes the shards in a new order, or draws as many, and shuffles within each.
     """
 
     params: SourceParams
-    shards: list[str]
-    keep: Callable[[str], bool] | None = None
-    """Which names belong to this source; all if unset."""
+    shards: list[Path]
+    keep: Callable[[str], bool] = bool
+    """Returns true if a name belongs to this source; default all do."""
     seed: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
-    """Name to reason of the records and shards found corrupt, so far, in this process."""
     length: int | None = None
     """Not known before all shards are read."""
-    _sizes: dict[str, int] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Sample]:
-        """The usable samples once, in the order of the shards."""
-        for name, loaded in self.named():
-            if isinstance(loaded, Sample):
-                yield loaded
-            else:
-                self.skipped[name] = loaded.reason
+    def _name(self, shard: Path) -> str:
+        """Return the path of a shard below the folder that holds all of them: names in two folders may be equal."""
+        return shard.relative_to(os.path.commonpath([path.parent for path in self.shards])).as_posix()
 
-    def named(self) -> Iterator[tuple[str, Loaded]]:
-        """All records once, in order, usable or not, by name."""
-        errors: list[CorruptRecord] = []
-        for url in self.shards:
-            for raw in self._shard(url, errors):
-                yield _name(raw), attempt(_load, self.params, raw)
-        yield from ((error.name, error) for error in errors)
+    def loaded(self) -> Iterator[Loaded]:
+        """Yield all records once, in order, usable or not; after those of a damaged shard, its damage."""
+        for shard in self.shards:
+            records, lost = list_records(shard, self._name(shard))
+            for record in records:
+                if self.keep(record.name):
+                    yield load_or_corrupt(record.load, self.params)
+            yield from lost
 
-    def batches(self, lane: Lane) -> Iterator[list[Loaded]]:
-        """The lane's batches, without end; after its samples a batch lists the shards found damaged on the way."""
-        first, stride, lane = self._deal(lane)
-        errors: list[CorruptRecord] = []
-        raws, position = None, 0
-        for step in lane.steps():
-            wanted = lane.positions(step)
-            if raws is None:
-                raws = self._stream(first, stride, wanted.start, errors)
-            else:
-                next(islice(raws, wanted.start - position, wanted.start - position), None)
-            loaded = [attempt(_load, self.params, raw) for raw in islice(raws, len(wanted))]
-            yield [*loaded, *errors]
-            errors.clear()
+    def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:
+        """Yield the slice's batches, without end; a batch's samples are followed by damaged shards met on the way."""
+        damages: list[CorruptRecord] = []
+        position = data_slice.positions(data_slice.start + data_slice.worker).start
+        records = self._stream(position, damages)
+        for step in data_slice.steps():
+            wanted = data_slice.positions(step)
+            skipped = wanted.start - position  # positions of other ranks and workers
+            own = islice(records, skipped, skipped + len(wanted))
+            loaded = [load_or_corrupt(record.load, self.params) for record in own]
+            yield [*loaded, *damages]
+            damages.clear()
             position = wanted.stop
 
-    def _deal(self, lane: Lane) -> tuple[int, int, Lane]:
-        """The first shard and the stride of this worker's shards, and its lane over the records of those."""
-        readers = lane.world_size * lane.workers
-        if len(self.shards) < SHARDS_PER_LANE * readers:
-            return 0, 1, lane
-        # After a restart the loader's workers take over each other's turns: what counts is the step's remainder.
-        done, turn = divmod(lane.start + lane.worker, lane.workers)
-        return turn * lane.world_size + lane.rank, readers, Lane(batch_size=lane.batch_size, start=done)
-
-    def _stream(self, first: int, stride: int, skip: int, errors: list[CorruptRecord]) -> Iterator[dict[str, Any]]:
-        """Raw records of every stride-th shard of the endless list, without the first `skip`."""
-        empty = 0
-        for ordinal in count(first, stride):
-            url = self._url(ordinal)
-            if 0 < self._sizes.get(url, 0) <= skip:
-                skip -= self._sizes[url]
-                continue
-            size = 0
-            for raw in self._shard(url, errors, random.Random(f"{self.seed}/{ordinal}")):
-                size += 1
-                if skip:
-                    skip -= 1
-                else:
-                    yield raw
-            self._sizes[url] = size
-            empty = 0 if size else empty + 1
-            if empty > len(self.shards):
-                raise ValueError(f"{self.shards[0]!r} and its like yield nothing any more; are they gone?")
-
-    def _url(self, ordinal: int) -> str:
-        """The endless list of shards."""
-        epoch, place = divmod(ordinal, len(self.shards))
-        return self.shards[order(len(self.shards), self.seed, epoch, self.params.resample)[place]]
-
-    def _shard(
-        self, url: str, errors: list[CorruptRecord], rng: random.Random | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Raw records of one shard: member bytes by extension. Damage to the archive itself goes to `errors`."""
-        import webdataset
-
-        def note(error: Exception) -> bool:
-            errors.append(CorruptRecord(Path(url).name, f"is damaged ({type(error).__name__}: {error.args[:1]})"))
-            return True
-
-        if _is_cut(Path(url)):
-            errors.append(CorruptRecord(Path(url).name, "is damaged: it has no end mark, so its last records are lost"))
-
-        stages = [webdataset.SimpleShardList([url]), webdataset.tarfile_to_samples(handler=note)]
-        if self.keep is not None:
-            keep = self.keep
-            stages.append(webdataset.select(lambda raw: keep(_name(raw))))
-        if rng is not None:
-            stages.append(webdataset.shuffle(SHUFFLE, initial=SHUFFLE, rng=rng))
-        yield from webdataset.DataPipeline(*stages)
-
-
-def _is_cut(path: Path) -> bool:
-    """Whether a .tar does not end as archives end, in two blocks of zeros: the library takes no notice of that."""
-    if path.suffix != ".tar" or not path.is_file() or not os.access(path, os.R_OK):
-        return False  # what cannot be opened, the library says itself
-    with path.open("rb") as file:
-        file.seek(-min(1024, path.stat().st_size), 2)
-        return file.read() != bytes(1024)
-
-
-def _name(raw: dict[str, Any]) -> str:
-    return f"{Path(raw['__url__']).name}/{raw['__key__']}"
-
-
-def _load(params: SourceParams, raw: dict[str, Any]) -> Sample:
-    name = _name(raw)
-    row = parse(raw["json"], name=name, what="has a caption that cannot be read: it ") if "json" in raw else {}
-    if "txt" in raw:
-        try:
-            row["text"] = raw["txt"].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise CorruptRecord(name, f"has a caption that cannot be read ({error})") from None
-    own = [kind for kind in PICTURES if kind in raw]
-    if not {"conversations", "text_list"} & row.keys():
-        if not own:
-            raise CorruptRecord(name, f"has no picture ({', '.join(PICTURES)})")
-        row["file_name"] = own[0]
-    elif len(own) == 1 and isinstance(row.get("image"), str):
-        row["image"] = own[0]
-    return sample_of(row, params, name=name, find=partial(_find, params, raw))
-
-
-def _find(params: SourceParams, raw: dict[str, Any], file: str) -> Path | bytes:
-    """A picture that a record's JSON names: a member of the record (KEY.0.jpg as `0.jpg`, too), else in `pictures`."""
-    member = file.removeprefix(f"{raw['__key__']}.").lower()
-    if isinstance(found := raw.get(member), bytes):
-        return found
-    if params.pictures is None:
-        raise CorruptRecord(_name(raw), f"names {file!r}, which is not in its shard; set pictures to its folder")
-    return inside(Path(os.path.expanduser(params.pictures)), _name(raw), file)
+    def _stream(self, skip: int, damages: list[CorruptRecord]) -> Iterator[ShardRecord]:
+        """Yield the records of all epochs, without the first `skip`."""
+        for epoch in count():
+            order = epoch_order(len(self.shards), self.seed, epoch, self.params.resample)
+            records_of_epoch = 0
+            for i, shard in enumerate(order):
+                listed, lost = list_records(self.shards[shard], self._name(self.shards[shard]))
+                records = [record for record in listed if self.keep(record.name)]
+                random.Random(f"{self.seed}/{epoch}/{i}").shuffle(records)
+                damages += lost
+                yield from records[skip:]
+                skip = max(0, skip - len(records))
+                records_of_epoch += len(records)
+            if not records_of_epoch:
+                raise ValueError(f"{str(self.shards[0])!r} and its like yield nothing any more; are they gone?")

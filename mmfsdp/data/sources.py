@@ -1,48 +1,30 @@
-"""open_source: the source that DataParams names, its train or held-out part."""
+"""open_source: the training or held-out part of the source that DataParams names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from ..params import DataParams, DataSource, ParamError
 from .batch import Sample
-from .files import expand
-from .lane import IndexedSource, Lane, Loaded, attempt
 from .pictures import stable_hash
-from .records import Record, read_folder, read_json
-from .shards import ShardSource
+from .records import Record, expand_path, read_folder, read_json
+from .shards import SHARD_SUFFIXES, ShardSource
+from .stream import IndexedSource, Loaded, Source, load_or_corrupt
 
 SPLITS = ("train", "heldout", "unseen")
-_READERS = {DataSource.FOLDER: read_folder, DataSource.JSON: read_json}
-"""What finds the records of a source, where they can be counted and dealt by number."""
-
-
-class Source(Protocol):
-    """A stream of samples; see Lane for how it is dealt to ranks and workers."""
-
-    skipped: dict[str, str]
-    """Name to reason of corrupt records, as far as this process has met them."""
-    length: int | None
-    """Records, where that is known; None if they are generated without end."""
-
-    def __iter__(self) -> Iterator[Sample]:
-        """The usable samples once, in a fixed order; without end if they are generated."""
-
-    def batches(self, lane: Lane) -> Iterator[list[Loaded]]:
-        """The lane's batches, without end."""
 
 
 def open_source(
     params: DataParams, *, split: str = "train", image_size: int, seed: int = 0, place: str = "data"
 ) -> Source:
-    """Open one split of a source: train, heldout (new pictures) or unseen (new combinations; generated only).
+    """Return one split of a source: train, heldout (new pictures) or unseen (new combinations; generated only).
 
-    Real data is split by a hash of each record's name, `heldout_fraction` of it held out and never less than one
-    usable record: neither the seed, nor the order, nor the number of ranks moves a record to the other side. Records of
-    one picture stay together, but for shards. `place` is where errors say that the parameters stand. Raises ParamError
-    naming the path if it is missing, empty, or holds fewer than two usable records.
+    Real data is split by a hash of each record's name, `heldout_fraction` of it held out and at least one usable
+    record: neither the seed, nor the order, nor the number of ranks moves a record to the other split. Records of one
+    picture stay together, except in shards. `place` is the source's name in errors. Raises ParamError naming the path
+    if it is missing, empty, or holds fewer than two usable records.
     """
     if split not in SPLITS:
         raise ParamError("split", f"{split!r} is not one of {', '.join(SPLITS)}")
@@ -60,11 +42,21 @@ def open_source(
         raise error.under(place) from None
 
 
+def check_data(params: DataParams) -> None:
+    """Open every source and load records until both splits have a usable one.
+
+    Raises ParamError naming the field of a source that is missing, empty or of another kind.
+    """
+    for place, source in params.sources().items():
+        open_source(source, image_size=1, place=place)  # records are loaded as they are, and resized later
+
+
 def _open_records(params: DataParams, split: str, seed: int) -> Source:
-    records, skipped = _READERS[params.source](params)
-    limit = _limit(((r.group, attempt(r.load)) for r in records), params, skipped)
-    mine = [record for record in records if _belongs(limit, split, record.group)]
-    return IndexedSource(partial(_load, mine), len(mine), seed, params.resample, skipped)
+    records, skipped = read_folder(params) if params.source is DataSource.FOLDER else read_json(params)
+    loaded = ((record.group, load_or_corrupt(record.load)) for record in records)
+    limit = _heldout_limit(loaded, params, skipped)
+    own = [record for record in records if _is_in_split(limit, split, record.group)]
+    return IndexedSource(partial(_load, own), len(own), seed, params.resample, skipped)
 
 
 def _load(records: list[Record], index: int) -> Sample:
@@ -73,18 +65,21 @@ def _load(records: list[Record], index: int) -> Sample:
 
 def _open_shards(params: DataParams, split: str, seed: int) -> Source:
     assert params.path is not None
-    source = ShardSource(params, [str(file) for file in expand(params.path, ".tar")], seed=seed)
-    limit = _limit(source.named(), params, source.skipped)
-    return ShardSource(params, source.shards, partial(_belongs, limit, split), seed, source.skipped)
+    source = ShardSource(params, expand_path(params.path, *SHARD_SUFFIXES), seed=seed)
+    limit = _heldout_limit(((item.name, item) for item in source.loaded()), params, source.skipped)
+    return replace(source, keep=partial(_is_in_split, limit, split))
 
 
-def _belongs(limit: int, split: str, name: str) -> bool:
+def _is_in_split(limit: int, split: str, name: str) -> bool:
     return (stable_hash(name) < limit) == (split == "heldout")
 
 
-def _limit(records: Iterable[tuple[str, Loaded]], params: DataParams, skipped: dict[str, str]) -> int:
-    """Names that hash below this are held out. Reads on until it has met a usable record on either side; where there
-    is none on one, the usable record of the smallest hash is held out. Notes what it finds corrupt in `skipped`."""
+def _heldout_limit(records: Iterable[tuple[str, Loaded]], params: DataParams, skipped: dict[str, str]) -> int:
+    """Return the limit below which a name's hash holds a record out, so that each split has a usable record.
+
+    Reads until it has met one of either split. If all are in one, the record of the smallest hash is held out. Adds
+    the corrupt records that it meets to `skipped`.
+    """
     limit = int(params.heldout_fraction * 2**32)
     hashes: list[int] = []
     for group, loaded in records:
@@ -95,10 +90,10 @@ def _limit(records: Iterable[tuple[str, Loaded]], params: DataParams, skipped: d
         if min(hashes) < limit <= max(hashes):
             return limit
     if len(set(hashes)) < 2:
-        first = "".join(f"; {name} {reason}" for name, reason in list(skipped.items())[:3])
+        reasons = "".join(f"; {name} {reason}" for name, reason in list(skipped.items())[:3])
         raise ParamError(
             "path",
-            f"{params.path!r} holds {len(hashes)} usable records ({len(skipped)} skipped{first}); "
+            f"{params.path!r} holds {len(hashes)} usable records ({len(skipped)} skipped{reasons}); "
             "it takes two at least, one to train on and one to hold out",
         )
     return min(hashes) + 1

@@ -1,18 +1,15 @@
-"""estimate: what a plan will cost each rank in memory, on the wire and in time. Pure functions of plain data."""
+"""estimate: what a plan costs each rank in memory, on the wire and in time."""
 
-from .cost import CONTROL_BYTES, CONTROL_CALLS, Estimate, Memory, Wire, estimate
-from .peak import Peak
-from .times import MACHINES, Machine, Mesh, Times, machine_of, mesh_table, meshes, on_mesh, step_time
+from .items import Estimate, estimate
+from .meshes import Mesh, mesh_table, meshes, on_mesh
+from .seconds import MACHINES, Machine, Times, machine_of, step_time
+from .wire import Wire
 
 __all__ = [
-    "CONTROL_BYTES",
-    "CONTROL_CALLS",
     "MACHINES",
     "Estimate",
     "Machine",
-    "Memory",
     "Mesh",
-    "Peak",
     "Times",
     "Wire",
     "estimate",

@@ -1,6 +1,7 @@
 """Gated cross-attention and its place in a decoder (Flamingo; parameter names and arithmetic of OpenFlamingo).
 
-B batch, L text tokens, M media tokens (pictures x latents), D width of the text, V width of the media.
+B batch, L text tokens, M media tokens (pictures x latents), D width of the text, V width of the media,
+H heads of width d.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attention import attend, feed_forward
+from .perceiver import attend, feed_forward
 
 
 def media_mask(media_time: torch.Tensor, *, pictures: int, latents: int, attend_all: bool) -> torch.Tensor:
-    """Which media each text token sees: (B, 1, L, pictures*latents), true where seen.
+    """Return which media each text token attends to: (B, 1, L, pictures*latents), true where it does.
 
-    media_time (B, L) counts the pictures announced up to each token: 0 sees none, n sees the n-th only, or the
-    first n with `attend_all`.
+    media_time (B, L) counts the image tokens up to each token: 0 attends to no picture, n to the n-th only, or with
+    `attend_all` to the first n.
     """
-    slots = torch.arange(1, pictures + 1, device=media_time.device).repeat_interleave(latents)
-    time = media_time[:, None, :, None]
+    slots = torch.arange(1, pictures + 1, device=media_time.device).repeat_interleave(latents)  # (M,)
+    time = media_time[:, None, :, None]  # (B, 1, L, 1)
     return time >= slots if attend_all else time == slots
 
 
 class MaskedCrossAttention(nn.Module):
-    """Text looks at media through a mask; a token that may see none gets 0."""
+    """Attention of text over media through a mask; a token that may attend to none gets 0."""
 
     def __init__(self, dim: int, *, media_dim: int, heads: int, head_dim: int):
         super().__init__()
@@ -37,10 +38,11 @@ class MaskedCrossAttention(nn.Module):
 
     def forward(self, text: torch.Tensor, media: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """text (B, L, D), media (B, M, V), mask (B, 1, L, M) -> (B, L, D)."""
-        sees_any = mask.any(-1, keepdim=True)  # (B, 1, L, 1)
-        # An all-false row is a softmax over nothing: let it see everything and drop the result instead.
-        out = attend(self.to_q(self.norm(text)), self.to_kv(media), heads=self.heads, mask=mask | ~sees_any)
-        return self.to_out(out * sees_any[:, 0].to(out.dtype))
+        attends_any = mask.any(-1, keepdim=True)  # (B, 1, L, 1)
+        # A row without any true is a softmax over nothing: let it attend to all media and drop the result instead.
+        query, key_value = self.to_q(self.norm(text)), self.to_kv(media)  # (B, L, H*d), (B, M, 2*H*d)
+        out = attend(query, key_value, heads=self.heads, mask=mask | ~attends_any)  # (B, L, H*d)
+        return self.to_out(out * attends_any[:, 0].to(out.dtype))
 
 
 class GatedCrossAttention(nn.Module):
@@ -55,7 +57,7 @@ class GatedCrossAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Close the gates."""
+        """Close the gates: tanh(0) = 0."""
         self.attn_gate.zero_()
         self.ff_gate.zero_()
 
@@ -69,7 +71,7 @@ class GatedCrossAttention(nn.Module):
 
 
 class FlamingoLayer(nn.Module):
-    """Stands in a decoder's list of layers: gated cross-attention (or none), then the decoder's own layer."""
+    """Take a decoder layer's place: gated cross-attention (or none), then the decoder's own layer."""
 
     def __init__(self, decoder_layer: nn.Module, cross_attention: GatedCrossAttention | None):
         super().__init__()
@@ -77,7 +79,7 @@ class FlamingoLayer(nn.Module):
         self.decoder_layer = decoder_layer
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As the decoder layer, plus keyword arguments `media` and `media_mask`, None where there are no pictures."""
+        """Take the decoder layer's arguments, plus `media` and `media_mask`, None where there are no pictures."""
         media, mask = kwargs.pop("media"), kwargs.pop("media_mask")
         if self.cross_attention is not None:
             hidden_states = self.cross_attention(hidden_states, media, mask)

@@ -1,8 +1,7 @@
-"""Finding a decoder's layers by structure, and handing arguments down to them."""
+"""Find a decoder's layers by structure, and pass arguments to them."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,62 +11,60 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..params import ParamError
-from .shapes import on_meta
+from ..params.base import did_you_mean
+from .backbones import run_on_meta
 
 
-def decoder_layers(model: PreTrainedModel, override: str | None = None) -> tuple[str, nn.ModuleList]:
-    """The list of decoder layers and its dotted name: the only outermost ModuleList that is as long as the
-    configuration says there are layers, or the one named by `override`. Raises ParamError naming what was there.
+def decoder_layers(model: PreTrainedModel, name: str | None = None) -> tuple[str, nn.ModuleList]:
+    """Return the dotted name of the list of decoder layers, and the list.
+
+    It is the list of that name, else the only outermost ModuleList of as many modules as the configuration has layers.
+    Raises ParamError naming the lists that the model has.
     """
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    if override is not None:
-        return override, _named(lists, override)
+    lists = {key: module for key, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)}
+    if name is not None:
+        if name not in lists:
+            raise ParamError("decoder_layers", f"{name!r} is not a list of layers{did_you_mean(name, lists)}")
+        return name, lists[name]
+    outermost = dict(lists)
+    for key in lists:
+        if any(key.startswith(f"{other}.") for other in lists):
+            del outermost[key]
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
-    found = [(name, layers) for name, layers in outer.items() if len(layers) == count]
-    if len(found) != 1:
+    matching = [(key, layers) for key, layers in outermost.items() if len(layers) == count]
+    if len(matching) != 1:
         raise ParamError(
             "decoder_layers",
             f"looked in {type(model).__name__} for one list of {count} layers (num_hidden_layers), found "
-            f"{len(found)}; its lists are {_describe(outer)}; set decoder_layers to the right name",
+            f"{len(matching)}; its lists are {_with_lengths(outermost)}; set decoder_layers to the right name",
         )
-    return found[0]
+    return matching[0]
 
 
-def _named(lists: dict[str, nn.ModuleList], name: str) -> nn.ModuleList:
-    if name not in lists or not len(lists[name]):
-        near = difflib.get_close_matches(name, lists, n=1, cutoff=0.3)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ParamError(
-            "decoder_layers", f"{name!r} is not a list of layers here; the lists are {_describe(lists)}{hint}"
-        )
-    return lists[name]
-
-
-def _describe(lists: dict[str, nn.ModuleList]) -> str:
+def _with_lengths(lists: dict[str, nn.ModuleList]) -> str:
     return ", ".join(f"{name} ({len(layers)})" for name, layers in lists.items()) or "none"
 
 
-def hands_down(model: PreTrainedModel, layer: nn.Module, **extra: Any) -> bool:
-    """Whether keyword arguments of the model's forward reach `layer`: seen by one forward on the meta device."""
-    seen: dict[str, Any] = {}
-    handle = layer.register_forward_pre_hook(lambda _, __, kwargs: seen.update(kwargs), with_kwargs=True)
+def passes_to_layers(model: PreTrainedModel, layer: nn.Module, **extra: Any) -> bool:
+    """Return whether keyword arguments of the model's forward reach `layer`, by one forward on the meta device."""
+    received: dict[str, Any] = {}
+    handle = layer.register_forward_pre_hook(lambda _, __, kwargs: received.update(kwargs), with_kwargs=True)
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
         # With a cache, because without one transformers looks into position_ids, which meta tensors forbid.
-        on_meta(model, input_ids=ids, use_cache=True, **extra)
-    except (TypeError, KeyError):  # refused by forward itself, or missed by the layer
+        run_on_meta(model, input_ids=ids, use_cache=True, **extra)
+    except (TypeError, KeyError):  # refused by the model's forward, or missed by the layer
         return False
     finally:
         handle.remove()
-    return seen.keys() >= extra.keys()
+    return received.keys() >= extra.keys()
 
 
 @contextmanager
-def handing_down(layers: nn.ModuleList, **extra: Any) -> Iterator[None]:
-    """For decoders that keep keyword arguments to themselves (MPT, Bloom): within, every layer gets `extra` too.
+def extra_arguments(layers: nn.ModuleList, **extra: Any) -> Iterator[None]:
+    """Add keyword arguments to each layer's, for decoders that do not pass theirs on (MPT, Bloom).
 
-    The arguments enter the outermost module in the list, so activation checkpointing recomputes with them.
+    They enter the outermost module in the list, so that activation checkpointing recomputes with them.
     """
 
     def add(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

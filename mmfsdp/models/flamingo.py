@@ -1,6 +1,7 @@
 """Flamingo: a vision encoder, a perceiver resampler and a causal LM with gated cross-attention between its layers.
 
-B batch, L tokens, T pictures of a sample, F frames, N latents of a picture, D width of the vision encoder.
+B batch, L tokens, T pictures of a sample, F frames, P patches of a frame, N latents of a picture, C, H and W channels
+and pixels, D width of the vision encoder.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from transformers import PreTrainedModel
 
 from .base import MediaModel
 from .cross_attention import FlamingoLayer, GatedCrossAttention, media_mask
-from .decoder import decoder_layers, handing_down, hands_down
+from .decoder import decoder_layers, extra_arguments, passes_to_layers
+from .encoders import VisionEncoder
 from .perceiver import PerceiverResampler
 from .tokens import TokenIds, extend_vocabulary
-from .vision import VisionEncoder
 
 
 class Flamingo(MediaModel):
-    """Text with pictures in, the next tokens out (Alayrac et al. 2022), with the arithmetic of OpenFlamingo.
+    """Predict the next tokens of text with pictures (Alayrac et al. 2022), with the arithmetic of OpenFlamingo.
 
-    Takes the language model over: its layers, embeddings and head are wrapped in place. Gates start at 0, so that a new
-    model says what the language model says.
+    Changes the language model in place: its layers, embeddings and head are wrapped. Gates start at 0, so a new model's
+    logits are the language model's.
     """
 
     def __init__(
@@ -64,63 +65,63 @@ class Flamingo(MediaModel):
                 crosses = (i + 1) % cross_attention_every == 0
                 cross = GatedCrossAttention(dim, media_dim=vision_encoder.dim, **shape) if crosses else None
                 layers[i] = FlamingoLayer(layer, cross)
-        self._hands_down = hands_down(language_model, layers[0], media=None, media_mask=None)
+        self._passes_to_layers = passes_to_layers(language_model, layers[0], media=None, media_mask=None)
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder's layers, in order; each a FlamingoLayer, or what a wrapper has put around it."""
+        """Return the decoder's layers, in order; each a FlamingoLayer, or a wrapper around one."""
         layers = self.language_model.get_submodule(self.layers_name)
         assert isinstance(layers, nn.ModuleList)
         return layers
 
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if set(media) == {"vision_features"} and media["vision_features"].ndim == 5:
-            return {"vision": media["vision_features"]}
+            return {"vision": media["vision_features"]}  # (B, T, F, P, D)
         if set(media) != {"vision"} or media["vision"].ndim != 6:
             shapes = {key: tuple(value.shape) for key, value in media.items()}
             raise ValueError(f"media: {shapes} must be one tensor, vision, of (batch, pictures, frames, C, H, W)")
-        pictures = media["vision"]
+        pictures = media["vision"]  # (B, T, F, C, H, W)
         features = self.vision_encoder(pictures.flatten(0, 2))  # (B*T*F, P, D)
-        return {"vision": features.unflatten(0, pictures.shape[:3])}
+        return {"vision": features.unflatten(0, pictures.shape[:3])}  # (B, T, F, P, D)
 
     def _encode(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.perceiver(features["vision"])  # (B, T, N, D)
 
-    def _time(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return (input_ids == self.tokens.image).cumsum(dim=1)
+    def _media_time(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return (input_ids == self.tokens.image).cumsum(dim=1)  # (B, L)
+
+    def _placeholder_ids(self) -> list[int]:
+        return [self.tokens.image]
 
     def _check(self, input_ids: torch.Tensor, media_tokens: torch.Tensor | None) -> None:
         pictures = 0 if media_tokens is None else media_tokens.shape[1]
-        most = int((input_ids == self.tokens.image).sum(dim=1).max())
-        if most > pictures:
-            raise ValueError(f"media: a sample has {most} image tokens in input_ids but {pictures} pictures")
+        placeholders = int((input_ids == self.tokens.image).sum(dim=1).max())
+        if placeholders > pictures:
+            raise ValueError(f"media: a sample has {placeholders} image tokens in input_ids but {pictures} pictures")
 
     def _decode(
         self, input_ids: torch.Tensor, media_tokens: torch.Tensor | None, media_time: torch.Tensor, **kwargs: Any
     ) -> Any:
-        passed = self._seen(input_ids, media_tokens, media_time)
-        if self._hands_down:
-            return self.language_model(input_ids=input_ids, **kwargs, **passed)
-        with handing_down(self.layers, **passed):
+        extra: dict[str, Any] = {"media": None, "media_mask": None}
+        if media_tokens is not None:
+            if len(media_tokens) != len(input_ids):
+                raise ValueError(f"media: pictures for {len(media_tokens)} samples, but input_ids has {len(input_ids)}")
+            pictures, latents = media_tokens.shape[1:3]
+            mask = media_mask(media_time, pictures=pictures, latents=latents, attend_all=self.cross_attend_all)
+            extra = {"media": media_tokens.flatten(1, 2), "media_mask": mask}  # (B, T*N, D), (B, 1, L, T*N)
+        if self._passes_to_layers:
+            return self.language_model(input_ids=input_ids, **kwargs, **extra)
+        with extra_arguments(self.layers, **extra):
             return self.language_model(input_ids=input_ids, **kwargs)
-
-    def _seen(self, input_ids: torch.Tensor, media_tokens: torch.Tensor | None, media_time: torch.Tensor) -> dict:
-        if media_tokens is None:
-            return {"media": None, "media_mask": None}
-        if len(media_tokens) != len(input_ids):
-            raise ValueError(f"media: pictures for {len(media_tokens)} samples, but input_ids has {len(input_ids)}")
-        pictures, latents = media_tokens.shape[1:3]
-        mask = media_mask(media_time, pictures=pictures, latents=latents, attend_all=self.cross_attend_all)
-        return {"media": media_tokens.flatten(1, 2), "media_mask": mask}
 
     def wrap_fsdp(self, wrapper_kwargs: dict[str, Any], device_id: torch.device) -> None:
         """Wrap with FSDP1 in place, as OpenFlamingo's method of this name does; set the optimizer up afterwards.
 
         The vision encoder, the perceiver, each gated cross-attention and each decoder layer become units, made with
-        `wrapper_kwargs` (mixed_precision, sharding_strategy, ...); all else is moved to `device_id`, where every rank
-        has it whole, with gradients averaged. Nothing changes `requires_grad`. `mmfsdp.wrap_fsdp` plans better units.
-        Raises ValueError if the model is wrapped already, or an optimizer has its parameters.
+        `wrapper_kwargs` (mixed_precision, sharding_strategy, ...); all other modules are moved to `device_id` and
+        replicated, with gradients averaged. Nothing changes `requires_grad`. `mmfsdp.wrap_fsdp` plans better units.
+        Raises ValueError if the model is wrapped already.
         """
-        from ..wrap.flamingo import wrap_flamingo  # late: models know nothing of ranks, but for this one method
+        from ..compat.openflamingo import wrap_flamingo  # models know nothing of ranks but for this method
 
         wrap_flamingo(self, wrapper_kwargs, device_id)

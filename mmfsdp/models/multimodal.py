@@ -1,11 +1,13 @@
-"""MultimodalModel: any encoders and projectors, whose tokens stand among a language model's text tokens (LLaVA, Liu et
-al. 2023).
+"""MultimodalModel: encoders and projectors, whose tokens replace placeholders among a language model's text tokens
+(LLaVA, Liu et al. 2023).
 
-B batch, L tokens, T items (pictures, sounds) of a sample, N tokens of an item, E width of the language model.
+B batch, L tokens, T items (pictures, sounds) of a sample, P tokens of an item from its encoder, of width D, N tokens of
+an item from its projector, E width of the language model.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,32 +17,33 @@ import torch
 from torch import nn
 
 from ..params import ProjectorKind
+from .backbones import output_shape
 from .base import MediaModel
-from .projectors import build_projector, embedding_width, projected_tokens
+from .perceiver import PerceiverResampler
 from .tokens import TokenIds
 
 
 @dataclass(frozen=True)
 class ModalEncoder:
-    """An encoder, and what carries its tokens into the language model."""
+    """An encoder, and the projector of its tokens to the language model's width."""
 
     encoder: nn.Module
     """A VisionEncoder, an AudioEncoder, or a module with their attributes `item_shape`, `num_tokens` and `dim`."""
 
     projector: ProjectorKind | str | nn.Module = ProjectorKind.MLP
-    """linear, mlp (LLaVA 1.5's), resampler (the perceiver), or a module: (N, P, D) -> (N, tokens, E)."""
+    """linear, mlp (LLaVA 1.5's), resampler (the perceiver), or a module: (items, P, D) -> (items, N, E)."""
 
     resampler: dict[str, int] = field(default_factory=dict)
-    """The resampler's num_latents, depth, heads and head_dim, where not Flamingo's."""
+    """The resampler's num_latents, depth, heads and head_dim, where they are not Flamingo's."""
 
 
 class MultimodalModel(MediaModel):
-    """Text with pictures, sounds, ... in, the next tokens out.
+    """Predict the next tokens of text with pictures, sounds, ...
 
-    Each item's place in input_ids is as many placeholder ids as it has tokens (`num_tokens`). Parameters are called
-    encoders.<key>.*, projectors.<key>.* and language_model.*. Encoders all run before the first projector, and each
-    runs in every forward that is given media: so every rank enters every unit, whatever its samples hold.
-    Raises ValueError where an encoder, its projector and the language model do not fit, with both widths.
+    Each item is announced in input_ids by as many placeholder ids as it has tokens (`num_tokens`). Parameters are
+    called encoders.<key>.*, projectors.<key>.* and language_model.*. All encoders run before the first projector, and
+    each runs in every forward with media, so every rank enters every unit, whatever its samples hold. Raises ValueError
+    if the widths of an encoder, its projector and the language model do not fit.
     """
 
     def __init__(
@@ -54,61 +57,67 @@ class MultimodalModel(MediaModel):
         super().__init__()
         with next(language_model.parameters()).device:
             self.encoders = nn.ModuleDict({key: part.encoder for key, part in encoders.items()})
-            self.projectors = nn.ModuleDict(
-                {key: _projector(part, embedding_width(language_model)) for key, part in encoders.items()}
-            )
+            width = language_model.get_input_embeddings().weight.shape[1]  # OPT's may be less than its hidden_size
+            self.projectors = nn.ModuleDict({key: build_projector(part, width) for key, part in encoders.items()})
             self.language_model = language_model
-        self.num_tokens = {
-            key: projected_tokens(key, self.projectors[key], self.encoders[key], language_model) for key in encoders
-        }
+        self.num_tokens: dict[str, int] = {}
         """Placeholders of one item, by key."""
+        for key in encoders:
+            self.num_tokens[key] = projected_tokens(key, self.projectors[key], self.encoders[key], language_model)
         vocabulary = language_model.config.get_text_config().vocab_size
         self.placeholders = dict(placeholders or {key: vocabulary + i for i, key in enumerate(encoders)})
         if self.placeholders.keys() != encoders.keys():
             raise ValueError(f"placeholders: {self.placeholders} must have the keys of encoders, {', '.join(encoders)}")
-        self.tokens = _tokens(language_model)
+        self.tokens = _token_ids(language_model)
 
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = {}
+        features = {}
         for key, encoder in self.encoders.items():
             if f"{key}_features" in media:
-                found[key] = media[f"{key}_features"]
+                features[key] = media[f"{key}_features"]
                 continue
             item: tuple[int, ...] = encoder.item_shape  # type: ignore[assignment]
-            lead = media[key].ndim - len(item) if key in media else 0
+            lead = media[key].ndim - len(item) if key in media else 0  # (B, T) or, of pictures, (B, T, F)
             if lead not in (2, 3):
                 shapes = {name: tuple(value.shape) for name, value in media.items()}
                 raise ValueError(f"media: {shapes} must have {key} of (batch, items, {', '.join(map(str, item))})")
-            found[key] = encoder(media[key].flatten(0, lead - 1)).unflatten(0, media[key].shape[:lead])
-        unknown = [name for name in media if name.removesuffix("_features") not in found]
+            encoded = encoder(media[key].flatten(0, lead - 1))  # (items of the batch, P, D)
+            features[key] = encoded.unflatten(0, media[key].shape[:lead])
+        unknown = [name for name in media if name.removesuffix("_features") not in features]
         if unknown:
-            raise ValueError(f"media: no encoder for {', '.join(unknown)}; there are {', '.join(found)}")
-        return found
+            raise ValueError(f"media: no encoder for {', '.join(unknown)}; there are {', '.join(features)}")
+        return features
 
     def _encode(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {
-            key: self.projectors[key](x.flatten(0, -3)).unflatten(0, (len(x), -1)).flatten(1, 2)  # (B, T*N, E)
-            for key, x in features.items()
-        }
+        tokens = {}
+        for key, encoded in features.items():
+            projected = self.projectors[key](encoded.flatten(0, -3))  # (B*T, N, E)
+            tokens[key] = projected.unflatten(0, (len(encoded), -1)).flatten(1, 2)  # (B, T*N, E)
+        return tokens
 
-    def _time(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def _media_time(self, input_ids: torch.Tensor) -> torch.Tensor:
         time = torch.zeros_like(input_ids)
         for token in self.placeholders.values():
-            here = input_ids == token
-            time = torch.where(here, here.cumsum(dim=1), time)
-        return time
+            is_placeholder = input_ids == token
+            time = torch.where(is_placeholder, is_placeholder.cumsum(dim=1), time)
+        return time  # (B, L): 0 at text
+
+    def _placeholder_ids(self) -> list[int]:
+        return list(self.placeholders.values())
 
     def _check(self, input_ids: torch.Tensor, media_tokens: dict[str, torch.Tensor] | None) -> None:
         for key, token in self.placeholders.items():
-            given = None if media_tokens is None else media_tokens[key]
-            if given is not None and len(given) != len(input_ids):
-                raise ValueError(f"media: {key} for {len(given)} samples, but input_ids has {len(input_ids)}")
-            each, most = self.num_tokens[key], 0 if given is None else given.shape[1]
+            available = 0
+            if media_tokens is not None:
+                samples, available = media_tokens[key].shape[:2]
+                if samples != len(input_ids):
+                    raise ValueError(f"media: {key} for {samples} samples, but input_ids has {len(input_ids)}")
+            each = self.num_tokens[key]
             for i, count in enumerate((input_ids == token).sum(dim=1).tolist()):
-                if count % each or count > most:
+                if count % each or count > available:
                     raise ValueError(
-                        f"media: sample {i} has {count} placeholder tokens of {key} in input_ids, but was given "
-                        f"{most // each} items of {each} tokens each"
+                        f"media: sample {i} has {count} placeholder tokens of {key} in input_ids, but "
+                        f"{available // each} items of {each} tokens each"
                     )
 
     def _decode(
@@ -120,33 +129,31 @@ class MultimodalModel(MediaModel):
     ) -> Any:
         if media_tokens is None:
             return self.language_model(input_ids=input_ids, **kwargs)
-        here = media_time > 0
-        vectors = None
+        vectors: torch.Tensor | None = None
         for key, token in self.placeholders.items():
-            tokens = media_tokens[key]
-            place = (media_time - 1).clamp(0, tokens.shape[1] - 1)  # elsewhere whatever: it is not used there
-            own = tokens.gather(1, place[..., None].expand(-1, -1, tokens.shape[2]))
+            tokens = media_tokens[key]  # (B, T*N, E)
+            index = (media_time - 1).clamp(0, tokens.shape[1] - 1)  # (B, L); of no use where no placeholder is
+            own = tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[2]))  # (B, L, E)
             vectors = own if vectors is None else torch.where((input_ids == token)[..., None], own, vectors)
         assert vectors is not None
-        with _placed(self.language_model.get_input_embeddings(), here, vectors):
+        with _replaced_embeddings(self.language_model.get_input_embeddings(), media_time > 0, vectors):
             return self.language_model(input_ids=input_ids, **kwargs)
-
-    def _placeholders(self) -> list[int]:
-        return list(self.placeholders.values())
 
 
 @contextmanager
-def _placed(embedding: nn.Module, here: torch.Tensor, vectors: torch.Tensor) -> Iterator[None]:
-    """Within, the embedding gives `vectors` (B, L, E) where `here` (B, L). So text is embedded within the language
-    model's own forward, as a unit that holds both must have it."""
+def _replaced_embeddings(embedding: nn.Module, where: torch.Tensor, vectors: torch.Tensor) -> Iterator[None]:
+    """Let the embedding return `vectors` (B, L, E) at `where` (B, L).
 
-    def hide(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (args[0].masked_fill(here, 0), *args[1:])  # placeholders may lie outside the table
+    So text is embedded inside the language model's own forward, as FSDP requires of a unit that holds both.
+    """
 
-    def put(_: nn.Module, __: Any, out: torch.Tensor) -> torch.Tensor:
-        return torch.where(here[..., None], vectors.to(out.dtype), out)
+    def mask_ids(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (args[0].masked_fill(where, 0), *args[1:])  # placeholders may lie outside the table
 
-    handles = [embedding.register_forward_pre_hook(hide), embedding.register_forward_hook(put)]
+    def replace(_: nn.Module, __: Any, out: torch.Tensor) -> torch.Tensor:
+        return torch.where(where[..., None], vectors.to(out.dtype), out)
+
+    handles = [embedding.register_forward_pre_hook(mask_ids), embedding.register_forward_hook(replace)]
     try:
         yield
     finally:
@@ -154,23 +161,54 @@ def _placed(embedding: nn.Module, here: torch.Tensor, vectors: torch.Tensor) -> 
             handle.remove()
 
 
-def _projector(part: ModalEncoder, width: int) -> nn.Module:
-    if isinstance(part.projector, nn.Module):
-        return part.projector
-    try:
-        kind = ProjectorKind(part.projector)
-    except ValueError:
-        raise ValueError(
-            f"projector: {part.projector!r} is not one of {', '.join(ProjectorKind)}, nor a module"
-        ) from None
-    return build_projector(kind, part.encoder.dim, width, **part.resampler)  # type: ignore[arg-type]
-
-
-def _tokens(language_model: Any) -> TokenIds:
-    """As the language model itself ends and pads."""
+def _token_ids(language_model: Any) -> TokenIds:
+    """Return the end and padding ids that the language model itself uses."""
     config = language_model.generation_config
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    end = -1 if ends[0] is None else ends[0]
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    end = -1 if end is None else end
     pad = max(end, 0) if config.pad_token_id is None else config.pad_token_id
     vocabulary = language_model.config.get_text_config().vocab_size
     return TokenIds(image=-1, end_of_chunk=end, pad=pad, known=vocabulary, new=0)
+
+
+class Resampler(nn.Module):
+    """The perceiver resampler, then a matrix: any number of tokens in, `num_latents` out."""
+
+    def __init__(self, dim: int, width: int, **perceiver: int):
+        super().__init__()
+        self.perceiver = PerceiverResampler(dim, **perceiver)
+        self.linear = nn.Linear(dim, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(items, P, D) -> (items, num_latents, E)."""
+        latents = self.perceiver(tokens[:, None, None])[:, 0]  # (items, num_latents, D)
+        return self.linear(latents)
+
+
+def build_projector(part: ModalEncoder, width: int) -> nn.Module:
+    """Return a module (items, P, D) -> (items, P or num_latents, E = width). Raises ValueError for an unknown kind."""
+    if isinstance(part.projector, nn.Module):
+        return part.projector
+    dim: Any = part.encoder.dim
+    if part.projector == ProjectorKind.LINEAR:
+        return nn.Linear(dim, width)
+    if part.projector == ProjectorKind.RESAMPLER:
+        return Resampler(dim, width, **part.resampler)
+    if part.projector == ProjectorKind.MLP:  # LLaVA 1.5's, with the names that transformers gives it
+        layers = {"linear_1": nn.Linear(dim, width), "act": nn.GELU(), "linear_2": nn.Linear(width, width)}
+        return nn.Sequential(OrderedDict(layers))
+    raise ValueError(f"projector: {part.projector!r} is not one of {', '.join(ProjectorKind)}, nor a module")
+
+
+def projected_tokens(key: str, projector: nn.Module, encoder: Any, language_model: Any) -> int:
+    """Return N, the tokens that a projector makes of one item. Raises ValueError if the widths do not fit."""
+    width = language_model.get_input_embeddings().weight.shape[1]
+    example = torch.empty(2, encoder.num_tokens, encoder.dim, device="meta")
+    expected = f"must turn {tuple(example.shape)} (items, tokens, features) into (2, tokens, {width})"
+    try:
+        shape = output_shape(projector, example)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"encoders.{key}: the projector {type(projector).__name__} {expected} ({error})") from None
+    if len(shape) != 3 or (shape[0], shape[2]) != (2, width):
+        raise ValueError(f"encoders.{key}: the projector {type(projector).__name__} {expected}, not {tuple(shape)}")
+    return shape[1]

@@ -1,18 +1,42 @@
 """The perceiver resampler (Flamingo, Alayrac et al. 2022; parameter names and arithmetic of OpenFlamingo).
 
-B batch, T pictures of a sample, F frames of a picture, P patch tokens of a frame, N latents, D width.
+B batch, T pictures of a sample, F frames of a picture, P patch tokens of a frame, N latents, D width, H heads.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from .attention import attend, feed_forward
+
+def attend(
+    query: torch.Tensor, key_value: torch.Tensor, *, heads: int, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return multi-head attention of L queries over M keys, as cross-attention computes it, too.
+
+    query (B, L, H*d), key_value (B, M, 2*H*d), mask (B, 1, L, M) true where attended -> (B, L, H*d).
+    """
+    key, value = key_value.chunk(2, dim=-1)
+    query = query.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, H, L, d)
+    key = key.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, H, M, d)
+    value = value.unflatten(-1, (heads, -1)).transpose(1, 2)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)  # (B, H, L, d)
+    return out.transpose(1, 2).flatten(2)
+
+
+def feed_forward(dim: int) -> nn.Sequential:
+    """Return LayerNorm, then two matrices without bias around a GELU. (..., dim) -> (..., dim)."""
+    return nn.Sequential(
+        nn.LayerNorm(dim),
+        nn.Linear(dim, 4 * dim, bias=False),
+        nn.GELU(),
+        nn.Linear(4 * dim, dim, bias=False),
+    )
 
 
 class PerceiverAttention(nn.Module):
-    """Latents look at the picture and at each other."""
+    """Attention of the latents over the picture and over each other."""
 
     def __init__(self, dim: int, *, heads: int, head_dim: int):
         super().__init__()
@@ -26,12 +50,12 @@ class PerceiverAttention(nn.Module):
     def forward(self, media: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """media (B, F*P, D), latents (B, N, D) -> (B, N, D)."""
         latents = self.norm_latents(latents)
-        seen = torch.cat((self.norm_media(media), latents), dim=1)
-        return self.to_out(attend(self.to_q(latents), self.to_kv(seen), heads=self.heads))
+        keys = torch.cat((self.norm_media(media), latents), dim=1)  # (B, F*P + N, D)
+        return self.to_out(attend(self.to_q(latents), self.to_kv(keys), heads=self.heads))
 
 
 class PerceiverResampler(nn.Module):
-    """Any number of patch tokens in, `num_latents` vectors per picture out."""
+    """Turn any number of patch tokens into `num_latents` vectors per picture."""
 
     def __init__(
         self,
@@ -57,31 +81,31 @@ class PerceiverResampler(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Begin the parameters that are no layer's."""
+        """Initialize the parameters that belong to no layer."""
         for p in (self.latents, self.frame_embs, self.media_time_embs):
             if p is not None:
                 p.normal_()
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """features (B, T, F, P, D) -> (B, T, N, D). Raises ValueError for more pictures or frames than embeddings."""
+        """(B, T, F, P, D) -> (B, T, N, D). Raises ValueError for more pictures or frames than embeddings."""
         batch, pictures, frames = features.shape[:3]
         features = features.to(self.latents.dtype)
         if self.frame_embs is not None:
-            _within("max_frames", len(self.frame_embs), frames)
+            _check_count("max_frames", len(self.frame_embs), frames)
             features = features + self.frame_embs[:frames, None]
         features = features.flatten(2, 3)  # (B, T, F*P, D)
         if self.media_time_embs is not None:
-            _within("max_images", len(self.media_time_embs), pictures)
+            _check_count("max_images", len(self.media_time_embs), pictures)
             features = features + self.media_time_embs[:pictures]
         features = features.flatten(0, 1)  # (B*T, F*P, D)
-        latents = self.latents.expand(len(features), -1, -1)
+        latents = self.latents.expand(len(features), -1, -1)  # (B*T, N, D)
         for layer in self.layers:
             attention, mlp = layer.children()
             latents = latents + attention(features, latents)
             latents = latents + mlp(latents)
-        return self.norm(latents).unflatten(0, (batch, pictures))
+        return self.norm(latents).unflatten(0, (batch, pictures))  # (B, T, N, D)
 
 
-def _within(field: str, limit: int, count: int) -> None:
+def _check_count(field: str, limit: int, count: int) -> None:
     if count > limit:
         raise ValueError(f"{field}: {limit} embeddings, but the sample has {count}; raise {field} or give fewer")

@@ -7,14 +7,17 @@ B batch, L tokens, D width, K known tokens, N new tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-KEPT = "mmfsdp_new_tokens"
-"""In a saved language model's configuration: how many of its last tokens were new."""
+CONFIG_KEY = "mmfsdp_new_tokens"
+"""In a saved language model's configuration: how many of its last tokens are new."""
+INITIAL_SPREAD = 0.1
+"""Standard deviation of new rows around the mean of the known ones, as a share of theirs."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class TokenIds:
 
     @classmethod
     def after(cls, known: int) -> TokenIds:
-        """As if a tokenizer of `known` tokens had none of the three."""
+        """Return the ids for a tokenizer of `known` tokens that has none of the three."""
         return cls(image=known + 1, end_of_chunk=known, pad=known + 2, known=known, new=3)
 
 
@@ -42,24 +45,18 @@ class ExtendedEmbedding(nn.Module):
         self.table = table
         self.new_tokens = nn.Embedding(new, table.embedding_dim, device=table.weight.device, dtype=table.weight.dtype)
         with torch.no_grad():
-            self.new_tokens.weight.copy_(first_rows(table.weight[:known], new))
+            self.new_tokens.weight.copy_(initial_rows(table.weight[:known], new))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(B, L) -> (B, L, D)."""
-        is_new = input_ids >= self.known
-        old = self.table(input_ids.masked_fill(is_new, 0))
-        new = self.new_tokens((input_ids - self.known).clamp(min=0))
+        is_new = input_ids >= self.known  # (B, L)
+        old = self.table(input_ids.masked_fill(is_new, 0))  # (B, L, D)
+        new = self.new_tokens((input_ids - self.known).clamp(min=0))  # (B, L, D)
         return torch.where(is_new[..., None], new.to(old.dtype), old)
 
 
-def first_rows(known: torch.Tensor, new: int) -> torch.Tensor:
-    """(new, D) from (K, D): near the mean of what the decoder is used to, apart enough to be told from each other."""
-    rows = known.float()
-    return rows.mean(0) + 0.1 * rows.std() * torch.randn(new, rows.shape[1], device=rows.device)
-
-
 class ExtendedHead(nn.Module):
-    """An output matrix and the new tokens' rows after it, the latter shared with the input's where given."""
+    """An output matrix and the new tokens' rows after it, the latter shared with the input's if `shared` is set."""
 
     def __init__(self, table: nn.Linear, known: int, new: int, shared: nn.Embedding | None):
         super().__init__()
@@ -73,12 +70,19 @@ class ExtendedHead(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., K + N)."""
         old = self.table(hidden_states)[..., : self.known]  # a table may have more rows than its tokenizer has tokens
-        new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype))
+        new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype))  # (..., N)
         return torch.cat((old, new.to(old.dtype)), dim=-1)
 
 
+def initial_rows(known: torch.Tensor, new: int) -> torch.Tensor:
+    """Return (N, D) from (K, D): near the mean of the known rows, but different from each other."""
+    known = known.float()
+    noise = torch.randn(new, known.shape[1], device=known.device)
+    return known.mean(0) + INITIAL_SPREAD * known.std() * noise
+
+
 def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
-    """Give `model` rows for the new tokens, in place. Raises ValueError where its tables have another form."""
+    """Give `model` rows for the new tokens, in place. Raises ValueError if its tables are of another kind or size."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear):
         raise ValueError(
@@ -94,57 +98,68 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
         )
     embedding = ExtendedEmbedding(table, ids.known, ids.new)
     shared = embedding.new_tokens if head.weight is table.weight else None
+    extended_head = ExtendedHead(head, ids.known, ids.new, shared)
     model.set_input_embeddings(embedding)
-    model.set_output_embeddings(ExtendedHead(head, ids.known, ids.new, shared))
-    _name_ties(model)
+    model.set_output_embeddings(extended_head)
+    _rename_ties(model)
     model.config.get_text_config().vocab_size = ids.known + ids.new
-    if kept_tokens(model) != ids.new:
-        return
-    head = model.get_output_embeddings()
-    with torch.no_grad():  # a language model that was saved with them
-        for part in (embedding, head):
-            part.new_tokens.weight.copy_(part.table.weight[ids.known : ids.known + ids.new])
-    _set_rows(embedding.table, head.table, ids.known, *(part.table.weight[: ids.known] for part in (embedding, head)))
+    if saved_new_tokens(model) == ids.new:
+        _take_out_saved_rows(embedding, extended_head, ids)
 
 
-def _name_ties(model: PreTrainedModel) -> None:
-    """Say where what is tied lies now, to those who tie it anew: transformers, and accelerate before FSDP1."""
-    names = {id(module): name for name, module in model.named_modules()}
-    table, head = names[id(model.get_input_embeddings())], names[id(model.get_output_embeddings())]
-    keys = model._tied_weights_keys
-    if isinstance(keys, dict) and keys.get(f"{head}.weight") == f"{table}.weight":
-        moved = {f"{head}.{part}.weight": f"{table}.{part}.weight" for part in ("table", "new_tokens")}
-        model._tied_weights_keys = {k: v for k, v in keys.items() if k != f"{head}.weight"} | moved
+def _take_out_saved_rows(embedding: ExtendedEmbedding, head: ExtendedHead, ids: TokenIds) -> None:
+    """Move the rows that `merge_vocabulary` appended to the tables of a saved language model back into their own."""
+    rows, head_rows = embedding.table.weight, head.table.weight
+    with torch.no_grad():
+        embedding.new_tokens.weight.copy_(rows[ids.known : ids.known + ids.new])
+        head.new_tokens.weight.copy_(head_rows[ids.known : ids.known + ids.new])
+    _replace_rows(embedding.table, head.table, ids.known, rows[: ids.known], head_rows[: ids.known])
 
 
-def kept_tokens(model: PreTrainedModel) -> int:
-    """How many of a language model's last tokens `merge_vocabulary` has put there."""
-    return getattr(model.config, KEPT, 0)
+def _rename_ties(model: PreTrainedModel) -> None:
+    """Update the names of tied weights, for those who tie them anew: transformers, and accelerate before FSDP1."""
+    names = {module: name for name, module in model.named_modules()}
+    table, head = names[model.get_input_embeddings()], names[model.get_output_embeddings()]
+    ties: Any = model._tied_weights_keys
+    if isinstance(ties, dict) and ties.get(f"{head}.weight") == f"{table}.weight":
+        ties = {key: value for key, value in ties.items() if key != f"{head}.weight"}
+        for part in ("table", "new_tokens"):
+            ties[f"{head}.{part}.weight"] = f"{table}.{part}.weight"
+        model._tied_weights_keys = ties
+
+
+def saved_new_tokens(model: PreTrainedModel) -> int:
+    """Return how many of a language model's last tokens were appended by `merge_vocabulary`."""
+    return getattr(model.config, CONFIG_KEY, 0)
 
 
 def merge_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
-    """The way back from `extend_vocabulary`, in place: tables of K + N rows. The configuration then says that the last
-    N are such, so that `extend_vocabulary` parts them again."""
+    """Undo `extend_vocabulary`, in place: append the new rows to the tables, which then have K + N rows.
+
+    The configuration says that the last N are new, so that `extend_vocabulary` separates them again.
+    """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, ExtendedEmbedding) or not isinstance(head, ExtendedHead):
         return
-    whole = [
-        torch.cat((part.table.weight[: ids.known], part.new_tokens.weight.to(part.table.weight.dtype)))
-        for part in (embedding, head)
-    ]
-    _set_rows(embedding.table, head.table, ids.known, *whole)
+    merged = []
+    for part in (embedding, head):
+        known = part.table.weight[: ids.known]
+        merged.append(torch.cat((known, part.new_tokens.weight.to(known.dtype))))  # (K + N, D)
+    _replace_rows(embedding.table, head.table, ids.known, *merged)
     model.set_input_embeddings(embedding.table)
     model.set_output_embeddings(head.table)
     model.__dict__.pop("_tied_weights_keys", None)
-    model.config.get_text_config().vocab_size = len(whole[0])
-    setattr(model.config, KEPT, ids.new)
+    model.config.get_text_config().vocab_size = ids.known + ids.new
+    setattr(model.config, CONFIG_KEY, ids.new)
 
 
-def _set_rows(table: nn.Embedding, head: nn.Linear, known: int, rows: torch.Tensor, out: torch.Tensor) -> None:
-    """Give both tables other rows; what was shared stays so."""
+def _replace_rows(
+    table: nn.Embedding, head: nn.Linear, known: int, rows: torch.Tensor, head_rows: torch.Tensor
+) -> None:
+    """Give both tables other rows (rows, D), of which K are known; tables that share their weight still do."""
     tied = head.weight is table.weight
     table.weight = nn.Parameter(rows.detach().clone())
-    head.weight = table.weight if tied else nn.Parameter(out.detach().clone())
+    head.weight = table.weight if tied else nn.Parameter(head_rows.detach().clone())
     if head.bias is not None:  # new tokens have none
-        head.bias = nn.Parameter(F.pad(head.bias.detach()[:known], (0, len(out) - known)))
-    table.num_embeddings, head.out_features = len(rows), len(out)
+        head.bias = nn.Parameter(F.pad(head.bias.detach()[:known], (0, len(head_rows) - known)))
+    table.num_embeddings, head.out_features = len(rows), len(head_rows)

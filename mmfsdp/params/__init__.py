@@ -1,6 +1,6 @@
-"""Enums and dataclasses of a whole run. Imports no torch."""
+"""Every choice of a run, as enums and frozen models. Imports no torch."""
 
-from .check import ParamError
+from .base import ParamError
 from .data import DataParams, MoreParams, SourceParams
 from .enums import (
     AutoWrapPolicy,
@@ -23,40 +23,5 @@ from .enums import (
 from .fsdp import FSDPParams
 from .launch import LaunchParams
 from .model import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParams
-from .presets import load, preset_names
-from .run import RunParams
+from .run import RunParams, load, preset_names
 from .train import TrainParams
-
-__all__ = [
-    "GENERATED",
-    "RECIPES",
-    "AutoWrapPolicy",
-    "BackboneParams",
-    "BackboneSource",
-    "Backend",
-    "BackwardPrefetch",
-    "DataParams",
-    "DataSource",
-    "Device",
-    "EncoderParams",
-    "Executor",
-    "FSDPParams",
-    "FrozenPolicy",
-    "LaunchParams",
-    "Modality",
-    "ModelKind",
-    "ModelParams",
-    "MoreParams",
-    "ParamError",
-    "Precision",
-    "ProjectorKind",
-    "RunParams",
-    "Schedule",
-    "ShardingStrategy",
-    "SourceParams",
-    "StateDictType",
-    "Task",
-    "TrainParams",
-    "load",
-    "preset_names",
-]

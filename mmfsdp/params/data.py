@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
-from .check import ParamError, at_least, coerce, need
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from .base import ParamError, Params
 from .enums import DataSource, Task
 
-MOST_UNSEEN = 0.15
-"""No pretraining shows this share of the combinations, so that any run may call them unseen."""
+MAX_UNSEEN_FRACTION = 0.15
+"""Share of combinations that pretraining never shows, so that a run may hold them out as unseen."""
+_READ_FROM_DISK = (DataSource.FOLDER, DataSource.JSON, DataSource.WEBDATASET)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceParams:
+class SourceParams(Params):
     """One source of samples."""
 
     source: DataSource = DataSource.SHAPES
@@ -28,10 +32,10 @@ class SourceParams:
     task: Task = Task.CAPTION
     """What the model learns to say about a generated picture: caption, question. Default caption."""
 
-    max_length: int = 64
+    max_length: int = Field(64, ge=4)
     """Longest sequence, in tokens; longer text is cut and counted. Default 64."""
 
-    weight: float = 1.0
+    weight: float = Field(1.0, gt=0)
     """Factor of this source's mean loss in the loss of a step. Default 1.0."""
 
     resample: bool = False
@@ -41,54 +45,41 @@ class SourceParams:
     """Pictures of an interleaved document that match their sentence (matched_sim) by less are left out. Default
     0.24."""
 
-    max_pictures: int = 6
+    max_pictures: int = Field(6, ge=1)
     """Pictures of an interleaved document beyond so many are left out; a count. Default 6."""
 
-    heldout_fraction: float = 0.02
+    heldout_fraction: float = Field(0.02, gt=0, lt=1)
     """Share of the records, chosen by a hash of their pictures' or their own names, that is held out of training, for
     eval_every and for captions afterwards; at least one record. Generated pictures are without end. Default 0.02."""
 
-    def __post_init__(self) -> None:
-        coerce(self)
-        at_least(self, 4, "max_length")
-        at_least(self, 1, "max_pictures")
-        generated = self.source is DataSource.SHAPES
-        if self.path is None and not generated:
+    NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        "path": ("source", _READ_FROM_DISK),
+        "pictures": ("source", _READ_FROM_DISK),
+        "task": ("source", (DataSource.SHAPES,)),
+    }
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if self.path is None and self.source is not DataSource.SHAPES:
             raise ParamError("path", f"source {self.source} needs a path; set path to your data")
-        for name in ("path", "pictures"):
-            if getattr(self, name) is not None and generated:
-                raise ParamError(
-                    name,
-                    f"{getattr(self, name)!r} has no effect with source shapes; set source to folder, json or "
-                    "webdataset",
-                )
-        need(self.weight > 0, "weight", f"{self.weight} must be above 0; leave the source out to learn nothing from it")
-        need(0 < self.heldout_fraction < 1, "heldout_fraction", f"{self.heldout_fraction} is not between 0 and 1")
-        if self.task is Task.QUESTION and not generated:
-            raise ParamError("task", f"question needs source shapes, not {self.source}; set task to caption")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreParams(SourceParams):
     """A further source, of which every micro-step takes a batch of its own."""
 
-    batch_size: int | None = None
+    batch_size: int | None = Field(None, ge=1)
     """Samples of this source per rank and micro-step; a count. Default unset: train.batch_size."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "batch_size")
 
-
-@dataclass(frozen=True, kw_only=True)
 class DataParams(SourceParams):
-    """Where samples come from and how they become batches."""
+    """The sources of samples, and how they become batches."""
 
     more: tuple[MoreParams, ...] = ()
     """Further sources, each with the fields of a source and batch_size: every step learns from all of them. On the
     command line as YAML: --data.more '[{source: json, path: docs.jsonl, weight: 0.2}]'. Default none."""
 
-    workers: int = 0
+    workers: int = Field(0, ge=0)
     """Loader processes per rank and source; a count; 0 loads in the rank itself. Default 0."""
 
     augment: bool = False
@@ -98,32 +89,33 @@ class DataParams(SourceParams):
     """Folder that keeps what the frozen vision encoder makes of each picture, so that later epochs and runs skip it.
     The predicted traffic is that of a step which does not. Not with augment. Default unset: none."""
 
-    unseen_fraction: float = 0.15
+    unseen_fraction: float = Field(0.15, gt=0, le=MAX_UNSEEN_FRACTION)
     """Share of attribute combinations of the generated pictures that no training ever sees in a picture; at most
     0.15, since the generated backbones are pretrained on the rest. Default 0.15."""
 
-    pair_fraction: float = 0.25
+    pair_fraction: float = Field(0.25, ge=0, le=1)
     """Share of the generated pictures that show two groups of shapes and how they lie to each other. Default 0.25."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "workers")
+    @model_validator(mode="after")
+    def _check_cache(self) -> Self:
         if self.augment and self.feature_cache is not None:
             raise ParamError(
                 "feature_cache", "with augment no picture comes twice; set augment to false, or unset feature_cache"
             )
-        need(
-            0 < self.unseen_fraction <= MOST_UNSEEN,
-            "unseen_fraction",
-            f"{self.unseen_fraction} is not above 0 and at most {MOST_UNSEEN}",
-        )
-        need(0 <= self.pair_fraction <= 1, "pair_fraction", f"{self.pair_fraction} is not between 0 and 1")
+        return self
+
+    def check_paths(self) -> None:
+        """Raise ParamError for a path without wildcards that is not on this machine."""
+        for place, source in self.sources().items():
+            path = source.path
+            is_pattern = path is not None and any(letter in path for letter in "*?[{")
+            if path is not None and not is_pattern and not Path(path).expanduser().exists():
+                raise ParamError(f"{place}.path", f"{path!r} does not exist on this machine; name your data")
 
     def sources(self) -> dict[str, DataParams]:
-        """Each source by itself, by the dotted name of its place in a run's parameters."""
-        names = [f.name for f in fields(SourceParams)]
-        every: dict[str, SourceParams] = {"data": self} | {f"data.more.{i}": more for i, more in enumerate(self.more)}
-        return {
-            place: replace(self, more=(), **{name: getattr(one, name) for name in names})
-            for place, one in every.items()
-        }
+        """Return each source by itself, by the dotted name of its parameters: data, data.more.0, ..."""
+        sources = {"data": self.change(more=())}
+        for i, more in enumerate(self.more):
+            own = {name: getattr(more, name) for name in SourceParams.model_fields}
+            sources[f"data.more.{i}"] = self.change(more=(), **own)
+        return sources

@@ -11,131 +11,113 @@ if TYPE_CHECKING:
 
 
 class Choice(str, Enum):
-    """A string enum that prints as its value, so that YAML, JSON and the command line all show one word."""
+    """A string enum whose members have a description, and print as their value: so do YAML, JSON and flags."""
+
+    description: str
+    """The meaning of the choice in one sentence, for the form, the help and the reference pages."""
+
+    def __new__(cls, value: str, description: str = "") -> Choice:
+        """Return a member that equals its value."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description = description
+        return member
 
     def __str__(self) -> str:
         return str(self.value)
 
 
 class Backend(Choice):
-    """Which of torch's data-parallel wrappers runs the plan."""
+    """torch's data-parallel wrapper that runs the plan."""
 
-    DDP = "DDP"
-    """DistributedDataParallel: every rank holds everything, gradients are all-reduced."""
-    FSDP1 = "FSDP1"
-    """FullyShardedDataParallel: one flat parameter per unit, sharded over the ranks."""
-    FSDP2 = "FSDP2"
-    """fully_shard: each parameter sharded on its first dim; frozen and trainable may share a unit."""
+    DDP = "DDP", "DistributedDataParallel: every rank holds everything, gradients are all-reduced."
+    FSDP1 = "FSDP1", "FullyShardedDataParallel: one flat parameter per unit, sharded over the ranks."
+    FSDP2 = "FSDP2", "fully_shard: each parameter sharded on its first dim; frozen and trainable may share a unit."
 
 
 class ShardingStrategy(Choice):
-    """What is sharded, with torch's names and meanings (torch.distributed.fsdp.ShardingStrategy)."""
+    """The tensors that are sharded, with torch's names and meanings (torch.distributed.fsdp.ShardingStrategy)."""
 
-    FULL_SHARD = "FULL_SHARD"
-    """Parameters, gradients and optimizer states are sharded; units are gathered in forward and again in backward."""
-    SHARD_GRAD_OP = "SHARD_GRAD_OP"
-    """As FULL_SHARD, but a unit stays gathered from forward until its backward is over."""
-    NO_SHARD = "NO_SHARD"
-    """Nothing is sharded; gradients are all-reduced (this is DDP)."""
-    HYBRID_SHARD = "HYBRID_SHARD"
-    """FULL_SHARD over `dp_shard` ranks, replicated over `dp_replicate` groups."""
-    HYBRID_SHARD_ZERO2 = "HYBRID_SHARD_ZERO2"
-    """SHARD_GRAD_OP over `dp_shard` ranks, replicated over `dp_replicate` groups."""
+    FULL_SHARD = "FULL_SHARD", "All is sharded; units are gathered in forward and again in backward."
+    SHARD_GRAD_OP = "SHARD_GRAD_OP", "As FULL_SHARD, but a unit stays gathered from forward until its backward is over."
+    NO_SHARD = "NO_SHARD", "Nothing is sharded; gradients are all-reduced (this is DDP)."
+    HYBRID_SHARD = "HYBRID_SHARD", "FULL_SHARD over `dp_shard` ranks, replicated over `dp_replicate` groups."
+    HYBRID_SHARD_ZERO2 = "HYBRID_SHARD_ZERO2", "As HYBRID_SHARD, with SHARD_GRAD_OP in each group."
 
     def to_torch(self) -> torch_fsdp.ShardingStrategy:
-        """The torch enum member. HYBRID_SHARD_ZERO2 is torch's `_HYBRID_SHARD_ZERO2`."""
+        """Return the torch enum member. HYBRID_SHARD_ZERO2 is torch's `_HYBRID_SHARD_ZERO2`."""
         from torch.distributed.fsdp import ShardingStrategy as Torch
 
         return Torch._HYBRID_SHARD_ZERO2 if self is ShardingStrategy.HYBRID_SHARD_ZERO2 else Torch[self.value]
 
     @property
     def hybrid(self) -> bool:
-        """True when the mesh has a replicate axis."""
+        """Return true when the mesh has a replicate axis."""
         return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
     @property
     def reshard_after_forward(self) -> bool:
-        """True when a unit's gathered parameters are freed between its forward and its backward."""
+        """Return true when a unit's gathered parameters are freed between its forward and its backward."""
         return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
 class StateDictType(Choice):
-    """How a checkpoint is laid out, with torch's names (torch.distributed.fsdp.StateDictType)."""
+    """The layout of a checkpoint, with torch's names (torch.distributed.fsdp.StateDictType)."""
 
-    FULL_STATE_DICT = "FULL_STATE_DICT"
-    """Whole tensors under their own names, as without FSDP."""
-    SHARDED_STATE_DICT = "SHARDED_STATE_DICT"
-    """Each rank writes its shards under the tensors' own names; can be loaded on another number of ranks."""
-    LOCAL_STATE_DICT = "LOCAL_STATE_DICT"
-    """Each rank writes its flat shards; FSDP1 only, same number of ranks only."""
+    FULL_STATE_DICT = "FULL_STATE_DICT", "Whole tensors under their own names, as without FSDP."
+    SHARDED_STATE_DICT = "SHARDED_STATE_DICT", "Each rank writes its shards; loads on another number of ranks, too."
+    LOCAL_STATE_DICT = "LOCAL_STATE_DICT", "Each rank writes its flat shards; FSDP1 only, same number of ranks only."
 
     def to_torch(self) -> torch_fsdp.StateDictType:
-        """The torch enum member of the same name."""
+        """Return the torch enum member of the same name."""
         from torch.distributed.fsdp import StateDictType as Torch
 
         return Torch[self.value]
 
 
 class BackwardPrefetch(Choice):
-    """When backward starts to gather the unit it needs next (torch.distributed.fsdp.BackwardPrefetch)."""
+    """The moment when backward starts to gather the next unit (torch.distributed.fsdp.BackwardPrefetch)."""
 
-    BACKWARD_PRE = "BACKWARD_PRE"
-    """Before the current unit's gradients are computed: most overlap, one more unit in memory."""
-    BACKWARD_POST = "BACKWARD_POST"
-    """After the current unit's gradients are computed: less overlap, less memory."""
-    NO_PREFETCH = "NO_PREFETCH"
-    """Never ahead of need."""
+    BACKWARD_PRE = "BACKWARD_PRE", "Before the current unit's gradients: most overlap, one more unit in memory."
+    BACKWARD_POST = "BACKWARD_POST", "After the current unit's gradients are computed: less overlap, less memory."
+    NO_PREFETCH = "NO_PREFETCH", "Never ahead of need."
 
     def to_torch(self) -> torch_fsdp.BackwardPrefetch | None:
-        """The torch enum member, or None for NO_PREFETCH, which is how torch says it."""
+        """Return the torch enum member, or None for NO_PREFETCH, which is how torch says it."""
         from torch.distributed.fsdp import BackwardPrefetch as Torch
 
         return None if self is BackwardPrefetch.NO_PREFETCH else Torch[self.value]
 
 
 class AutoWrapPolicy(Choice):
-    """How modules are grouped into units."""
+    """The rule that groups modules into units."""
 
-    NO_WRAP = "NO_WRAP"
-    """The whole model is one unit."""
-    SIZE_BASED_WRAP = "SIZE_BASED_WRAP"
-    """A module becomes a unit once it holds `min_num_params` parameters not yet in one."""
-    TRANSFORMER_BASED_WRAP = "TRANSFORMER_BASED_WRAP"
-    """Every module of the classes in `transformer_layer_cls` becomes a unit."""
-    FROZEN_AWARE = "FROZEN_AWARE"
-    """Units follow the layers and never mix frozen and trainable parameters needlessly (the default)."""
+    NO_WRAP = "NO_WRAP", "The whole model is one unit."
+    SIZE_BASED_WRAP = "SIZE_BASED_WRAP", "A unit is a module with `min_num_params` parameters not yet in a unit."
+    TRANSFORMER_BASED_WRAP = "TRANSFORMER_BASED_WRAP", "A unit is a module of a class in `transformer_layer_cls`."
+    FROZEN_AWARE = "FROZEN_AWARE", "Units follow the layers, and mix frozen and trainable parameters only if they must."
 
     def to_torch(self) -> Any:
-        """torch's policy function (to be partially applied), or None for NO_WRAP.
+        """Return torch's policy function (to be partially applied), or None for NO_WRAP.
 
         Raises ValueError for FROZEN_AWARE, which torch does not have: use `make_plan` and `wrap_fsdp`.
         """
         from torch.distributed.fsdp import wrap
 
         if self is AutoWrapPolicy.FROZEN_AWARE:
-            raise ValueError(
-                "auto_wrap_policy: FROZEN_AWARE has no counterpart in torch; "
-                "call make_plan(model, params) or wrap_fsdp(model, params), or choose "
-                "NO_WRAP, SIZE_BASED_WRAP or TRANSFORMER_BASED_WRAP"
-            )
-        return {
-            AutoWrapPolicy.NO_WRAP: None,
-            AutoWrapPolicy.SIZE_BASED_WRAP: wrap.size_based_auto_wrap_policy,
-            AutoWrapPolicy.TRANSFORMER_BASED_WRAP: wrap.transformer_auto_wrap_policy,
-        }[self]
+            raise ValueError(f"auto_wrap_policy: {self} has no counterpart in torch; call make_plan, or choose another")
+        if self is AutoWrapPolicy.SIZE_BASED_WRAP:
+            return wrap.size_based_auto_wrap_policy
+        return wrap.transformer_auto_wrap_policy if self is AutoWrapPolicy.TRANSFORMER_BASED_WRAP else None
 
 
 class FrozenPolicy(Choice):
-    """What is done with the weights of a frozen unit."""
+    """The treatment of a frozen unit's weights."""
 
-    SHARD = "SHARD"
-    """Sharded; gathered each time it is needed: least memory, most traffic."""
-    KEEP = "KEEP"
-    """Sharded; gathered once in forward and kept until backward is over."""
-    REPLICATE = "REPLICATE"
-    """Every rank holds it whole: no traffic at all."""
-    AUTO = "AUTO"
-    """Chosen per unit so that the step sends least within `memory_budget_gib`."""
+    SHARD = "SHARD", "Sharded; gathered each time it is needed: least memory, most traffic."
+    KEEP = "KEEP", "Sharded; gathered once in forward and kept until backward is over."
+    REPLICATE = "REPLICATE", "Every rank holds it whole: no traffic at all."
+    AUTO = "AUTO", "Chosen per unit so that the step sends least within `memory_budget_gib`."
 
 
 class Precision(Choice):
@@ -147,72 +129,59 @@ class Precision(Choice):
 
     @property
     def torch_name(self) -> str:
-        """Torch's name for it."""
+        """Return torch's name for it."""
         return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.value]
 
     def to_torch(self) -> torch.dtype:
-        """The torch dtype."""
+        """Return the torch dtype."""
         import torch
 
         return getattr(torch, self.torch_name)
 
 
 class BackboneSource(Choice):
-    """Which library builds a backbone."""
+    """The library that builds a backbone."""
 
-    OPEN_CLIP = "open_clip"
-    """An open_clip CLIP; its vision encoder is used."""
-    TRANSFORMERS = "transformers"
-    """A transformers vision model or causal language model."""
+    OPEN_CLIP = "open_clip", "An open_clip CLIP; its vision encoder is used."
+    TRANSFORMERS = "transformers", "A transformers vision model or causal language model."
 
 
 class ModelKind(Choice):
-    """How media reach the language model."""
+    """The way of media into the language model."""
 
-    FLAMINGO = "flamingo"
-    """By gated cross-attention between its layers."""
-    MULTIMODAL = "multimodal"
-    """As tokens among the text's, through a projector (LLaVA)."""
+    FLAMINGO = "flamingo", "By gated cross-attention between its layers."
+    MULTIMODAL = "multimodal", "As tokens among the text's, through a projector (LLaVA)."
 
 
 class ProjectorKind(Choice):
-    """What carries an encoder's tokens into the language model."""
+    """The module that carries an encoder's tokens into the language model."""
 
-    LINEAR = "linear"
-    """One matrix."""
-    MLP = "mlp"
-    """Two matrices around a GELU, as in LLaVA 1.5."""
-    RESAMPLER = "resampler"
-    """The perceiver resampler, which makes `num_latents` tokens of each item, and a matrix."""
+    LINEAR = "linear", "One matrix."
+    MLP = "mlp", "Two matrices around a GELU, as in LLaVA 1.5."
+    RESAMPLER = "resampler", "The perceiver resampler, which makes `num_latents` tokens of each item, and a matrix."
 
 
 class Modality(Choice):
-    """What an encoder takes."""
+    """The input of an encoder."""
 
     VISION = "vision"
     AUDIO = "audio"
 
 
 class DataSource(Choice):
-    """Where samples come from."""
+    """The source of samples."""
 
-    SHAPES = "shapes"
-    """Pictures of colored shapes, drawn on the fly; needs nothing on disk."""
-    FOLDER = "folder"
-    """A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."""
-    JSON = "json"
-    """LLaVA conversations, COCO captions or other rows in .json files, documents or other rows in .jsonl files."""
-    WEBDATASET = "webdataset"
-    """WebDataset .tar shards with .jpg or .png beside .txt or .json (LAION), or with documents as .json (MMC4)."""
+    SHAPES = "shapes", "Pictures of colored shapes, drawn on the fly; needs nothing on disk."
+    FOLDER = "folder", "A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."
+    JSON = "json", "LLaVA conversations, COCO captions or other rows in .json; documents or other rows in .jsonl."
+    WEBDATASET = "webdataset", "WebDataset .tar shards: .jpg or .png beside .txt or .json (LAION), or documents (MMC4)."
 
 
 class Task(Choice):
-    """What the model is asked about a picture."""
+    """The task that a picture sets the model."""
 
-    CAPTION = "caption"
-    """Describe the picture."""
-    QUESTION = "question"
-    """Answer a question about the picture."""
+    CAPTION = "caption", "Describe the picture."
+    QUESTION = "question", "Answer a question about the picture."
 
 
 class Schedule(Choice):
@@ -224,18 +193,15 @@ class Schedule(Choice):
 
 
 class Device(Choice):
-    """What the ranks compute on."""
+    """The device of the ranks."""
 
-    AUTO = "auto"
-    """CUDA with nccl when a GPU is there for every rank of the node, else the CPU with gloo."""
+    AUTO = "auto", "CUDA with nccl when a GPU is there for every rank of the node, else the CPU with gloo."
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Executor(Choice):
-    """What starts the ranks."""
+    """The starter of the ranks."""
 
-    LOCAL = "local"
-    """Processes on this machine."""
-    SLURM = "slurm"
-    """A job of a Slurm cluster."""
+    LOCAL = "local", "Processes on this machine."
+    SLURM = "slurm", "A job of a Slurm cluster."

@@ -1,20 +1,71 @@
-"""FSDPParams: how a model is sharded. The fields that torch's FSDP has mean what torch says they mean."""
+"""FSDPParams: how a model is sharded, and what each backend can honor. torch's own fields mean what torch says."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
-from .check import ParamError, at_least, coerce, need
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from .base import ANY_OTHER, ParamError, Params
 from .enums import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, Precision, ShardingStrategy, StateDictType
 
-_PARTLY = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
+NOT_IN_DDP = "cannot be honored by DDP; remove it, or set backend to FSDP2"
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FSDPParams:
-    """How a model is grouped into units, sharded, gathered and saved."""
+class BackendLimit(NamedTuple):
+    """Values of a field that some backends cannot honor."""
+
+    field: str
+    backends: tuple[Backend, ...]
+    values: tuple[Any, ...]
+    """Empty: every value but the field's default."""
+    reason: str
+
+
+BACKEND_LIMITS = (
+    BackendLimit(
+        "state_dict_type",
+        (Backend.DDP, Backend.FSDP2),
+        (StateDictType.LOCAL_STATE_DICT,),
+        "exists only with backend FSDP1; choose SHARDED_STATE_DICT or FULL_STATE_DICT, or set backend to FSDP1",
+    ),
+    BackendLimit(
+        "use_orig_params",
+        (Backend.DDP, Backend.FSDP2),
+        (False,),
+        "exists only with backend FSDP1: DDP and FSDP2 always keep the original parameters; remove it, or set backend "
+        "to FSDP1",
+    ),
+    BackendLimit(
+        "backward_prefetch",
+        (Backend.FSDP2,),
+        (BackwardPrefetch.BACKWARD_POST,),
+        "does not exist in FSDP2; choose BACKWARD_PRE or NO_PREFETCH, or set backend to FSDP1",
+    ),
+    BackendLimit(
+        "frozen_policy",
+        (Backend.DDP, Backend.FSDP1),
+        (FrozenPolicy.AUTO,),
+        "needs backend FSDP2; choose another policy, or set backend to FSDP2",
+    ),
+    BackendLimit("frozen_policy", (Backend.DDP,), (FrozenPolicy.KEEP,), NOT_IN_DDP),
+    BackendLimit("sharding_strategy", (Backend.DDP,), (ShardingStrategy.SHARD_GRAD_OP, *HYBRID), NOT_IN_DDP),
+    BackendLimit("reduce_dtype", (Backend.DDP,), (), NOT_IN_DDP),
+    BackendLimit("backward_prefetch", (Backend.DDP,), (), NOT_IN_DDP),
+    BackendLimit("forward_prefetch", (Backend.DDP,), (), NOT_IN_DDP),
+    BackendLimit("cpu_offload", (Backend.DDP,), (), NOT_IN_DDP),
+    BackendLimit("dp_replicate", (Backend.DDP,), (), NOT_IN_DDP),
+    BackendLimit("dp_shard", (Backend.DDP,), (), NOT_IN_DDP),
+)
+"""All that a backend cannot honor. The check of FSDPParams and the form both read it, through `unavailable`."""
+
+
+class FSDPParams(Params):
+    """Grouping of a model into units, sharding, gathering and saving."""
 
     enable_fsdp: bool = True
     """Shard at all. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
@@ -31,20 +82,21 @@ class FSDPParams:
     Backends: FSDP1, FSDP2; in DDP it only says what `activation_checkpointing` and `compile_units` take for one.
     Default FROZEN_AWARE."""
 
-    min_num_params: int | None = None
-    """Parameters a module must hold to become a unit; a count, needed by and only for SIZE_BASED_WRAP.
-    Backends: FSDP1, FSDP2. Default unset (100,000 with SIZE_BASED_WRAP)."""
+    min_num_params: int = Field(100_000, ge=1)
+    """Parameters a module must hold to become a unit; a count, only for SIZE_BASED_WRAP. Backends: FSDP1, FSDP2.
+    Default 100,000, as in Oumi."""
 
     transformer_layer_cls: str | None = None
-    """Class names of the layers that become units, separated by commas (LlamaDecoderLayer,CLIPEncoderLayer);
-    needed by and only for TRANSFORMER_BASED_WRAP. Backends: FSDP1, FSDP2. Default unset."""
+    """Class names of the layers that become units, separated by commas (LlamaDecoderLayer,CLIPEncoderLayer), also with
+    their module before a dot; only for TRANSFORMER_BASED_WRAP. Backends: FSDP1, FSDP2. Default unset: those of the
+    model's lists of layers, which the plan names."""
 
     frozen_policy: FrozenPolicy = FrozenPolicy.SHARD
     """What is done with frozen units' weights, whatever `sharding_strategy` says of the others: SHARD, KEEP,
     REPLICATE, or AUTO within `memory_budget_gib`. Backends: FSDP2 all; FSDP1 SHARD, KEEP and REPLICATE. DDP always
     replicates. Default SHARD."""
 
-    memory_budget_gib: float | None = None
+    memory_budget_gib: float | None = Field(None, gt=0)
     """Memory one rank may use, in GiB (2**30 bytes), activations included; needed by and only for `frozen_policy` AUTO.
     Backends: FSDP2. Default unset."""
 
@@ -96,105 +148,60 @@ class FSDPParams:
     """Compile each unit by itself with torch.compile; needs a C++ compiler, and minutes at first. Backends: DDP, FSDP2;
     FSDP1 unless `use_orig_params` is false. Default false."""
 
-    dp_replicate: int | None = None
+    dp_replicate: int | None = Field(None, ge=1)
     """Ranks along the replicate axis of the mesh; a count. Backends: FSDP1, FSDP2, with a HYBRID strategy.
     Default unset (one replica per node)."""
 
-    dp_shard: int | None = None
+    dp_shard: int | None = Field(None, ge=1)
     """Ranks along the shard axis of the mesh; a count; times `dp_replicate` it must be the world size.
     Backends: FSDP1, FSDP2, with a HYBRID strategy. Default unset (the ranks of a node)."""
 
-    def __post_init__(self) -> None:
-        coerce(self)
-        at_least(self, 1, "min_num_params", "dp_replicate", "dp_shard")
-        self._check_policy()
-        self._check_backend()
-        self._check_checkpointing()
+    NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        "min_num_params": ("auto_wrap_policy", (AutoWrapPolicy.SIZE_BASED_WRAP,)),
+        "transformer_layer_cls": ("auto_wrap_policy", (AutoWrapPolicy.TRANSFORMER_BASED_WRAP,)),
+        "memory_budget_gib": ("frozen_policy", (FrozenPolicy.AUTO,)),
+        "dp_replicate": ("sharding_strategy", HYBRID),
+        "dp_shard": ("sharding_strategy", HYBRID),
+    }
 
-    def _check_policy(self) -> None:
-        size, layers = AutoWrapPolicy.SIZE_BASED_WRAP, AutoWrapPolicy.TRANSFORMER_BASED_WRAP
-        policy = self.auto_wrap_policy
-        if self.min_num_params is not None and policy is not size:
-            raise ParamError(
-                "min_num_params",
-                f"{self.min_num_params} has no effect with auto_wrap_policy {policy}; "
-                "set auto_wrap_policy to SIZE_BASED_WRAP or remove min_num_params",
-            )
-        if self.transformer_layer_cls is not None and policy is not layers:
-            raise ParamError(
-                "transformer_layer_cls",
-                f"{self.transformer_layer_cls!r} has no effect with auto_wrap_policy {policy}; "
-                "set auto_wrap_policy to TRANSFORMER_BASED_WRAP or remove transformer_layer_cls",
-            )
-        if policy is layers and not self.layer_classes:
-            raise ParamError(
-                "transformer_layer_cls",
-                "TRANSFORMER_BASED_WRAP needs the class name of a layer, such as LlamaDecoderLayer; "
-                "set transformer_layer_cls or choose another auto_wrap_policy",
-            )
-        auto = self.frozen_policy is FrozenPolicy.AUTO
-        if auto and self.memory_budget_gib is None:
-            raise ParamError("memory_budget_gib", "frozen_policy AUTO needs a budget; set memory_budget_gib, e.g. 16")
-        if self.memory_budget_gib is not None:
-            need(auto, "memory_budget_gib", f"{self.memory_budget_gib} has no effect unless frozen_policy is AUTO")
-            need(self.memory_budget_gib > 0, "memory_budget_gib", f"{self.memory_budget_gib} must be above 0")
-
-    def _check_backend(self) -> None:
+    def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
+        """Return why the field cannot have this value with the backend and beside the other fields, or ""."""
+        reason = super().unavailable(name, value)
+        if reason or value == type(self).model_fields[name].default:
+            return reason
         backend = self.effective_backend
-        if self.state_dict_type is StateDictType.LOCAL_STATE_DICT and backend is not Backend.FSDP1:
-            raise ParamError(
-                "state_dict_type",
-                f"LOCAL_STATE_DICT exists only with backend FSDP1, not {backend}; "
-                "choose SHARDED_STATE_DICT or FULL_STATE_DICT, or set backend to FSDP1",
-            )
-        if self.use_orig_params is not None and backend is not Backend.FSDP1:
-            raise ParamError(
-                "use_orig_params",
-                f"{self.use_orig_params} has a meaning only with backend FSDP1, not {backend}; remove it",
-            )
+        if name == "sharding_strategy":  # which decides on the effective backend itself
+            if not self.enable_fsdp:
+                return ""
+            backend = self.backend
+        for limit in BACKEND_LIMITS:
+            if limit.field == name and backend in limit.backends and (not limit.values or value in limit.values):
+                return limit.reason
+        return ""
+
+    @field_validator("min_num_params", mode="before")
+    @classmethod
+    def _read_unset(cls, value: Any) -> Any:
+        return 100_000 if value is None else value  # so the files of mmfsdp 0.1 say it
+
+    @field_validator("activation_checkpointing")
+    @classmethod
+    def _check_checkpointing(cls, value: str) -> str:
+        every = value.removeprefix("every:")
+        if not value or (every != value and not (every.isdecimal() and int(every) > 0)):
+            raise ValueError(f"{value!r} is not none, all, every:N (N from 1) or a name pattern")
+        return value
+
+    @model_validator(mode="after")
+    def _check_what_is_needed(self) -> Self:
+        if self.frozen_policy is FrozenPolicy.AUTO and self.memory_budget_gib is None:
+            raise ParamError("memory_budget_gib", "frozen_policy AUTO needs a budget; set memory_budget_gib, e.g. 16")
         if self.compile_units and self.use_orig_params is False:
             raise ParamError("compile_units", "true needs the original parameters; remove use_orig_params")
-        if self.backward_prefetch is BackwardPrefetch.BACKWARD_POST and backend is Backend.FSDP2:
-            raise ParamError(
-                "backward_prefetch",
-                "BACKWARD_POST does not exist in FSDP2; choose BACKWARD_PRE or NO_PREFETCH, or set backend to FSDP1",
-            )
-        if self.frozen_policy is FrozenPolicy.AUTO and backend is not Backend.FSDP2:
-            raise ParamError(
-                "frozen_policy",
-                f"AUTO needs backend FSDP2, not {backend}; choose SHARD, KEEP or REPLICATE, or set backend to FSDP2",
-            )
-        if backend is Backend.DDP and self.frozen_policy is FrozenPolicy.KEEP:
-            raise ParamError(
-                "frozen_policy", "KEEP cannot be honored by DDP, which replicates; choose REPLICATE or backend FSDP2"
-            )
-        if self.enable_fsdp and self.backend is Backend.DDP and self.sharding_strategy in _PARTLY:
-            raise ParamError(
-                "sharding_strategy",
-                f"{self.sharding_strategy} cannot be honored by DDP; remove it or set backend to FSDP1 or FSDP2",
-            )
-        defaults = {"cpu_offload": False, "forward_prefetch": False, "reduce_dtype": Precision.FP32}
-        for name, default in (defaults | {"backward_prefetch": BackwardPrefetch.BACKWARD_PRE}).items():
-            value = getattr(self, name)
-            if backend is Backend.DDP and value != default:
-                raise ParamError(name, f"{value} cannot be honored by DDP; leave it {default} or choose backend FSDP2")
-        for name in ("dp_replicate", "dp_shard"):
-            if getattr(self, name) is not None and not (self.sharding_strategy.hybrid and backend is not Backend.DDP):
-                raise ParamError(
-                    name,
-                    f"{getattr(self, name)} needs sharding_strategy HYBRID_SHARD or HYBRID_SHARD_ZERO2 and "
-                    f"backend FSDP1 or FSDP2, not {self.sharding_strategy} with {backend}; remove it or change those",
-                )
-
-    def _check_checkpointing(self) -> None:
-        value = self.activation_checkpointing
-        ok = bool(value)
-        if value.startswith("every:"):
-            ok = value[6:].isdecimal() and int(value[6:]) > 0
-        need(ok, "activation_checkpointing", f"{value!r} is not none, all, every:N (N from 1) or a name pattern")
+        return self
 
     def check_machine(self) -> None:
-        """Raise ParamError for what this machine lacks; to be called where the ranks will be."""
+        """Raise ParamError if this machine cannot honor an option; called where the ranks run."""
         compiler = os.environ.get("CXX", "g++")
         if self.compile_units and not shutil.which(compiler):
             raise ParamError(
@@ -205,12 +212,13 @@ class FSDPParams:
 
     @property
     def effective_backend(self) -> Backend:
-        """The backend that really runs: DDP when sharding is off or the strategy is NO_SHARD."""
+        """Return the backend that runs: DDP when sharding is off or the strategy is NO_SHARD."""
         if not self.enable_fsdp or self.sharding_strategy is ShardingStrategy.NO_SHARD:
             return Backend.DDP
         return self.backend
 
     @property
     def layer_classes(self) -> tuple[str, ...]:
-        """`transformer_layer_cls` as a tuple of class names."""
-        return tuple(c.strip() for c in (self.transformer_layer_cls or "").split(",") if c.strip())
+        """Return `transformer_layer_cls` as a tuple of class names, without their modules."""
+        names = [name.strip().rpartition(".")[2] for name in (self.transformer_layer_cls or "").split(",")]
+        return tuple(name for name in names if name)

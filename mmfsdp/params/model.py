@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .check import ParamError, at_least, coerce, need, need_plain
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from .base import ParamError, Params
 from .enums import BackboneSource, Modality, ModelKind, ProjectorKind
+
+if TYPE_CHECKING:
+    JsonValue = Any  # readers know what a config holds; pydantic checks that JSON can hold it
+else:
+    from pydantic import JsonValue
 
 GENERATED = "generated"
 """`weights` value: pretrained here, once, on the generated pictures, and kept in the user's cache folder."""
@@ -26,12 +33,14 @@ RECIPES: dict[str, tuple[str, ...]] = {
 
 
 def freeze_patterns(patterns: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Patterns with the recipes among them spelled out."""
-    return tuple(one for pattern in patterns for one in RECIPES.get(pattern, (pattern,)))
+    """Return the patterns with the recipes among them spelled out."""
+    spelled_out: list[str] = []
+    for pattern in patterns:
+        spelled_out += RECIPES.get(pattern, (pattern,))
+    return tuple(spelled_out)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackboneParams:
+class BackboneParams(Params):
     """A pretrained model that a multimodal model is built from."""
 
     source: BackboneSource = BackboneSource.TRANSFORMERS
@@ -44,7 +53,7 @@ class BackboneParams:
     """Where the weights come from: a tag (openai), a folder, a hub name, `generated` (pretrained here on the
     generated pictures and cached), or unset for random ones. Default unset."""
 
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, JsonValue] = {}
     """The architecture, in the library's own configuration keys, where `name` is not enough. Needs no download."""
 
     image_size: int | None = None
@@ -54,17 +63,13 @@ class BackboneParams:
     feature_layer: int | None = None
     """Hidden state of a transformers vision encoder that is used: -2 is LLaVA's. Default unset: its last output."""
 
-    def __post_init__(self) -> None:
-        coerce(self)
-        need(
-            bool(self.name or self.config),
-            "name",
-            "is empty and config is empty too; give a model name, a folder or a configuration",
-        )
-        need_plain("config", self.config)
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if not self.name and not self.config:
+            raise ParamError("name", "is empty, and so is config; give a model name, a folder or a configuration")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class EncoderParams(BackboneParams):
     """A further encoder of a multimodal model."""
 
@@ -75,8 +80,7 @@ class EncoderParams(BackboneParams):
     """What carries its tokens into the language model: linear, mlp, resampler. Default mlp."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelParams:
+class ModelParams(Params):
     """Encoders and a language model, mostly frozen, and the trainable parts between them."""
 
     kind: ModelKind = ModelKind.FLAMINGO
@@ -102,66 +106,70 @@ class ModelParams:
     """Further encoders of a multimodal model, one per modality: [{modality: audio, config: {model_type: whisper}}].
     Default none."""
 
-    lora_rank: int | None = None
+    lora_rank: int | None = Field(None, ge=1)
     """Rank of LoRA adapters beside all matrices of a multimodal model's language model (needs peft: pip install
     'mmfsdp[lora]'). Default unset: none."""
 
-    cross_attention_every: int = 1
+    cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""
 
     cross_attend_all: bool = False
     """Text attends to all preceding pictures rather than to the latest one only. Default false."""
 
-    num_latents: int = 64
+    num_latents: int = Field(64, ge=1)
     """Vectors that the perceiver resampler makes of each picture; a count. Default 64."""
 
-    perceiver_depth: int = 6
+    perceiver_depth: int = Field(6, ge=1)
     """Layers of the perceiver resampler; a count. Default 6."""
 
-    attention_heads: int = 8
+    attention_heads: int = Field(8, ge=1)
     """Attention heads of the perceiver and of the cross-attention; a count. Default 8."""
 
-    attention_head_dim: int = 64
+    attention_head_dim: int = Field(64, ge=1)
     """Width of one such head; a number of features. Default 64."""
 
-    max_images: int | None = None
+    max_images: int | None = Field(None, ge=1)
     """Pictures per sample that get a learned time embedding in the perceiver; a count. Default unset: none."""
 
-    max_frames: int | None = None
+    max_frames: int | None = Field(None, ge=1)
     """Frames per picture (video) that get a learned embedding in the perceiver; a count. Default unset: none."""
 
     decoder_layers: str | None = None
     """Dotted name of the language model's list of decoder layers, where it cannot be found by structure. Default
     unset: found."""
 
-    def __post_init__(self) -> None:
-        coerce(self)
-        object.__setattr__(self, "freeze", freeze_patterns(self.freeze))
-        self._check_kind()
-        at_least(self, 1, "cross_attention_every", "num_latents", "perceiver_depth", "attention_heads")
-        at_least(self, 1, "attention_head_dim", "max_images", "max_frames", "lora_rank")
-        for pattern in self.freeze:
-            if not pattern.lstrip("!"):
-                raise ParamError("freeze", f"{pattern!r} is an empty pattern; remove it")
+    NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        "projector": ("kind", (ModelKind.MULTIMODAL,)),
+        "encoders": ("kind", (ModelKind.MULTIMODAL,)),
+        "lora_rank": ("kind", (ModelKind.MULTIMODAL,)),
+    }
 
-    def _check_kind(self) -> None:
-        others = {"language": self.language} | {f"encoders.{i}": one for i, one in enumerate(self.encoders)}
-        for place, one in others.items():
+    @field_validator("freeze")
+    @classmethod
+    def _spell_out_recipes(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            if not pattern.lstrip("!"):
+                raise ValueError(f"{pattern!r} is an empty pattern; remove it")
+        return freeze_patterns(patterns)
+
+    @model_validator(mode="after")
+    def _choose_recipe(self) -> Self:
+        if self.kind is ModelKind.MULTIMODAL and self.freeze == RECIPES["flamingo"]:
+            recipe = "llava_lora" if self.lora_rank else "llava_stage1"
+            object.__setattr__(self, "freeze", RECIPES[recipe])
+        return self
+
+    @model_validator(mode="after")
+    def _check_encoders(self) -> Self:
+        not_vision: dict[str, BackboneParams] = {"language": self.language}
+        for i, encoder in enumerate(self.encoders):
+            not_vision[f"encoders.{i}"] = encoder
+        for part, backbone in not_vision.items():
             for name in ("image_size", "feature_layer"):
-                if getattr(one, name) is not None:
-                    raise ParamError(f"{place}.{name}", f"{getattr(one, name)} is for vision encoders only; remove it")
-        if self.kind is ModelKind.MULTIMODAL:
-            if self.freeze == RECIPES["flamingo"]:
-                object.__setattr__(self, "freeze", RECIPES["llava_lora" if self.lora_rank else "llava_stage1"])
-            kinds = [one.modality for one in self.encoders]
-            need(
-                len({Modality.VISION, *kinds}) == len(kinds) + 1,
-                "encoders",
-                f"{', '.join(kinds)} beside vision: there can be one encoder per modality; remove one",
-            )
-            return
-        for name, default in {"projector": ProjectorKind.MLP, "encoders": (), "lora_rank": None}.items():
-            if getattr(self, name) != default:
-                raise ParamError(
-                    name, f"{getattr(self, name)} has no effect with kind flamingo; remove it or set kind to multimodal"
-                )
+                value = getattr(backbone, name)
+                if value is not None:
+                    raise ParamError(f"{part}.{name}", f"{value} is for vision encoders only; remove it")
+        modalities = [Modality.VISION, *(encoder.modality for encoder in self.encoders)]
+        if len(set(modalities)) < len(modalities):
+            raise ParamError("encoders", f"{', '.join(modalities)}: there can be one encoder per modality; remove one")
+        return self

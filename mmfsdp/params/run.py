@@ -1,36 +1,34 @@
-"""RunParams: everything about a run, and its way to and from YAML and JSON."""
+"""RunParams: all parameters of a run; the presets to start from; and the profiles of clusters."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from enum import Enum
+import os
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any
 
-import yaml
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
-from .check import ParamError, type_hints, unknown_key
+from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknown_key
 from .data import DataParams
-from .enums import Backend
+from .enums import Executor
 from .fsdp import FSDPParams
-from .launch import LaunchParams
+from .launch import SLURM_FIELDS, LaunchParams
 from .model import ModelParams
 from .train import TrainParams
 
-T = TypeVar("T")
+PRESETS = Path(__file__).resolve().parent / "presets"
+_CLUSTER_FIELDS = tuple(name for name in SLURM_FIELDS if name not in ("cluster", "nodes"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunParams:
-    """One training run, whole. The same object drives the form, the command line and every rank."""
+class RunParams(Params):
+    """One training run. The same object drives the form, the command line and every rank."""
 
     model: ModelParams = ModelParams()
-    """What is trained: backbones and what is added to them."""
+    """The backbones, and the modules that are added to them."""
 
     data: DataParams = DataParams()
-    """What it is trained on."""
+    """The samples that it is trained on."""
 
     train: TrainParams = TrainParams()
     """For how long, and how fast it learns."""
@@ -41,7 +39,15 @@ class RunParams:
     launch: LaunchParams = LaunchParams()
     """Where the ranks and the run folder are."""
 
-    def __post_init__(self) -> None:
+    def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
+        """Return why the field of this dotted name (fsdp.frozen_policy) cannot have this value, or ""."""
+        section, _, field = name.partition(".")
+        if not field or field not in type(getattr(self, section)).model_fields:
+            return ""
+        return getattr(self, section).unavailable(field, value)
+
+    @model_validator(mode="after")
+    def _check_mesh(self) -> Self:
         replicate, shard = self.fsdp.dp_replicate, self.fsdp.dp_shard
         if replicate and shard and replicate * shard != self.launch.ranks:
             raise ParamError(
@@ -49,138 +55,83 @@ class RunParams:
                 f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
                 f"{self.launch.ranks}; change one of the three",
             )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunParams:
-        """From nested plain values; what is absent keeps its default. Raises ParamError with the dotted field name."""
-        return build(cls, values)
-
-    @classmethod
-    def from_yaml(cls, path: str | Path) -> RunParams:
-        """Read a YAML file. Raises FileNotFoundError, or ParamError for what is wrong in it."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ParamError(str(path), f"is not YAML: {error}") from None
-        except (IsADirectoryError, PermissionError) as error:
-            raise ParamError(str(path), f"cannot be read: {error.strerror}") from None
-        return cls.from_yaml_text(text, name=str(path))
-
-    @classmethod
-    def from_yaml_text(cls, text: str, *, name: str = "YAML") -> RunParams:
-        """Read a YAML text. Raises ParamError for what is wrong in it; name: what errors call the text."""
-        values = read_yaml(text, name=name)
-        return cls.from_dict({} if values is None else values)
-
-    @classmethod
-    def from_json(cls, text: str) -> RunParams:
-        """Read a JSON text. Raises ParamError for what is wrong in it."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise ParamError("json", f"is not JSON: {error}") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain values: dicts, lists, strings, numbers, None."""
-        return plain(asdict(self))
-
-    def to_yaml(self, path: str | Path | None = None) -> str:
-        """The whole configuration as YAML; written to `path` too if one is given."""
-        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
-    def to_json(self) -> str:
-        """The whole configuration as JSON."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
-
-    def change(self, **changes: Any) -> RunParams:
-        """A copy with other values, given by dotted name: `params.change(**{"train.lr": 3e-4})`."""
-        values = self.to_dict()
-        for name, value in changes.items():
-            *parents, last = name.split(".")
-            place = values
-            for parent in parents:
-                place = _items(place).get(parent, {})
-            if not isinstance(place, dict) or last not in place:
-                raise unknown_key(name, _dotted(self.to_dict()))
-            place[last] = plain(value)
-        return RunParams.from_dict(values)
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that really runs."""
-        return self.fsdp.effective_backend
+        return self
 
 
-def read_yaml(text: str, *, name: str) -> Any:
-    """Plain data from a YAML text. Raises ParamError for what is none; name: what the error calls the text."""
+def preset_names() -> list[str]:
+    """Return the names of all presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load(name_or_path: str) -> RunParams:
+    """Return a preset by name, or a YAML file by path. Raise ParamError naming the presets if it is neither."""
+    if name_or_path in preset_names():
+        return RunParams.from_yaml(PRESETS / f"{name_or_path}.yaml")
+    if Path(name_or_path).is_file():
+        return RunParams.from_yaml(name_or_path)
+    hint = did_you_mean(name_or_path, preset_names())
+    raise ParamError("config", f"{name_or_path!r} is neither a file nor a preset{hint}")
+
+
+class Cluster(Params):
+    """A cluster's profile: one YAML file with launch fields and, under `machine`, figures for planning."""
+
+    launch: LaunchParams = LaunchParams()
+    """The launch fields of the profile; its other fields have their defaults."""
+
+    machine: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Figures for planning, by the names of the fields of `estimate.Machine`."""
+
+
+def cluster_folders() -> tuple[Path, ...]:
+    """Return the folders that profiles are looked up in, first to last: the user's own win over those shipped."""
+    return Path("clusters"), Path(os.path.expanduser("~/.config/mmfsdp/clusters")), PRESETS / "clusters"
+
+
+def cluster_names() -> list[str]:
+    """Return the names of all profiles."""
+    names = set()
+    for folder in cluster_folders():
+        names |= {path.stem for path in folder.glob("*.yaml")}
+    return sorted(names)
+
+
+def read_cluster(name: str) -> Cluster:
+    """Return the profile of this name, or of this path if it ends in .yaml. Raise ParamError naming the mistake."""
+    paths = [folder / f"{name}.yaml" for folder in cluster_folders()]
+    if name.endswith(".yaml"):
+        paths = [Path(os.path.expanduser(name))]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        places = " and ".join(str(path.parent) for path in paths)
+        hint = did_you_mean(name, cluster_names())
+        raise ParamError("launch.cluster", f"there is no profile {name!r} in {places}{hint}")
     try:
-        values = yaml.safe_load(text)
-        json.dumps(values)  # refuses dates and what contains itself
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ParamError(name, f"is not YAML: {where}{error.problem}") from None
-    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
-        raise ParamError(name, f"is not YAML of plain data: {error}") from None
-    return values
-
-
-def build(cls: type[T], values: Any) -> T:
-    """A parameter dataclass from nested plain values, every mistake named by its dotted field."""
-    if not isinstance(values, Mapping):
-        raise ParamError(cls.__name__, f"{values!r} is not a mapping of field names to values")
-    hints = type_hints(cls)  # type: ignore[arg-type]
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    arguments = {}
-    for key, value in values.items():
-        if key not in known:
-            raise unknown_key(str(key), known)
-        of = get_args(hints[key])
-        if is_dataclass(hints[key]):
-            value = _part(hints[key], str(key), value)
-        elif of and is_dataclass(of[0]):
-            if not isinstance(value, (list, tuple)):
-                raise ParamError(str(key), f"{value!r} is not a list of mappings of field names to values")
-            value = tuple(_part(of[0], f"{key}.{i}", one) for i, one in enumerate(value))
-        arguments[key] = value
-    return cls(**arguments)
-
-
-def _part(cls: Any, name: str, values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        raise ParamError(name, f"{values!r} is not a mapping of field names to values")
-    try:
-        return build(cls, values)
+        return _profile(read_yaml(path.read_bytes(), name="YAML") or {})
     except ParamError as error:
-        raise error.under(name) from None
+        raise ParamError("launch.cluster", f"{path}: {error}") from None
 
 
-def _items(place: Any) -> dict[str, Any]:
-    """What a dotted name may go on with."""
-    if isinstance(place, list):
-        return {str(i): value for i, value in enumerate(place)}
-    return place if isinstance(place, dict) else {}
+def with_cluster(launch: LaunchParams) -> LaunchParams:
+    """Return the launch with its profile's values where it has none itself; lists are joined, the profile's first."""
+    if launch.cluster is None:
+        return launch
+    profile = read_cluster(launch.cluster).launch
+    changes: dict[str, Any] = {"cluster": None}
+    for name in _CLUSTER_FIELDS:
+        own, common = getattr(launch, name), getattr(profile, name)
+        if isinstance(common, tuple):
+            changes[name] = common + own
+        elif own is None:
+            changes[name] = common
+    return launch.change(**changes)
 
 
-def plain(value: Any) -> Any:
-    """Enums to strings and tuples to lists, all the way down."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value
-
-
-def _dotted(values: dict[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for key, value in values.items():
-        names.append(prefix + key)
-        names += _dotted(_items(value), f"{prefix}{key}.")
-    return names
+def _profile(values: Any) -> Cluster:
+    if not isinstance(values, dict):
+        raise ParamError("profile", "is not a mapping of field names to values")
+    machine = values.pop("machine", {})
+    for key in values:
+        if key not in _CLUSTER_FIELDS:
+            raise unknown_key(str(key), (*_CLUSTER_FIELDS, "machine"))
+    return Cluster(launch=LaunchParams(executor=Executor.SLURM, **values), machine=machine)

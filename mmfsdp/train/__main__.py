@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
-from .. import runs
-from .job import run
+if len(sys.argv) != 2:
+    sys.exit("usage: torchrun --nproc-per-node N -m mmfsdp.train FOLDER")
 
-runs.listen(term=True)  # torchrun passes a preemption on as SIGTERM
+from ..run.preempt import listen_for_preemption  # noqa: E402
+from .job import run  # noqa: E402
+
+listen_for_preemption(sigterm=True)  # torchrun forwards a preemption as SIGTERM
 run(Path(sys.argv[1]))

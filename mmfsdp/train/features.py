@@ -1,4 +1,4 @@
-"""FeatureCache: what a frozen vision encoder makes of each picture, kept on disk for later epochs and runs."""
+"""FeatureCache: a frozen vision encoder's features of each picture, kept on disk for later epochs and runs."""
 
 from __future__ import annotations
 
@@ -14,106 +14,114 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from ..core.collectives import gather_json, rank
 from ..data.batch import Batch
 from ..params import ParamError, RunParams
+
+Read = Callable[[str], Tensor]
+"""Gives rank 0's tensor of this name, where the model is on the meta device."""
 
 
 @dataclass
 class FeatureCache:
-    """Features by picture, in a folder of their own for each encoder, precision and kind of device.
+    """Features by picture, in a folder for each encoder, precision and kind of device.
 
-    A picture's name is a hash of its pixels as the processor hands them over, so that another preprocessing or another
-    content is another picture.
+    A picture's name is a hash of its pixels as the processor hands them over, so that another preprocessing gives
+    another picture.
     """
 
     folder: Path
     device: torch.device
     cached: int = field(default=0, init=False)
-    """Pictures taken from the cache."""
+    """Pictures whose features were read."""
     encoded: int = field(default=0, init=False)
-    """Pictures that the encoder has seen."""
+    """Pictures whose features were computed."""
 
     @classmethod
     def open(
-        cls,
-        params: RunParams,
-        model: nn.Module,
-        device: torch.device,
-        read: Callable[[str], Tensor] | None = None,
+        cls, params: RunParams, model: nn.Module, device: torch.device, read: Read | None = None
     ) -> FeatureCache | None:
-        """The cache that `data.feature_cache` asks for, if it does. Every rank must call it, with the unwrapped model.
+        """Open the cache, if `data.feature_cache` is set. Every rank must call it, with the model before wrapping.
 
-        read: gives rank 0's tensors by name where its model is on the meta device. Raises ParamError if the encoder
-        trains.
+        Raises ParamError if the model has no vision encoder, or trains it.
         """
         if params.data.feature_cache is None:
             return None
-        places = dict(model.named_modules())
-        place = next((name for name in ("vision_encoder", "encoders.vision") if name in places), None)
-        if place is None:
-            raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
-        encoder = places[place]
-        if trains := [name for name, p in encoder.named_parameters() if p.requires_grad]:
-            raise ParamError(
-                "data.feature_cache",
-                f"the vision encoder trains ({trains[0]} and {len(trains) - 1} more), so that its features change; "
-                "freeze vision_encoder.* in model.freeze, or unset it",
-            )
-        key = [""]
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        name, encoder = _frozen_encoder(model)
+        key = ""
+        if rank() == 0:
             settings = (params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)
-            key = [fingerprint(encoder, *settings, read=read and (lambda name: read(f"{place}.{name}")))]
-        if dist.is_initialized():
-            dist.broadcast_object_list(key)
-        return cls(Path(os.path.expanduser(params.data.feature_cache)) / key[0], device)
+            key = fingerprint(encoder, *settings, prefix=f"{name}.", read=read)
+        key = gather_json(key)[0]
+        return cls(Path(os.path.expanduser(params.data.feature_cache)) / key, device)
 
     def fill(self, model: nn.Module, batches: Sequence[Batch]) -> list[Batch]:
-        """The same batches with `vision_features` (B, T, F, P, D) in place of `vision`. Every rank must call it.
+        """Return the batches with `vision_features` (B, T, F, P, D) in place of `vision`. Every rank must call it.
 
-        A batch is encoded by all ranks or by none: one that lacks a picture takes the others along, so that every rank
-        enters every unit.
+        All ranks compute a batch if any rank lacks a picture of it: the encoder's all-gathers need every rank.
         """
         paths = [[self._path(picture) for picture in batch.media["vision"].flatten(0, 2)] for batch in batches]
-        found = [_read(names) for names in paths]
-        known = torch.tensor([features is not None for features in found], dtype=torch.int32, device=self.device)
+        from_disk = [_read(each) for each in paths]
+        complete = torch.tensor([features is not None for features in from_disk], dtype=torch.int32).to(self.device)
         if dist.is_initialized():
-            dist.all_reduce(known, dist.ReduceOp.MIN)
+            dist.all_reduce(complete, dist.ReduceOp.MIN)
+        on_all_ranks = complete.tolist()
         filled = []
-        for batch, names, features, everywhere in zip(batches, paths, found, known.tolist(), strict=True):
-            if everywhere:
-                assert features is not None
-                self.cached += len(names)
+        for i, batch in enumerate(batches):
+            features = from_disk[i]
+            if on_all_ranks[i] and features is not None:
+                self.cached += len(paths[i])
             else:
-                features = self._encode(model, batch)
-                _write(names, features)
-                self.encoded += len(names)
-            shape = batch.media["vision"].shape[:3]
-            media = {name: tensor for name, tensor in batch.media.items() if name != "vision"}
-            filled.append(replace(batch, media=media | {"vision_features": features.unflatten(0, shape)}))
+                with torch.no_grad():
+                    output = model(media=batch.to(self.device).media, features_only=True)
+                features = output.vision_features.flatten(0, 2)
+                _write(paths[i], features)
+                self.encoded += len(paths[i])
+            media = dict(batch.media)
+            pictures = media.pop("vision")
+            media["vision_features"] = features.unflatten(0, pictures.shape[:3])
+            filled.append(replace(batch, media=media))
         return filled
-
-    def _encode(self, model: nn.Module, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            out = model(media=batch.to(self.device).media, features_only=True)
-        return out.vision_features.flatten(0, 2)
 
     def _path(self, picture: Tensor) -> Path:
         name = hashlib.blake2b(picture.contiguous().numpy().data, digest_size=20).hexdigest()
         return self.folder / name[:2] / name[2:]
 
 
-def fingerprint(encoder: nn.Module, *settings: object, read: Callable[[str], Tensor] | None = None) -> str:
-    """A hash of a module's structure and weights (which `read` gives, if set), and of what else its output needs."""
-    found = hashlib.blake2b(repr((encoder, torch.__version__, *map(str, settings))).encode(), digest_size=16)
+def _frozen_encoder(model: nn.Module) -> tuple[str, nn.Module]:
+    """Return the vision encoder and its name. Raises ParamError if there is none, or if it trains."""
+    modules = dict(model.named_modules())
+    for name in ("vision_encoder", "encoders.vision"):
+        if name in modules:
+            break
+    else:
+        raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
+    trained = [parameter for parameter, p in modules[name].named_parameters() if p.requires_grad]
+    if trained:
+        raise ParamError(
+            "data.feature_cache",
+            f"the vision encoder trains ({trained[0]} and {len(trained) - 1} more), so that its features change; "
+            "freeze vision_encoder.* in model.freeze, or unset it",
+        )
+    return name, modules[name]
+
+
+def fingerprint(encoder: nn.Module, *settings: object, prefix: str = "", read: Read | None = None) -> str:
+    """Return a hash of a module's structure and weights, and of whatever else its output depends on.
+
+    read: gives the weights, by their names with `prefix`, if the module does not have them.
+    """
+    digest = hashlib.blake2b(repr((encoder, torch.__version__, *map(str, settings))).encode(), digest_size=16)
     for name, tensor in encoder.state_dict().items():
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        tensor = read(name) if read else tensor
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if read is not None:
+            tensor = read(prefix + name)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _read(paths: Sequence[Path]) -> Tensor | None:
-    """Features (N, P, D) of N pictures; None if one is missing or damaged."""
+    """Read the features (N, P, D) of N pictures; None if one is missing or damaged."""
     try:
         return torch.stack([load(path.read_bytes())["features"] for path in paths])
     except (OSError, SafetensorError):
@@ -121,10 +129,10 @@ def _read(paths: Sequence[Path]) -> Tensor | None:
 
 
 def _write(paths: Sequence[Path], features: Tensor) -> None:
-    """Keep what is missing or damaged. Other ranks and runs may write the same pictures at the same time."""
-    for path, one in zip(paths, features.cpu(), strict=True):
+    """Write what is missing or damaged. Other ranks and runs may write the same pictures at the same time."""
+    for path, picture_features in zip(paths, features.cpu(), strict=True):
         if _read([path]) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f"{path.name}.{os.getpid()}")
-            beside.write_bytes(save({"features": one.contiguous()}))
-            beside.replace(path)
+            temporary = path.with_name(f"{path.name}.{os.getpid()}")
+            temporary.write_bytes(save({"features": picture_features.contiguous()}))
+            temporary.replace(path)

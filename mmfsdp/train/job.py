@@ -1,104 +1,79 @@
-"""run(folder): one training run, the same on every rank."""
+"""run(folder): what every rank of a training run does, from params.yaml to result.json."""
 
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import transformers
+from torch import nn
 
-from .. import checkpoint, runs
-from ..build import build_model, open_model
+from .. import checkpoint
+from ..core.collectives import gather_json
+from ..core.freeze import freeze
+from ..core.optimizer import build_optimizer, build_scaler
+from ..core.plan import WrapPlan
+from ..core.wrap import apply_plan
 from ..data.processor import Processor
-from ..freeze import freeze
-from ..loading import collector_paused
-from ..models import MediaModel, Weights
+from ..models import MediaModel
+from ..models.build import build_model, open_model
+from ..models.weights import Weights
 from ..params import GENERATED, Device, ParamError, RunParams
-from ..preview import cost_of, plan_for
-from ..wrap import apply_plan
+from ..run.folder import write_json
+from ..run.hang import Heartbeat
+from ..run.local import LOOPBACK, RUN_VARIABLE
+from ..run.preempt import Preempted
 from .features import FeatureCache
 from .loop import train
-from .machine import machine_here, versions
+from .preview import cost_of, plan_for
+from .profile import machine_here
+from .state import TrainSetup
 
 
 def run(folder: Path) -> None:
-    """Train what `folder`/params.yaml says, on every rank that torch.distributed's environment variables name.
+    """Train as `folder`/params.yaml says, on every rank that torch.distributed's environment variables name.
 
-    Goes on from the newest complete checkpoint in the folder, if it has one. Writes a metrics line per rank and step,
+    Continues from the newest complete checkpoint in the folder, if it has one. Writes a metrics line per rank and step,
     checkpoints, and on rank 0 plan.json and result.json.
     """
     quiet()
-    beat = runs.Beat(folder, int(os.environ["RANK"]))
+    beat = Heartbeat(folder, int(os.environ["RANK"]))
     beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")
     params.fsdp.check_machine()
     if GENERATED in (params.model.vision.weights, params.model.language.weights):
-        from ..pretrain import ensure_backbones
+        from .pretrain import ensure_backbones
 
         ensure_backbones(params, progress=lambda label, done: beat(f"starting: {label} {done:.0%}"))
     beat("joining")
-    with joined_ranks(params) as device:
+    with process_group(params) as device:
         beat("building")
-        with collector_paused(for_good=True):
-            built, processor, weights = build(params)
-            plan, cost = plan_for(built, params)
+        built, processor, weights = build(params)
+        plan, cost = plan_for(built, params)
         plan.check()
         beat("measuring")
-        dtype = params.fsdp.mixed_precision.to_torch() if params.fsdp.mixed_precision else torch.float32
-        machine = machine_here(params.launch, device, dtype=dtype, plan=plan)
-        if dist.get_rank() == 0:
-            for finding in plan.lint:
-                print(f"{finding.level}: {finding.message}")
-            estimate = cost_of(plan, params, machine=machine).to_dict() | {"device": device.type}
-            found = {"plan": plan.to_dict(), "estimate": estimate, "versions": versions()}
-            runs.write_json(folder / "plan.json", found)
+        write_plan(folder, params, plan, device)
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
-        loaded = [checkpoint.frozen_checksums(built)]
-        model = apply_plan(built, plan, device=device, weights=weights)
-        if weights is not None:
-            loaded = [{p.name: weights.checksums[p.name] for p in plan.params if not p.trainable}]
-        dist.broadcast_object_list(loaded)
+        model, frozen = wrap(built, plan, weights, device)
+        optimizer, schedule = build_optimizer(model, params.train)
+        setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model)
-        measured, skipped = train(folder, params, model, processor, device, loaded[0], beat, features)
+        result = train(setup, processor, device, beat, features)
         print(f"rank {dist.get_rank()}: done")
-        changed = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
+        result["wire_bytes_predicted"] = cost.wire_bytes
+        result["frozen_parameters_changed"] = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
+        result["world_size"] = dist.get_world_size()
         if dist.get_rank() == 0:
-            result = {
-                "wire_bytes_predicted": cost.wire_bytes,
-                **measured,
-                "frozen_parameters_changed": changed,
-                "world_size": dist.get_world_size(),
-                "skipped": skipped,
-            }
-            runs.write_json(folder / "result.json", result)
-
-
-def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
-    """The frozen model, on the meta device: rank 0 has its weights handed out, others receive them. Where that cannot
-    be, rank 0 holds the model whole until it is sharded.
-
-    Raises ParamError if it has no tokenizer.
-    """
-    torch.manual_seed(params.train.seed)
-    model, processor, weights = open_model(params.model, read=dist.get_rank() == 0)
-    freeze(model, params.model.freeze)
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    on_rank0 = dist.get_rank() == 0 and (weights is None or weights.made & frozen)
-    if on_rank0 or not params.fsdp.sync_module_states:
-        torch.manual_seed(params.train.seed)  # frozen random weights are no checkpoint's: they come back from the seed
-        weights = None
-        model, processor = build_model(params.model)
-        freeze(model, params.model.freeze)
-    if processor is None:
-        raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
-    return model, processor, weights
+            write_json(folder / "result.json", result)
 
 
 def quiet() -> None:
@@ -110,33 +85,97 @@ def quiet() -> None:
 
 
 @contextmanager
-def joined_ranks(params: RunParams) -> Iterator[torch.device]:
-    """Join the process group and give this rank's device: nccl on CUDA, gloo on the CPU."""
+def process_group(params: RunParams) -> Iterator[torch.device]:
+    """Join the process group, nccl on CUDA and gloo on the CPU; gives this rank's device."""
     device = pick_device(params.train.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    print(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: {device}, process {os.getpid()} on {socket.gethostname()}"
-    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if RUN_VARIABLE in os.environ and os.environ["MASTER_ADDR"] == LOOPBACK:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = local_store(int(os.environ["MASTER_PORT"]), rank, ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    else:
+        dist.init_process_group(backend)
+    where = f"{device}, process {os.getpid()} on {socket.gethostname()}"
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
     try:
         yield device
         dist.barrier()
-    except runs.Preempted:
+    except Preempted:
         dist.destroy_process_group()
         raise
-    # Not after a failure: the others would be heard complaining of this rank before it has told its own cause.
+    # Not after another exception: the other ranks would report a lost connection before this rank reports the cause.
     dist.destroy_process_group()
 
 
+def local_store(port: int, rank: int, ranks: int) -> dist.Store:
+    """Return the store by which the ranks of one machine find each other. torch's own listens on every interface."""
+    descriptor = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None
+    return dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=descriptor)
+
+
 def pick_device(wanted: Device) -> torch.device:
-    """The device of this rank. Raises ParamError if CUDA is wanted and the node has too few GPUs."""
+    """Return the device of this rank. Raises ParamError if CUDA is wanted and the node has too few GPUs."""
     local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    gpus = torch.cuda.device_count() if wanted is not Device.CPU else 0
-    if wanted is Device.CUDA and gpus < local_ranks:
+    gpus = 0 if wanted is Device.CPU else torch.cuda.device_count()
+    if gpus >= local_ranks:
+        return torch.device("cuda", local_rank)
+    if wanted is Device.CUDA:
         raise ParamError(
             "train.device",
             f"cuda needs a GPU per rank: this node has {gpus} for {local_ranks} ranks; "
             "set launch.ranks lower, or train.device to cpu or auto",
         )
-    return torch.device("cuda", local_rank) if gpus >= local_ranks else torch.device("cpu")
+    return torch.device("cpu")
+
+
+def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
+    """Build the frozen model on the meta device, and the weights that rank 0 will hand out to all.
+
+    Without weights (None), rank 0 holds the whole model until it is sharded: the parts that are drawn at random are
+    known only after drawing. Raises ParamError if the model has no tokenizer.
+    """
+    rank = dist.get_rank()
+    torch.manual_seed(params.train.seed)
+    model, processor, weights = open_model(params.model, read=rank == 0)
+    freeze(model, params.model.freeze)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model draws.
+    drawn_on_rank0 = rank == 0 and (weights is None or bool(weights.new_parameters & frozen))
+    if drawn_on_rank0 or not params.fsdp.sync_module_states:
+        weights = None
+        torch.manual_seed(params.train.seed)
+        model, processor = build_model(params.model)
+        freeze(model, params.model.freeze)
+    if processor is None:
+        raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
+    return model, processor, weights
+
+
+def write_plan(folder: Path, params: RunParams, plan: WrapPlan, device: torch.device) -> None:
+    """Write plan.json: the plan, its cost with the seconds of a step at these ranks' rates, and versions."""
+    precision = params.fsdp.mixed_precision
+    machine = machine_here(params.launch, device, dtype=precision.to_torch() if precision else torch.float32)
+    if dist.get_rank() == 0:
+        for finding in plan.lint:
+            print(f"{finding.level}: {finding.message}")
+        estimate = cost_of(plan, params, machine=machine).to_dict() | {"device": device.type}
+        write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": estimate, "versions": versions()})
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that a step's bytes and figures depend on, by name."""
+    numbers = {name: version(name) for name in ("torch", "transformers", "open_clip_torch")}
+    return numbers | {"Python": platform.python_version()}
+
+
+def wrap(
+    built: nn.Module, plan: WrapPlan, weights: Weights | None, device: torch.device
+) -> tuple[nn.Module, dict[str, int]]:
+    """Wrap the model; also return the checksums of the frozen weights that rank 0 has read or drawn."""
+    checksums = checkpoint.frozen_checksums(built)
+    model = apply_plan(built, plan, device=device, weights=weights)
+    if weights is not None:  # read shard by shard while wrapping
+        checksums = {p.name: weights.checksums[p.name] for p in plan.params if not p.trainable}
+    return model, gather_json(checksums)[0]

@@ -1,143 +1,232 @@
-"""The loop over steps: batches, steps, metrics, checkpoints."""
+"""The loop over steps: batches, steps, metrics, checkpoints; and the recorder of each step's metrics."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from .. import runs
+from ..core.collectives import CollectiveCount, Collectives, gather_json
+from ..core.step import StepMetrics, train_step
 from ..data.batch import Batch
-from ..data.loader import batches, sum_up
+from ..data.loader import Batches, batches, sum_skipped
 from ..data.processor import Processor
-from ..measure import Collectives, Counted, PeakMemory
-from ..params import RunParams
-from ..plan.lint import lint_media
-from ..plan.units import stop_at_errors
-from ..step import build_optimizer, build_scaler, train_step
+from ..params import ParamError, RunParams, TrainParams
+from ..run.folder import MetricsWriter, add_event, last_row
+from ..run.hang import Heartbeat
+from ..run.preempt import Preempted, preemption_requested
+from .evaluate import HeldOut
 from .features import FeatureCache
-from .heldout import HeldOut
-from .place import Learner, Place
-from .profile import profiled
-from .record import Record
-from .startup import startup
+from .memory_meter import PeakMemory
+from .profile import StepProfile
+from .state import TrainSetup, TrainState, resume
+
+LOG_LINES = 40
+"""Lines about steps in rank 0's log, but for the first step, the last one and skipped ones."""
 
 
 def train(
-    folder: Path,
-    params: RunParams,
-    model: nn.Module,
+    setup: TrainSetup,
     processor: Processor,
     device: torch.device,
-    frozen: dict[str, int],
-    beat: runs.Beat,
+    beat: Heartbeat,
     features: FeatureCache | None = None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> dict[str, Any]:
     """Train a wrapped model to the last step, from the newest checkpoint if there is one. Every rank must call it.
 
-    frozen: checksums of the frozen weights as loaded. Asked to make room (runs.listen), all ranks save after the step
-    in which one of them was, and raise runs.Preempted. Returns what this rank sent in the last step (for result.json),
-    and what the data lacked by source, on all ranks since the run was taken up. Raises
-    RuntimeError after `max_skipped` steps in a row whose loss or gradient was not finite.
+    Returns what goes into result.json: bytes that this rank sent in the last step, and the records that the data could
+    not use. Raises Preempted, on all ranks and after saving, if a signal asked any rank to stop (run.preempt); and
+    RuntimeError after `max_skipped` steps in a row with a loss or gradient that is not finite.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    settings = params.train
-    optimizer, schedule = build_optimizer(model, settings)
-    learner = Learner(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    params, settings, model = setup.params, setup.params.train, setup.model
     beat("taking up")
-    place = Place.take_up(learner)
-    loader = batches(
-        params.data,
-        processor,
-        batch_size=settings.batch_size,
-        rank=rank,
-        world_size=world,
-        seed=settings.seed,
-        start=place.samples // (world * settings.batch_size),
-    )
-    heldout = HeldOut.open(params, processor)
-    if heldout is not None:
-        check_media(heldout.batches, None)
-        heldout.batches = features.fill(model, heldout.batches) if features else heldout.batches
-    sent = runs.last_row(folder, rank).get("wire_bytes", 0)
-    begins: dict[str, Any] = {"resumed_from": place.step} if place.step else {}
-    record = Record(folder, settings, device, place, runs.MetricsWriter(folder, rank, after=place.step), begins)
-    wire: list[Counted] = []
-    media: set[str] | None = None
+    state = resume(setup)
+    loader = open_loader(params, processor, state)
+    heldout = open_heldout(setup, processor, features)
+    first_row = {"resumed_from": state.step} if state.step else {}
+    sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)
+    writer = MetricsWriter(setup.folder, rank, after=state.step)
+    recorder = Recorder(settings, device, state, writer, first_row)
+    memory, profile = PeakMemory(device), StepProfile(setup.folder, settings.profile, device)
+    wire: list[CollectiveCount] = []
+    modalities: set[str] | None = None
     model.train()
-    held, profile = PeakMemory(device), profiled(folder, settings, device)
-    with Collectives() as collectives, held, profile as stepped:
-        while place.step < settings.steps:
-            step = place.step + 1
+    with Collectives() as collectives, profile:
+        while state.step < settings.steps:
+            step = state.step + 1
+            last = step == settings.steps
             beat(f"step {step} data")
             start = time.perf_counter()
             micro_batches = loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
-            media = check_media(micro_batches, media)
-            for line in loader.news():
+            modalities = check_media(micro_batches, modalities)
+            for line in loader.new_messages():
                 print(line)
+
             beat(f"step {step} compute")
             collectives.reset()
             if features is not None:
                 micro_batches = features.fill(model, micro_batches)
-            row = train_step(
-                model,
-                micro_batches,
-                optimizer,
-                schedule=schedule,
-                max_grad_norm=settings.max_grad_norm,
-                scaler=learner.scaler,
-                asked=runs.asked,
-            )
+            with memory.watch_step(model, setup.optimizer):
+                metrics = train_step(
+                    model,
+                    micro_batches,
+                    setup.optimizer,
+                    schedule=setup.schedule,
+                    max_grad_norm=settings.max_grad_norm,
+                    scaler=setup.scaler,
+                    stop_requested=preemption_requested,
+                )
+            state.finish_step(samples=world_size * settings.batch_size * settings.accumulation)
             wire = collectives.rows()
-            sent = sum(w.wire_bytes for w in wire)
-            place.passed(samples=world * settings.batch_size * settings.accumulation)
-            if beat.marks:
-                record.more["startup"] = startup(folder, beat)
-            figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent}
-            figures["memory_bytes"] = held.bytes(model, optimizer)
-            recording, last = stepped(), step == settings.steps
-            if heldout and not recording and (last or step % heldout.every == 0) and not row.asked:
+            sent_bytes = sum(row.wire_bytes for row in wire)
+            figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent_bytes}
+            figures["memory_bytes"] = memory.peak_bytes
+
+            recording = profile.step_done()
+            due = last or (heldout is not None and step % heldout.every == 0)
+            # Not while steps are profiled, nor when a rank must stop soon.
+            if heldout is not None and due and not recording and not metrics.stop_requested:
                 beat(f"step {step} held-out samples")
                 figures |= heldout.loss(model)
-            record.add(row, micro_batches, **figures)
-            save = record.asked or last or bool(settings.save_every and step % settings.save_every == 0)
-            if save:
-                record.settle()
+            recorder.add(metrics, **figures)
+
+            stop = last or recorder.preempted
+            if stop or (settings.save_every and step % settings.save_every == 0):
+                recorder.flush()
+                stop = last or recorder.preempted
                 beat(f"step {step} save")
-                place.save(learner)
-            place.settle(wait=record.asked or last)
-            if record.asked and not last:
-                make_room(folder, step)
+                state.save(setup)
+            state.check_background_save(wait=stop)
+            if recorder.preempted and not last:
+                exit_preempted(setup, step)
     if features is not None:
         print(f"vision features of {features.cached} pictures from the cache, {features.encoded} encoded")
     beat("trained")
-    lacks: list[Any] = [None] * world
-    dist.all_gather_object(lacks, loader.lacks)
-    return {"wire_bytes_measured": sent, "wire_measured": [asdict(w) for w in wire]}, sum_up(lacks)
+    skipped_records = gather_json({name: asdict(skipped) for name, skipped in loader.skipped.items()})
+    return {
+        "wire_bytes_measured": sent_bytes,
+        "wire_measured": [asdict(row) for row in wire],
+        "skipped": sum_skipped(skipped_records),
+    }
 
 
-def check_media(batches: list[Batch], wanted: set[str] | None) -> set[str]:
-    """The modalities that any rank's batches have: asked once (wanted None), of all ranks. Raises ParamError, naming
-    this rank, for a batch without one of them: the others would wait for ever."""
-    if wanted is None:
-        of_all: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_all, [list(batch.media) for batch in batches])
-        wanted = {name for rank in of_all for names in rank for name in names}
+@dataclass
+class Recorder:
+    """Writes this rank's metrics.
+
+    On a GPU a step's figures are read after the next step was issued, so that the GPU never waits for the host.
+    """
+
+    settings: TrainParams
+    device: torch.device
+    state: TrainState
+    writer: MetricsWriter
+    first_row: dict[str, Any] = field(default_factory=dict)
+    """Further keys of the next row: how this part of the run began."""
+    preempted: bool = False
+    """A rank was asked to stop. All ranks learn it in the same step."""
+    _pending: tuple[StepMetrics, dict[str, Any]] | None = None
+
+    def add(self, metrics: StepMetrics, **figures: Any) -> None:
+        """Add a step: its metrics, and further keys of its row. Raises as `flush`."""
+        previous = self._pending
+        self._pending = metrics, {"step": self.state.step, "time": time.time(), **figures}
+        if previous is not None:
+            self._write(*previous)
+        if self.device.type != "cuda":
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait for the last step and write it. Raises RuntimeError after `max_skipped` skipped steps in a row."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._write(*pending)
+
+    def _write(self, metrics: StepMetrics, figures: dict[str, Any]) -> None:
+        state, step_s = self.state, figures["step_s"]
+        state.count_skipped(skipped=metrics.skipped)
+        self.preempted = self.preempted or metrics.stop_requested
+        row = metrics.to_dict() | figures | self.first_row
+        row["samples_per_s"] = metrics.samples / step_s
+        row["tokens_per_s"] = metrics.tokens / step_s
+        # The sums above are over all ranks. A rank with short texts shows here.
+        row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
+        row["skipped_steps"] = state.skipped
+        self.writer.write(row)
+        self.first_row = {}
+        if dist.get_rank() == 0:
+            log_step(metrics, figures, self.settings)
+        if state.skipped_in_a_row >= self.settings.max_skipped:
+            raise RuntimeError(
+                f"train.max_skipped: loss or gradient was not finite in {state.skipped_in_a_row} steps in a row, up to "
+                f"step {figures['step']}; they changed no weights. Lower train.lr, or use bf16, not fp16"
+            )
+
+
+def log_step(metrics: StepMetrics, figures: dict[str, Any], settings: TrainParams) -> None:
+    """Print a line for the first step, the last one, LOG_LINES between, and each that is skipped or evaluated."""
+    step, head = figures["step"], f"step {figures['step']}/{settings.steps}"
+    if metrics.skipped:
+        print(f"{head}  skipped: loss {metrics.loss:.4g}, grad norm {metrics.grad_norm:.4g}")
+    elif step in (1, settings.steps) or step % max(1, settings.steps // LOG_LINES) == 0:
+        print(f"{head}  loss {metrics.loss:.4f}  grad norm {metrics.grad_norm:.3f}  {figures['step_s']:.3f} s")
+    if "heldout_loss" in figures:
+        print(f"{head}  held-out loss {figures['heldout_loss']:.4f}  {figures['heldout_s']:.3f} s")
+
+
+def open_loader(params: RunParams, processor: Processor, state: TrainState) -> Batches:
+    """Return this rank's batches, from where the run stands in the data stream."""
+    settings, world_size = params.train, dist.get_world_size()
+    return batches(
+        params.data,
+        processor,
+        batch_size=settings.batch_size,
+        rank=dist.get_rank(),
+        world_size=world_size,
+        seed=settings.seed,
+        start=state.samples // (world_size * settings.batch_size),
+    )
+
+
+def open_heldout(setup: TrainSetup, processor: Processor, features: FeatureCache | None) -> HeldOut | None:
+    """Return the held-out samples, encoded once where features are cached; None without `train.eval_every`."""
+    heldout = HeldOut.open(setup.params, processor)
+    if heldout is not None:
+        check_media(heldout.batches, None)
+        if features is not None:
+            heldout.batches = features.fill(setup.model, heldout.batches)
+    return heldout
+
+
+def check_media(batches: list[Batch], modalities: set[str] | None) -> set[str]:
+    """Return the modalities that any rank's batches have: asked of all ranks once, when `modalities` is None.
+
+    Raises ParamError, naming this rank, for a batch that lacks one: this rank would skip an encoder's all-gather, and
+    the others would hang in it.
+    """
+    if modalities is None:
+        of_all_ranks = gather_json([name for batch in batches for name in batch.media])
+        modalities = {name for names in of_all_ranks for name in names}
     for batch in batches:
-        stop_at_errors(lint_media(batch.media, wanted, rank=dist.get_rank()))
-    return wanted
+        for name in sorted(modalities):
+            if batch.media.get(name) is None or not batch.media[name].numel():
+                raise ParamError(
+                    "data",
+                    f"rank {dist.get_rank()}'s batch has no {name}, and others have: it would skip that encoder's "
+                    "all-gather and the other ranks would hang; add a blank one to samples without it",
+                )
+    return modalities
 
 
-def make_room(folder: Path, step: int) -> NoReturn:
-    """Leave word that the run was asked to make room, and has saved."""
+def exit_preempted(setup: TrainSetup, step: int) -> NoReturn:
+    """Record the preemption and raise Preempted."""
     if dist.get_rank() == 0:
         text = f"preempted at step {step}, which is saved"
         print(text)
-        runs.note(folder, "preempted", step=step, text=text)
-    raise runs.Preempted(step)
+        add_event(setup.folder, "preempted", step=step, text=text)
+    raise Preempted(step)

@@ -1,135 +1,211 @@
-"""The profiler's trace of some steps, and how much of their communication nothing runs beside."""
+"""Measure time: the rates that the ranks reach before they train, and a profile of some of their steps.
+
+The profile tells how much of a step's communication is exposed: no compute runs beside it.
+"""
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import runs
-from ..measure import silent
-from ..params import TrainParams
+from ..estimate import Machine
+from ..params import LaunchParams
+from ..params.run import read_cluster
+from ..run.folder import write_json
+from .memory_meter import silent
 
-WARM = 2
-"""Steps before the first that is recorded: allocators, gloo's and NCCL's connections and kernels are there then."""
-COMPUTES = ("aten::", "fsdp::")
-"""What the host's operators that compute or copy are called."""
-KINDS = {"gather": "all-gather", "broadcast": "all-gather", "scatter": "reduce-scatter", "all_to_all": "reduce-scatter"}
-KINDS |= {"reduce": "all-reduce"}
-"""Part of a collective's name in a trace, the first that is found, and its kind; see wrap.gloo for how gloo gathers."""
-SEEN = 1 / 2000
-"""Share of a step below which a pause is not kept for the picture."""
+WARMUP_STEPS = 2
+"""Steps before the first that is recorded: allocators, connections of gloo and NCCL, and kernels are there then."""
+COMPUTE_OPERATORS = ("aten::", "fsdp::")
+"""Prefixes of the host's operators that compute or copy."""
+COLLECTIVES = {"gather": "all-gather", "scatter": "reduce-scatter", "reduce": "all-reduce"}
+"""Part of a collective's name in a trace and its kind; the first match. gloo names its reduce-scatter all_reduce."""
+ROUNDS = 5
+"""Timed repetitions of each operation whose rate is measured."""
+MIB = 2**20
+SHORTEST_GAP = 1 / 2000
+"""Share of a step below which a pause is left out of the timeline."""
 
 Spans = list[tuple[float, float]]
 """Intervals, (start, end) in seconds, in order and apart from each other."""
 
 
-@contextmanager
-def profiled(folder: Path, settings: TrainParams, device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Gives what is to be called after each step, and tells whether the next one is recorded.
+def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dtype) -> Machine:
+    """Measure three rates of all ranks at once: matrix product, memory copy, all-gather. Every rank must call it.
 
-    Writes profile/rank<N>.json.gz (the trace) and profile/rank<N>.json, which holds: steps, seconds (of a step),
-    communication_s, exposed_s (of which no compute runs beside), compute_s, and lanes: for each kind of work the
-    intervals of the last step, in seconds.
+    dtype: of the matrices. Figures of the cluster's profile replace measured ones. On CPUs a step takes longer than
+    these rates say, since its small operators stay below them.
     """
-    done, profiler = 0, None
+    on_gpu = device.type == "cuda"
+    # Large enough to reach the device's rate, small enough to take milliseconds.
+    width, copied, gathered = (4096, 256 * MIB, 64 * MIB) if on_gpu else (256, 8 * MIB, 4 * MIB)
+    matrix = torch.ones(width, width, device=device, dtype=dtype)
+    source = torch.ones(copied, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    # The layouts of a linear layer: its forward, its input's gradient, its weight's. A CPU that emulates bf16 takes
+    # forty times as long for one as for another.
+    layouts = (lambda: matrix @ matrix.T, lambda: matrix @ matrix, lambda: matrix.T @ matrix)
+    product_s = min(median_seconds(product, device) for product in layouts)
+    copy_s = median_seconds(lambda: target.copy_(source), device)
+    latency_s = median_seconds(all_gather_of(256, device), device)
+    gather_s = median_seconds(all_gather_of(gathered, device), device)
+    figures = {
+        "flops": 2 * width**3 / product_s,
+        "memory": 2 * copied / copy_s,
+        # Ring: every rank sends W - 1 parts. One rank sends none, and any rate will do.
+        "bandwidth": gathered * max(1, dist.get_world_size() - 1) / max(gather_s - latency_s, 1e-9),
+        "latency": latency_s,
+        "efficiency": 1.0,
+        "overlap": on_gpu,
+    }
+    if launch.cluster:
+        figures |= read_cluster(launch.cluster).machine
+    name = torch.cuda.get_device_name(device) if on_gpu else "this machine's CPU"
+    return Machine(**figures, name=name)  # type: ignore[arg-type]
 
-    def stepped() -> bool:
-        nonlocal done, profiler
-        done += 1
-        if settings.profile and done == WARM:
-            profiler = _profiler(device)
+
+def all_gather_of(nbytes: int, device: torch.device) -> Callable[[], None]:
+    """Return a function that all-gathers so many bytes of every rank."""
+    part = torch.ones(nbytes, device=device, dtype=torch.uint8)
+    gathered = part.new_empty(nbytes * dist.get_world_size())
+
+    def gather() -> None:
+        dist.all_gather_into_tensor(gathered, part)
+
+    return gather
+
+
+def median_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Time work that every rank begins at the same moment; the first round warms up and does not count."""
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[1:])
+
+
+class StepProfile:
+    """Records some steps with torch's profiler, once the warm-up is over.
+
+    Writes profile/rank<N>.json.gz (the trace) and profile/rank<N>.json (see `summary`) in the run folder.
+    """
+
+    def __init__(self, folder: Path, steps: int, device: torch.device) -> None:
+        self.folder, self.steps, self.device = folder / "profile", steps, device
+        self._done = 0
+        self._profiler: torch.profiler.profile | None = None
+
+    def __enter__(self) -> StepProfile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._profiler is not None:  # the run was shorter than the profile
+            self._stop()
+
+    def step_done(self) -> bool:
+        """Call after each step. Returns True if the next step is recorded."""
+        self._done += 1
+        if self._profiler is not None and self._done == WARMUP_STEPS + self.steps:
+            self._stop()
+        elif self._profiler is not None:
+            self._profiler.step()
+        elif self.steps and self._done == WARMUP_STEPS:
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if self.device.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self._profiler = torch.profiler.profile(activities=activities)
             with silent():
-                profiler.start()
-        elif profiler is not None and done == WARM + settings.profile:
-            _stop(profiler, folder, settings.profile, device)
-            profiler = None
-        elif profiler is not None:
-            profiler.step()
-        return profiler is not None
+                self._profiler.start()
+        return self._profiler is not None
 
-    yield stepped
-    if profiler is not None:  # the run was shorter
-        _stop(profiler, folder, done - WARM, device)
-
-
-def _profiler(device: torch.device) -> torch.profiler.profile:
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
-    return torch.profiler.profile(activities=kinds)
-
-
-def _stop(profiler: torch.profiler.profile, folder: Path, steps: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    with silent():
-        profiler.stop()
-    into = folder / "profile"
-    into.mkdir(exist_ok=True)
-    rank = dist.get_rank()
-    profiler.export_chrome_trace(str(into / f"rank{rank}.json.gz"))
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    found = summary(((e.name(), e.device_type().name, e.start_ns(), e.end_ns()) for e in events), steps=steps)
-    runs.write_json(into / f"rank{rank}.json", found | {"device": device.type, "host": platform.node()})
-    print(
-        f"profile of {steps} steps: {found['seconds']:.3f} s each, communication {found['communication_s']:.3f} s, "
-        f"of which {found['exposed_s']:.3f} s with nothing beside it; {os.fspath(into)}/rank{rank}.json.gz opens at "
-        "https://ui.perfetto.dev"
-    )
+    def _stop(self) -> None:
+        assert self._profiler is not None
+        profiler, self._profiler = self._profiler, None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        with silent():
+            profiler.stop()
+        self.folder.mkdir(exist_ok=True)
+        trace = self.folder / f"rank{dist.get_rank()}.json.gz"
+        profiler.export_chrome_trace(str(trace))
+        events = []
+        for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+            events.append((event.name(), event.device_type().name, event.start_ns(), event.end_ns()))
+        figures = summary(events, steps=self._done - WARMUP_STEPS)
+        write_json(trace.with_suffix(""), figures | {"device": self.device.type, "host": platform.node()})
+        print(
+            f"profile of {figures['steps']} steps: {figures['seconds']:.3f} s each, communication "
+            f"{figures['communication_s']:.3f} s, of which {figures['exposed_s']:.3f} s exposed; open {trace} at "
+            "https://ui.perfetto.dev"
+        )
 
 
 def summary(events: Iterable[tuple[str, str, int, int]], *, steps: int) -> dict[str, Any]:
-    """What a trace's events (name, CPU or CUDA, start and end in nanoseconds) say of so many steps."""
-    on_gpu: dict[str, Spans] = {}
-    on_host: dict[str, Spans] = {}
+    """Sum up a trace's events (name, CPU or CUDA, start and end in nanoseconds) of so many steps.
+
+    Keys: steps; seconds, compute_s, communication_s and exposed_s of a step; lanes: for each kind of work its intervals
+    in the last step. With events of a GPU those count, and the host's, which only issue them, do not.
+    """
+    by_device: dict[str, dict[str, Spans]] = {"CUDA": {}, "CPU": {}}
     for name, device, start, end in events:
         lane = _lane(name, device)
         if lane:
-            (on_gpu if device == "CUDA" else on_host).setdefault(lane, []).append((start / 1e9, end / 1e9))
-    lanes = {lane: union(spans) for lane, spans in (on_gpu or on_host).items()}
-    compute = lanes.get("compute", [])
-    talk = union(span for lane, spans in lanes.items() if lane != "compute" for span in spans)
+            by_device[device].setdefault(lane, []).append((start / 1e9, end / 1e9))
+    lanes = {lane: union(spans) for lane, spans in (by_device["CUDA"] or by_device["CPU"]).items()}
     begin = min((spans[0][0] for spans in lanes.values()), default=0.0)
-    until = max((spans[-1][1] for spans in lanes.values()), default=0.0)
-    seconds = (until - begin) / steps
-    last = {
-        lane: [(max(0.0, a - until + seconds), b - until + seconds) for a, b in spans if b > until - seconds]
-        for lane, spans in lanes.items()
-    }
+    end_s = max((spans[-1][1] for spans in lanes.values()), default=0.0)
+    seconds = (end_s - begin) / steps
+    compute = lanes.get("compute", [])
+    communication: Spans = []
+    last_step = {}
+    for lane, spans in lanes.items():
+        if lane != "compute":
+            communication += spans
+        step_start = end_s - seconds
+        in_last = [(max(0.0, a - step_start), b - step_start) for a, b in spans if b > step_start]
+        last_step[lane] = union(in_last, gap=seconds * SHORTEST_GAP)
     return {
         "steps": steps,
         "seconds": seconds,
-        "communication_s": length(talk) / steps,
-        "exposed_s": (length(union([*talk, *compute])) - length(compute)) / steps,
+        "communication_s": length(union(communication)) / steps,
+        "exposed_s": (length(union([*communication, *compute])) - length(compute)) / steps,
         "compute_s": length(compute) / steps,
-        "lanes": {lane: union(spans, gap=seconds * SEEN) for lane, spans in last.items()},
+        "lanes": last_step,
     }
 
 
 def _lane(name: str, device: str) -> str:
-    """compute, a kind of collective, or none."""
+    """Return compute, a kind of collective, or nothing for an event that is neither."""
     if name.startswith("gloo:") or (device == "CUDA" and name.startswith("nccl")):
-        return next((kind for part, kind in KINDS.items() if part in name.lower()), "other")
-    return "compute" if device == "CUDA" or name.startswith(COMPUTES) else ""
+        for part, kind in COLLECTIVES.items():
+            if part in name.lower():
+                return kind
+        return "other"
+    return "compute" if device == "CUDA" or name.startswith(COMPUTE_OPERATORS) else ""
 
 
 def union(spans: Iterable[tuple[float, float]], *, gap: float = 0.0) -> Spans:
-    """The same time, in intervals that are more than `gap` apart."""
-    found: Spans = []
+    """Join intervals that overlap, or are at most `gap` apart."""
+    joined: Spans = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1] + gap:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if joined and start <= joined[-1][1] + gap:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def length(spans: Spans) -> float:
-    """Seconds in all."""
+    """Return the seconds of all intervals together."""
     return sum(end - start for start, end in spans)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .captioner import Captioner
-from .captions import show_captions
-from .compare import Compare
+from .compare import show_comparison
 from .form import RunForm
 from .launcher import Launcher
 from .panel import RunPanel
-from .plan import PlanView
+from .plan_view import PlanView
+from .report import show_captions
 
-__all__ = ["Captioner", "Compare", "Launcher", "PlanView", "RunForm", "RunPanel", "show_captions"]
+__all__ = ["Launcher", "PlanView", "RunForm", "RunPanel", "show_captions", "show_comparison"]

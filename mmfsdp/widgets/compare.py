@@ -1,73 +1,99 @@
-"""Compare: runs beside each other, to pick from and to take away."""
+"""Runs compared from their folders: parameters that differ, figures with the best marked, curves."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, median
+from typing import Any
 
 import ipywidgets as w
 
-from ..report.comparison import Comparison, compare
-from ..runs import write_text
-from ..runs.listing import find_runs
-from .style import Whole, note, replace_older
+from ..params import ParamError
+from ..params.base import leaves
+from ..run.folder import read_json, read_metrics, write_text
+from ..run.state import is_run, run_state
+from .curves import METRICS, History, Line, chart
+from .markup import Html, note, page, table
+from .report import read_params
+from .style import COLORS, STYLE
+
+LESS_IS_BETTER = ("loss", "MiB sent in a step", "peak MiB")
 
 
-class Compare(Whole):
-    """Runs of a folder (and below it) side by side: in what they differ, their curves, which was best in what.
+def show_comparison(folders: Sequence[str | Path]) -> w.HTML:
+    """Return runs side by side: parameters that differ, the best of each figure, curves. Raises as `comparison`."""
+    return w.HTML(STYLE + comparison(folders))
 
-    `Compare("runs")` shows all there are, `Compare(["runs/a", "runs/b"])` chooses these to begin with. found is the
-    Comparison on show, None where fewer than one run is chosen. Raises ValueError for a folder that is no run.
-    """
 
-    def __init__(self, runs: str | Path | Sequence[str | Path] = "runs"):
-        self.found: Comparison | None = None
-        named = None if isinstance(runs, (str, Path)) else [Path(run).absolute() for run in runs]
-        folder = Path(runs) if isinstance(runs, (str, Path)) else (named or [Path("runs/x").absolute()])[0].parent
-        if named:
-            compare(named)
-        there = {listed.path.absolute(): listed.name for listed in find_runs(folder)}
-        there |= {path: path.name if path.parent == folder.absolute() else str(path) for path in named or []}
-        chosen = tuple(named) if named else tuple(there)[:6]
-        rows = min(8, max(2, len(there)))
-        options = [(name, path) for path, name in there.items()]
-        self._pick = w.SelectMultiple(options=options, value=chosen, rows=rows, layout=w.Layout(width="24em"))
-        self._pick.tooltip = "The runs to compare; hold Ctrl or Shift to choose several"
-        self._folder = folder
-        self._csv = w.Button(description="Save CSV", icon="table", tooltip="Write the table beside the runs")
-        self._svg = w.Button(description="Save figure", icon="line-chart", tooltip="Write the curves beside the runs")
-        again = w.Button(description="Refresh", icon="refresh", tooltip="Read the runs again")
-        self._note, self._page = w.HTML(), w.HTML()
-        tools = w.VBox([self._csv, self._svg, again])
-        top = w.HBox([self._pick, tools], layout=w.Layout(flex_flow="row wrap"))
-        super().__init__([top, self._note, self._page])
-        self._csv.on_click(lambda _: self._save("csv"))
-        self._svg.on_click(lambda _: self._save("svg"))
-        again.on_click(lambda _: self.draw())
-        self._pick.observe(lambda _: self.draw(), "value")
-        replace_older(self)
-        self.draw()
+def write_comparison(folders: Sequence[str | Path], to: str | Path) -> Path:
+    """Write a self-contained page of runs compared, and return its path. Raises as `comparison`."""
+    write_text(to, page("Runs compared", comparison(folders)))
+    return Path(to)
 
-    def draw(self) -> None:
-        """Read the chosen runs and show them."""
-        try:
-            self.found = compare(self._pick.value) if self._pick.value else None
-        except ValueError as error:  # removed meanwhile
-            self.found = None
-            self._say(str(error), bad=True)
-            return
-        self._page.value = self.found.html() if self.found else ""
-        self._say("" if self.found else f"{self._folder}: choose runs above" if self._pick.options else "no runs here")
-        self._csv.disabled = self._svg.disabled = self.found is None
 
-    def _save(self, kind: str) -> None:
-        assert self.found is not None
-        path = self._folder / f"comparison.{kind}"
-        try:
-            write_text(path, getattr(self.found, kind)())
-            self._say(f"written: {path}")
-        except OSError as error:
-            self._say(str(error), bad=True)
+def comparison(folders: Sequence[str | Path]) -> str:
+    """Return runs side by side as HTML. Raises ParamError for a folder that is no run."""
+    paths = [Path(os.path.expanduser(folder)) for folder in folders]
+    for path in paths:
+        if not is_run(path):
+            raise ParamError("runs", f"{str(path)!r} is not a run; name folders of runs, such as runs/first")
+    rows: list[list[object]] = [["state", *(run_state(path).status for path in paths)]]
+    params = [leaves(read_params(path)) for path in paths]
+    for name in sorted(set().union(*params)):
+        values = [each.get(name) for each in params]
+        if name not in ("launch.name", "launch.folder") and any(value != values[0] for value in values):
+            rows.append([name, *(str(value)[:40] for value in values)])
+    figures = [run_figures(path) for path in paths]
+    for name in figures[0] if figures else ():
+        rows.append(_figure_row(name, [each[name] for each in figures]))
+    words = "★ best of its line. Parameters that are equal are left out."
+    return table(["", *map(str, paths)], rows) + note(words) + _charts(paths)
 
-    def _say(self, words: str, *, bad: bool = False) -> None:
-        self._note.value = note(words, "error" if bad else "quiet", role="status")
+
+def run_figures(folder: Path) -> dict[str, float | None]:
+    """Return the numbers to judge a run by; None where they are not known."""
+    metrics, result = read_metrics(folder), read_json(folder / "result.json") or {}
+    losses, rates = [], []
+    for row in metrics:
+        losses += [row["loss"]] if isinstance(row.get("loss"), float) else []
+        rates += [row["samples_per_s"]] if isinstance(row.get("samples_per_s"), float) else []
+    newest = metrics[-1] if metrics else {}
+    return {
+        "loss": mean(losses[-max(1, len(losses) // 10) :]) if losses else None,  # of the last tenth of the steps
+        "new pictures right": result.get("heldout_exact_match"),
+        "never-seen combinations right": result.get("unseen_combination_exact_match"),
+        "samples/s": median(rates) if rates else None,
+        "MiB sent in a step": newest["wire_bytes"] / 2**20 if "wire_bytes" in newest else None,
+        "peak MiB": newest["memory_bytes"] / 2**20 if "memory_bytes" in newest else None,
+    }
+
+
+def _figure_row(name: str, values: Sequence[Any]) -> list[object]:
+    """Return the name of a figure and its value of each run, the best marked where they differ."""
+    known = {value for value in values if value is not None}
+    row: list[object] = [name]
+    for value in values:
+        words = "–" if value is None else f"{value:,.4g}"
+        best = min(known, default=None) if name in LESS_IS_BETTER else max(known, default=None)
+        row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
+    return row
+
+
+def _charts(paths: Sequence[Path]) -> str:
+    """Return a chart of each metric with a line for each run, and their colors."""
+    histories, legend = {}, ""
+    for index, path in enumerate(paths):
+        histories[path] = History()
+        histories[path].add(read_metrics(path))
+        legend += f'<span style="color:{COLORS[index % len(COLORS)]}">{note(f"━ {path}")}</span>'
+    pictures = ""
+    for key, metric in METRICS.items():
+        lines = []
+        for index, (path, history) in enumerate(histories.items()):
+            if key in history:
+                lines.append(Line(str(path), history[key], COLORS[index % len(COLORS)]))
+        if lines:
+            pictures += chart(metric, lines)
+    return f'{legend}<div class="mm-charts">{pictures}</div>'

@@ -1,209 +1,196 @@
-"""One parameter in a form: its input, made from the dataclass field, with help, reason or error beside it."""
+"""One parameter in a form: its input, made from the field of its model, with help, reason or error beside it."""
 
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from html import escape
+from types import NoneType
 from typing import Any, get_args, get_origin
 
 import ipywidgets as w
 import yaml
+from pydantic.fields import FieldInfo
 
 from ..params import RunParams
-from ..params.check import type_hints
-from ..params.docs import field_docs
-from ..params.run import plain, read_yaml
-from .style import note
+from ..params.base import Params, plain, read_yaml
+from .markup import note
 
 UNSET = "unset"
-UNITS = {"_gib": " (GiB)", "_s": " (s)", "_min": " (min)"}
-_TRUTH = {"true": True, "false": False}
+TRUTH_VALUES = {"true": True, "false": False}
+UNITS = {"_gib": "(GiB)", "_s": "(s)", "_min": "(min)"}
 
 
-@dataclass(frozen=True)
-class Field:
-    """One parameter, as its dataclass declares it."""
-
-    name: str
-    """Dotted name, such as train.lr."""
-
-    hints: tuple[Any, ...]
-    """Types it may have; NoneType among them where it may be unset."""
-
-    help: str
-    """Its docstring."""
-
-    default: Any
-    """As plain data."""
-
-    @classmethod
-    @cache
-    def named(cls, name: str) -> Field:
-        """The field of RunParams with this dotted name."""
-        *path, last = name.split(".")
-        owner: Any = RunParams
-        for part in path:
-            owner = type_hints(owner)[part]
-        hint = type_hints(owner)[last]
-        (field,) = (f for f in fields(owner) if f.name == last)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        hints = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        return cls(name, hints, field_docs(owner)[last], plain(default))
-
-    @property
-    def label(self) -> str:
-        """Its name for people, with its unit."""
-        last = self.name.split(".")[-1]
-        unit = next((end for end in UNITS if last.endswith(end)), "")
-        return last.removesuffix(unit).replace("_", " ") + UNITS.get(unit, "")
-
-    @property
-    def optional(self) -> bool:
-        """It may be unset."""
-        return type(None) in self.hints
-
-    @property
-    def kind(self) -> Any:
-        """What its value is, if it is set: str, int, float, bool, an Enum, dict or tuple."""
-        first = next(hint for hint in self.hints if hint is not type(None))
-        return get_origin(first) or first
-
-    @property
-    def enum(self) -> type[Enum] | None:
-        """What its choices are members of, if of any."""
-        return self.kind if issubclass(self.kind, Enum) else None
-
-    @property
-    def choices(self) -> list[str]:
-        """What may be chosen; empty where any text or number may be typed."""
-        known = [str(member.value) for member in self.enum] if self.enum else list(_TRUTH) * (self.kind is bool)
-        return [UNSET] * (self.optional and bool(known)) + known
-
-    @property
-    def words(self) -> bool:
-        """It holds any number of texts."""
-        return self.hints == (tuple[str, ...],)
-
-    def explain(self, value: Any) -> str:
-        """What the chosen value means where that is written down, else the first sentence about the field."""
-        meaning = field_docs(self.enum).get(str(value).upper()) if self.enum else None
-        return (meaning or re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]).replace("`", "")
-
-    def read(self, typed: Any) -> Any:
-        """Plain data from what an input holds. Raises ParamError."""
-        if self.optional and typed in ("", UNSET):
-            return None
-        if self.words:
-            return [line.strip() for line in typed.splitlines() if line.strip()]
-        if self.kind in (dict, tuple):
-            return read_yaml(typed, name=self.name) or ([] if self.kind is tuple else {})
-        return _TRUTH.get(typed, typed) if self.kind is bool else typed
-
-    def write(self, value: Any) -> Any:
-        """What an input holds for plain data."""
-        if value is None or isinstance(value, bool):
-            return {None: UNSET if self.choices else "", True: "true", False: "false"}[value]
-        if self.words:
-            return "\n".join(value)
-        if self.kind in (dict, tuple):
-            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
-        return value if not self.optional and self.kind in (int, float) else str(value)
-
-
-def names(owner: Any = RunParams, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all fields that a form can show, section by section."""
-    for name, hint in type_hints(owner).items():
-        if is_dataclass(hint):
-            yield from names(hint, f"{prefix}{name}.")
+def field_names(model: type[Params] = RunParams, prefix: str = "") -> list[str]:
+    """Return the dotted names of all fields that a form can show, section by section."""
+    names = []
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Params):
+            names += field_names(info.annotation, f"{prefix}{name}.")
         else:
-            yield prefix + name
+            names.append(prefix + name)
+    return names
 
 
-def at(params: RunParams, name: str) -> Any:
-    """The plain value of a field by its dotted name."""
+def value_of(params: RunParams, name: str) -> Any:
+    """Return the plain value of a field by its dotted name."""
     value: Any = params
     for part in name.split("."):
         value = getattr(value, part)
     return plain(value)
 
 
-class Row(w.HBox):
+@dataclass(frozen=True)
+class FormField:
+    """One parameter, as its model declares it."""
+
+    name: str
+    """Dotted name, such as train.lr."""
+    info: FieldInfo
+    kind: type
+    """str, int, float, bool, an Enum, dict or tuple."""
+    optional: bool
+    """True if it may be unset."""
+
+    @classmethod
+    @cache
+    def named(cls, name: str) -> FormField:
+        """Return the field of RunParams with this dotted name. Raises KeyError if there is none."""
+        *path, last = name.split(".")
+        model: Any = RunParams
+        for part in path:
+            model = model.model_fields[part].annotation
+        info = model.model_fields[last]
+        types = get_args(info.annotation) or (info.annotation,)
+        optional = NoneType in types
+        annotation = types[0] if optional else info.annotation
+        return cls(name, info, get_origin(annotation) or annotation, optional)
+
+    @property
+    def help(self) -> str:
+        """The docstring of the field on one line."""
+        return " ".join((self.info.description or "").split())
+
+    @property
+    def label(self) -> str:
+        """The name for people, with its unit."""
+        name = self.name.rpartition(".")[2]
+        for ending, unit in UNITS.items():
+            if name.endswith(ending):
+                return f"{name.removesuffix(ending).replace('_', ' ')} {unit}"
+        return name.replace("_", " ")
+
+    @property
+    def default(self) -> Any:
+        """The default as plain data."""
+        return plain(self.info.get_default(call_default_factory=True))
+
+    @property
+    def choices(self) -> list[str]:
+        """The choices; empty where text or a number is typed."""
+        choices: list[str] = []
+        if issubclass(self.kind, Enum):
+            choices = [str(member.value) for member in self.kind]
+        elif self.kind is bool:
+            choices = list(TRUTH_VALUES)
+        return [UNSET, *choices] if choices and self.optional else choices
+
+    def explain(self, typed: Any) -> str:
+        """Return the meaning of the chosen member of an enum, else the first sentence of the help."""
+        words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]
+        if issubclass(self.kind, Enum) and typed != UNSET:
+            words = getattr(self.kind(typed), "description", "") or words
+        return words.replace("`", "")
+
+    def parse(self, typed: Any) -> Any:
+        """Return plain data from the value of an input. Raises ParamError."""
+        if self.optional and typed in ("", UNSET):
+            return None
+        if self.kind in (dict, tuple):
+            return read_yaml(typed, name=self.name) or self.kind()
+        return TRUTH_VALUES[typed] if self.kind is bool else typed
+
+    def format(self, value: Any) -> Any:
+        """Return the value of an input for plain data."""
+        if value is None:
+            return UNSET if self.choices else ""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if self.kind in (dict, tuple):
+            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
+        return str(value) if self.optional else value
+
+
+class FieldRow(w.HBox):
     """Label, input, and help, reason or error. `value` is plain data; reading it raises ParamError for a bad text."""
 
-    def __init__(self, field: Field, value: Any, *, changed: Callable[[str], None]):
-        self.field = field
-        self._quiet = False
-        self._input = _input_for(field)
-        self._input.description, self._input.tooltip = field.label, field.help
-        self._input.style.description_width = "11em"
+    def __init__(self, name: str, params: RunParams, *, changed: Callable[[str], None]):
+        self.field = FormField.named(name)
+        self._filling = False
+        self._disabled_reason = ""
+        self._unavailable_choices = ""  # HTML: why they cannot be chosen
+        self._input = _input_for(self.field)
+        self._input.description, self._input.tooltip = self.field.label, self.field.help
+        self._input.style.description_width = "12.5em"
         self._words = w.HTML()
         super().__init__([self._input, self._words])
         self.add_class("mm-row")
-        self.value = value
-        self._input.observe(lambda _: None if self._quiet else changed(field.name), "value")
+        self.show(params)
+        self._input.observe(lambda _: None if self._filling else changed(name), "value")
 
     @property
     def value(self) -> Any:
-        """Plain data; raises ParamError for a bad text."""
-        return self.field.read(self._input.value)
+        """The plain value of the input."""
+        return self.field.parse(self._input.value)
 
-    @value.setter
-    def value(self, value: Any) -> None:
-        self._set(self.field.write(value))
+    def show(self, params: RunParams) -> None:
+        """Show the field's value, and offer only the choices that can be made beside these parameters."""
+        name = self.field.name
+        typed = self.field.format(value_of(params, name))
+        self._disabled_reason = short_reason(params.unavailable(name))
+        self._unavailable_choices, available = "", []
+        for choice in self.field.choices:
+            reason = short_reason(params.unavailable(name, self.field.parse(choice)))
+            if choice == typed or not reason:
+                available.append(choice)
+            else:
+                crossed_out = f'<s class="mm-off" aria-disabled="true">{escape(choice)}</s>'
+                self._unavailable_choices += f'<div class="mm-quiet">{crossed_out} not now: {escape(reason)}.</div>'
+        self._filling = True
+        with self._input.hold_sync():
+            if available and list(self._input.options) != available:
+                self._input.options = available
+            self._input.value = typed
+        self._filling = False
+        self.mark("")
 
-    def say(
-        self, error: str | None, *, refused: dict[str, str] | None = None, closed: str | None = None, span: str = ""
-    ) -> None:
-        """Show the error, or the help where there is none.
-
-        refused: choices that cannot be made now, with the reasons. closed: why it can have no other value at all.
-        span: the numbers that it may hold.
-        """
-        refused, typed = refused or {}, self._input.value
-        if self.field.choices and not closed:
-            options = [choice for choice in self.field.choices if choice == typed or choice not in refused]
-            if options != list(self._input.options):
-                self._set(typed, options)
-        if self._input.disabled != bool(closed and not error):
-            self._input.disabled = bool(closed and not error)
+    def mark(self, error: str) -> None:
+        """Show an error beside the field, or its help where `error` is empty."""
         if error:
-            text = note(error, "error", role="alert")
-        elif closed:
-            text = note(f"Not now: it {closed}.")
+            html = note(error, "error", role="alert")
+        elif self._disabled_reason:
+            html = note(f"Not now: it {self._disabled_reason}.")
         else:
-            off = "".join(
-                f'<div class="mm-quiet"><s class="mm-off" aria-disabled="true">{escape(choice)}</s> '
-                f"not now: {escape(reason)}.</div>"
-                for choice, reason in refused.items()
-            )
-            about = " ".join([self.field.explain(typed), f"({span})" if span else ""])
-            text = note(about) + off
-        if self._words.value != text:
-            self._words.value = text
-
-    def _set(self, typed: Any, options: list[str] | None = None) -> None:
-        """Change the input without telling anybody."""
-        self._quiet = True
-        try:
-            with self._input.hold_sync():
-                if self.field.choices and (options or typed not in self._input.options):
-                    self._input.options = options or self.field.choices
-                if self._input.value != typed:
-                    self._input.value = typed
-        finally:
-            self._quiet = False
+            html = note(self.field.explain(self._input.value)) + self._unavailable_choices
+        self._input.disabled = bool(self._disabled_reason) and not error
+        self._words.value = html
 
 
-def _input_for(field: Field) -> Any:
+def short_reason(reason: str) -> str:
+    """Return why a choice is unavailable without the advice that follows."""
+    return reason.partition(";")[0]
+
+
+def _input_for(field: FormField) -> Any:
     if field.choices:
         return w.Dropdown(options=field.choices)
-    if not field.optional and field.kind in (int, float):
-        return w.IntText() if field.kind is int else w.FloatText(step=None)
     if field.kind in (dict, tuple):
-        return w.Textarea(continuous_update=False, rows=3, placeholder="one a line" if field.words else "YAML")
+        return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
+    if field.kind is int and not field.optional:
+        return w.IntText()
+    if field.kind is float and not field.optional:
+        return w.FloatText(step=None)
     return w.Text(placeholder=UNSET if field.optional else "", continuous_update=False)

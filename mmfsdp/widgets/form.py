@@ -1,8 +1,8 @@
-"""RunForm: a run's parameters as a form made from their dataclasses, as YAML, as a command line, as a batch file."""
+"""RunForm: a run's parameters as a form made from their models; as YAML, as a command line, and as a batch file."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,11 @@ from typing import Any
 import ipywidgets as w
 import traitlets
 
-from ..params import ParamError, RunParams, load
-from ..params.flags import command_line, differences, read_command_line
-from .batch import read_batch, write_batch
-from .fields import Field, Row
-from .refusals import closed
-from .sections import Sections
-from .style import Whole, note, replace_older
-from .texts import Reader, TextTab
-from .toolbar import Toolbar
+from ..params import Executor, ParamError, RunParams, load, preset_names
+from ..params.flags import command_line
+from .cell import CellWidget
+from .fields import FieldRow, FormField, field_names, short_reason, value_of
+from .markup import note
 
 MAIN = (
     "launch.name",
@@ -35,209 +31,192 @@ MAIN = (
     "fsdp.auto_wrap_policy",
     "fsdp.mixed_precision",
 )
-"""Dotted names of the fields in sight unless told otherwise; the others are folded."""
-MOST = 12
-"""Differences that are listed."""
+"""Dotted names of the fields in sight; the others are folded."""
+TITLES = {"launch": "Run", "train": "Training", "model": "Model", "data": "Data", "fsdp": "Sharding"}
+TEXTS = ("YAML", "Command line", "Batch file")
+"""Tabs beside the form."""
 
 
-class RunForm(Whole):
+class RunForm(CellWidget):
     """All choices of a run.
 
-    params is the last possible choice, a RunParams; error is what is wrong with the present one, or None. Both are
-    traits: `form.observe(callback, "params")`.
+    params is the last valid choice, a RunParams; error is the mistake in the present one, or None. Both are traits:
+    `form.observe(callback, "params")`.
     """
 
     params = traitlets.Instance(RunParams)
     error = traitlets.Instance(ParamError, allow_none=True)
     successor: Any = traitlets.Any()
-    """The form that takes its place when its cell runs again."""
+    """The form that takes this one's place when its cell runs again."""
 
-    def __init__(self, preset: str = "tiny", *, fields: tuple[str, ...] = MAIN, **changes: Any):
-        """preset: a preset's name or a YAML file. changes: other values to begin with, by dotted name."""
-        start = load(preset).change(**changes)
-        self._changes, self._config, self._filling = changes, preset, False
-        self._origin = (preset, load(preset))
-        self._bar = Toolbar(self)
-        self._sections = Sections(start, fields, changed=self._edited)
-        self._below = w.HTML()
-        self._texts = self._make_texts()
-        pages = [w.VBox([self._sections]), *self._texts.values()]
-        self._tabs = w.Tab(pages, titles=["Form", *self._texts])
-        self._tabs.observe(lambda _: self._turn(), "selected_index")
-        super().__init__([self._bar, self._tabs, self._below], params=start)
+    def __init__(self, preset: str = "tiny", *, fields: Sequence[str] = MAIN, **changes: Any):
+        """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name."""
+        self._changes, self._config = changes, config_file(preset)
+        params = load(self._config).change(**changes)
+        self.rows: dict[str, FieldRow] = {}
+        self._folded: list[list[str]] = []  # names of the fields of each pane
+        sheet = self._make_sheet(params, fields)
+        self.texts = w.HTML(), w.HTML(), w.HTML()
+        self.tabs = w.Tab([sheet, *self.texts], titles=["Form", *TEXTS])
+        self.tabs.observe(lambda _: self._write_text(), "selected_index")
+        self._note = w.HTML()
+        super().__init__([self._make_preset_row(), self._note, self.tabs], params=params)
         self.add_class("mm-form")
-        self._tell()
-        replace_older(self)
+        self.replace_older()
 
-    @property
-    def rows(self) -> dict[str, Row]:
-        """The rows made so far, by dotted name; `reveal` makes those that are folded."""
-        return self._sections.rows
-
-    def reveal(self, name: str) -> Row:
-        """The row of a field, brought into sight. Raises KeyError for other names."""
-        self._tabs.selected_index = 0
-        self._sections.reveal(name)
+    def reveal(self, name: str) -> FieldRow:
+        """Unfold a field, and return its row. Raises KeyError for an unknown name."""
+        for index, names in enumerate(self._folded):
+            if name in names:
+                self._panes.selected_index = index
         return self.rows[name]
 
-    def text(self, label: str) -> TextTab:
-        """YAML, Command line or Batch file, brought into sight."""
-        self._tabs.selected_index = 1 + list(self._texts).index(label)
-        return self._texts[label]
-
-    def show(self, params: RunParams, *, config: str | None = None) -> None:
-        """Fill the form with these parameters. config: the preset or file that they come from."""
-        if config:
-            self._config, self._origin = config, (config, params)
-        self._take(params)
+    def show(self, params: RunParams) -> None:
+        """Fill the form with these parameters."""
+        for row in self.rows.values():
+            row.show(params)
+        self.error, self.params = None, params
+        self._note.value = ""
+        self._write_text()
 
     def flag(self, error: ParamError | None) -> None:
-        """Show what somebody else (the plan, the launch) finds wrong with the present choices, beside its field."""
+        """Show a mistake that the plan or the launch found in the present choices, beside its field."""
         if error and "." not in error.field:
-            name = next((n for n in self.rows if n.endswith(f".{error.field}")), error.field)
-            error = ParamError(name, error.message)
+            full_names = [name for name in self.rows if name.endswith(f".{error.field}")]
+            error = ParamError(full_names[0] if full_names else error.field, error.message)
         if not self.error:
-            self._tell(error)
-
-    def duplicate(self) -> None:
-        """Go on with a copy under a new run name; what is changed from now on is shown."""
-        launch = self.params.launch
-        base = re.sub(r"-\d+$", "", launch.name)
-        taken = (f"{base}-{i}" for i in range(2, 10_000))
-        name = next(n for n in taken if n != launch.name and not (Path(launch.folder) / n).exists())
-        self._origin = (launch.name, self.params)
-        self._take(self.params.change(**{"launch.name": name}))
+            self._mark(error)
 
     def close(self) -> None:
-        """Take it off the page, and let go of everybody who listens."""
+        """Remove the form, and forget its observers."""
         self.unobserve_all()
         super().close()
 
+    # Widgets
+
+    def _make_sheet(self, params: RunParams, fields: Sequence[str]) -> w.VBox:
+        """Return the fields in sight, and those that are folded: their rows are made when a pane is first opened."""
+        children: list[w.Widget] = []
+        titles = []
+        for section, title in TITLES.items():
+            names = [name for name in fields if name.startswith(f"{section}.")]
+            if names:
+                about = RunParams.model_fields[section].description
+                children.append(w.HTML(f'<h4 class="mm-title">{title} <span class="mm-quiet">{about}</span></h4>'))
+            for name in names:
+                self.rows[name] = FieldRow(name, params, changed=self._edited)
+                children.append(self.rows[name])
+            folded = [name for name in field_names() if name.startswith(f"{section}.") and name not in fields]
+            self._folded.append(folded)
+            titles.append(f"More: {title.lower()} ({len(folded)})")
+        self._panes = w.Accordion([w.VBox() for _ in titles], titles=titles, selected_index=None)
+        self._panes.observe(lambda change: self._open_pane(change.new), "selected_index")
+        return w.VBox([*children, self._panes])
+
+    def _open_pane(self, index: int | None) -> None:
+        """Make the rows of a pane that was never open before."""
+        if index is None or self._panes.children[index].children:
+            return
+        for name in self._folded[index]:
+            self.rows[name] = FieldRow(name, self.params, changed=self._edited)
+        self._panes.children[index].children = [self.rows[name] for name in self._folded[index]]
+
+    def _make_preset_row(self) -> w.HBox:
+        names = list(dict.fromkeys([*preset_names(), self._config]))
+        self._preset = w.Dropdown(options=names, value=self._config, description="preset")
+        self._preset.style.description_width = "12.5em"
+        self._preset.observe(lambda change: self._choose_preset(change.new), "value")
+        row = w.HBox([self._preset])
+        row.add_class("mm-row")
+        return row
+
+    # Edits
+
+    def _choose_preset(self, name: str) -> None:
+        """Fill the form from a preset, or again from the file that it was made from."""
+        try:
+            self._config = name
+            self.show(load(name).change(**self._changes))
+        except (OSError, ValueError) as error:
+            self._note.value = note(error, "error", role="alert")
+
     def _edited(self, name: str) -> None:
-        """Take the rows as they stand: new parameters, or the error beside its field."""
-        if self._filling:
-            return
-        notes: list[str] = []
+        """Take the rows as they stand: valid parameters, or the error beside its field."""
         try:
-            self._take(self._chosen(name, notes), notes=notes)
+            edits = {}
+            for each, row in self.rows.items():
+                if row.value != value_of(self.params, each):
+                    edits[each] = row.value
+            resets = self._without_effect(name, edits.get(name))
+            for each in resets:
+                edits[each] = FormField.named(each).default
+            self.show(self.params.change(**edits))
         except ParamError as error:
             self.error = error
-            self._tell(error)
-
-    def _chosen(self, edited: str, notes: list[str]) -> RunParams:
-        """The parameters that the rows say. A field that has no meaning any more is unset, which `notes` tells."""
-        edits = self._sections.edits(self.params)
-        while True:
-            try:
-                return self.params.change(**edits)
-            except ParamError as error:
-                if error.field == edited or error.field in notes:
-                    raise
-                why = self._meaningless(edits, error)
-                if why is None:
-                    raise
-                edits[error.field] = Field.named(error.field).default
-                notes.append(f"{error.field} is unset: it {why}")
-
-    def _meaningless(self, edits: dict[str, Any], error: ParamError) -> str | None:
-        """Why the field of an error could have no value but its default, beside the edits."""
-        try:
-            field = Field.named(error.field)
-            return closed(self.params.change(**{**edits, error.field: field.default}), field)
-        except (ParamError, KeyError, ValueError):
-            return None
-
-    def _read(self, tab: TextTab) -> None:
-        """Take a text as it stands."""
-        try:
-            params, config = tab.read()
-        except ParamError as error:
-            tab.say(error)
-            self.error = error
-            self._tell(error)
-            return
-        tab.say(None)
-        if config and config != self._config:
-            self._config, self._origin = config, (config, load(config))
-        self._take(params, by=tab)
-
-    def _take(self, params: RunParams, *, by: TextTab | None = None, notes: list[str] | None = None) -> None:
-        self._filling = True
-        try:
-            self._sections.fill(params)
-        finally:
-            self._filling = False
-        for tab in self._texts.values():
-            if tab is not by:
-                tab.say(None)
-        self.error, self.params = None, params
-        self._tell(notes=notes)
-        self._write(but=by)
-
-    def _tell(self, error: ParamError | None = None, *, notes: list[str] | None = None) -> None:
-        """Say beside the fields what is wrong, and below what has changed."""
-        here = self._sections.say(self.params, error) or any(
-            tab.error and tab is self._in_sight for tab in self._texts.values()
-        )
-        lines = [note(error, "error", role="alert")] if error and not here else []
-        lines += [note(text, "warning", role="status") for text in notes or ()]
-        label, origin = self._origin
-        changed = [f"{n} {_short(a)} → <b>{_short(b)}</b>" for n, (a, b) in differences(origin, self.params).items()]
-        if len(changed) > MOST:
-            changed[MOST:] = [f"and {len(changed) - MOST} more"]
-        if changed:
-            lines.append(f'<div class="mm-quiet">Changed from {escape(label)}: {"; ".join(changed)}</div>')
-        self._below.value = "".join(lines)
-        self._bar.follow(self._config)
-
-    @property
-    def _in_sight(self) -> TextTab | None:
-        """The text that is in sight."""
-        return [None, *self._texts.values()][self._tabs.selected_index or 0]
-
-    def _turn(self) -> None:
-        """Another tab is in sight: bring it up to date, and say there what is wrong elsewhere."""
-        self._write()
-        if self.error:
-            self._tell(self.error)
-
-    def _make_texts(self) -> dict[str, TextTab]:
-        kinds: dict[str, tuple[str, Reader, int]] = {
-            "YAML": (
-                "All parameters, as Save writes them.",
-                lambda text: (RunParams.from_yaml_text(text), None),
-                24,
-            ),
-            "Command line": (
-                "The same run from a terminal, with what differs from its preset or file.",
-                read_command_line,
-                6,
-            ),
-            "Batch file": (
-                "What sbatch receives. #SBATCH lines can be edited.",
-                lambda text: (read_batch(text, self.params), None),
-                24,
-            ),
-        }
-        return {
-            label: TextTab(label, about, read=read, changed=self._read, rows=rows)
-            for label, (about, read, rows) in kinds.items()
-        }
-
-    def _write(self, *, but: TextTab | None = None) -> None:
-        """Bring the text in sight up to date, unless it is the one that was edited or is wrong."""
-        tab, locked = self._in_sight, None
-        if tab is None or tab is but or tab.error:
-            return
-        label = next(name for name, text in self._texts.items() if text is tab)
-        if label == "Batch file":
-            text, locked = write_batch(self.params)
+            self._mark(error)
         else:
-            text = self.params.to_yaml() if label == "YAML" else command_line(self.params, self._config)
-        tab.write(text, locked=locked)
+            for each, reason in resets.items():
+                self._note.value += note(f"{each} is unset: it {reason}", "warning", role="status")
+
+    def _without_effect(self, name: str, value: Any) -> dict[str, str]:
+        """Return (name, reason) of fields that are set and could have no effect once a field has this value."""
+        section, _, last = name.partition(".")
+        params = getattr(self.params, section)
+        if last not in type(params).model_fields:
+            return {}
+        kind = FormField.named(name).kind
+        if FormField.named(name).choices and value is not None:
+            value = kind(value)
+        changed = params.model_copy(update={last: value})  # not validated: only asked what it cannot honor
+        reasons = {}
+        for other in type(params).model_fields:
+            if other != last and changed.unavailable(other, getattr(params, other)) and changed.unavailable(other):
+                reasons[f"{section}.{other}"] = short_reason(changed.unavailable(other))
+        return reasons
+
+    def _mark(self, error: ParamError | None) -> None:
+        """Show a mistake beside its field, which is unfolded, or on top if it belongs to no field."""
+        if error and error.field in field_names():
+            self.reveal(error.field)
+        for name, row in self.rows.items():
+            row.mark(error.message if error and name == error.field else "")
+        self._note.value = note(error, "error", role="alert") if error and error.field not in self.rows else ""
+
+    def _write_text(self) -> None:
+        """Write the text in sight."""
+        index = self.tabs.selected_index
+        if index:
+            self.texts[index - 1].value = run_text(TEXTS[index - 1], self.params, config=self._config)
 
 
-def _short(value: Any) -> str:
-    """A value in a line, escaped."""
-    text = "unset" if value is None else str(value)
-    return escape(text if len(text) <= 60 else text[:57] + "...")
+def config_file(name: str) -> str:
+    """Return the parameters' file of a run's folder; any other name as it is."""
+    params_file = Path(name).expanduser() / "params.yaml"
+    return str(params_file) if params_file.is_file() else name
+
+
+def run_text(label: str, params: RunParams, *, config: str) -> str:
+    """Return a run in one of TEXTS, as HTML. config: the preset or file that the command line starts from."""
+    if label == "YAML":
+        about = "All parameters. form.params.to_yaml('mine.yaml') writes them, and RunForm('mine.yaml') reads them."
+        text = params.to_yaml()
+    elif label == "Command line":
+        about = "The same run from a terminal, with all that differs from its preset or file."
+        text = command_line(params, config)
+    else:
+        text, about = batch_file(params)
+    return f'{note(about)}<pre class="mm-text">{escape(text)}</pre>'
+
+
+def batch_file(params: RunParams) -> tuple[str, str]:
+    """Return (the batch file of a run, a note). Without Slurm, the file that Slurm would get."""
+    from ..run.slurm import sbatch_text
+
+    about = "sbatch receives this."
+    try:
+        if params.launch.executor is not Executor.SLURM:
+            about = "launch.executor is local: ranks start as processes here. With slurm, sbatch would receive this."
+            params = params.change(**{"launch.executor": "slurm"})
+        return sbatch_text(params), about
+    except ParamError as error:
+        return "", f"{about} Slurm needs more: {error}"

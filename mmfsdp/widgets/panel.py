@@ -1,209 +1,207 @@
-"""RunPanel: a run as it goes, drawn from its folder. Closing the panel, the browser or the kernel leaves the run be."""
+"""RunPanel: a run as it goes, drawn from its folder. Closing the panel or the kernel leaves the run alone."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import ipywidgets as w
 
-from .. import runs
-from ..launch import Run
-from ..plots import History, charts
-from ..report import levels
-from ..watch import Progress, Ranks, Rows, Tail, clock
+from ..run.folder import RECENT_EVENTS_BYTES, read_events, read_json
+from ..run.launch import Run
+from ..run.record import RunState, Status
+from ..run.state import RankProgress, read_ranks
+from ..run.watch import LogReader, MetricsReader, Progress, clock
 from .actions import Actions
-from .audience import Audience
-from .log import LogView
-from .ranks import grid, tracebacks
-from .style import Whole, close_all, note
+from .cell import CellWidget, ViewerPresence
+from .curves import History, charts
+from .log_view import LogView
+from .markup import note
+from .report import predicted_levels
 
-PAUSE = 0.3
-"""Seconds between two looks at the folder, and so at least between two updates of the page."""
-IDLE = 1.0
-"""The same, when nothing has come for a while."""
-BACKLOG = 1 << 20
-"""Bytes of log that one look takes in; of more, only the newest."""
-STEADY = {"saved"}
-"""Events that are told, but not marked on every curve."""
-COLORS = {
-    runs.Status.FAILED: "danger",
-    runs.Status.LOST: "danger",
-    runs.Status.CANCELLED: "warning",
-    runs.Status.COMPLETED: "success",
+WATCHED_UPDATE_S = 0.5
+UNWATCHED_UPDATE_S = 30.0
+"""Seconds between two updates of a page that somebody watches, and of one that nobody does."""
+DETAILS_CPU_SHARE = 0.02
+"""Curves and ranks are drawn once a second, or more rarely where drawing would take more of a core than this."""
+MAX_LOG_BYTES = 1 << 20
+"""Bytes of log that one update reads; of more, only the newest."""
+MAX_SHOWN_RANKS = 24
+"""Up to so many ranks show their figures; of more, the mouse shows them."""
+RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
+"""Signs beside the colors, so that nobody needs to tell colors apart."""
+BAR_STYLES = {
+    Status.FAILED: "danger",
+    Status.LOST: "danger",
+    Status.CANCELLED: "warning",
+    Status.COMPLETED: "success",
 }
 
 
-class RunPanel(Whole):
-    """State, progress, ranks, curves and log of a run, kept up to date by a thread until it ends; and its buttons.
+class RunPanel(CellWidget):
+    """State, progress, ranks, curves and log of a run, updated by a thread until the run ends; and its buttons.
 
-    Cheap to make again: `RunPanel("runs/first")` shows all there is, after a page reload or a kernel restart too.
-    Raises ValueError where there is no such run.
+    `RunPanel("runs/first")` can be made again at any time, after a page reload or a kernel restart, too. Raises
+    ValueError where there is no such run.
     """
-
-    _newest: dict[Path, RunPanel] = {}
 
     def __init__(self, path: str | Path):
         self.run = Run.open(path)
         self.state = self.run.state()
         record = self.run.record
-        self._ranks = Ranks(self.run.path, record.ranks if record else 0)
-        self._tail, self._rows = Tail(self.run.path, backlog=BACKLOG), Rows(self.run.path)
+        self._ranks = record.ranks if record else 0
+        self._tail = LogReader(self.run.path, limit=MAX_LOG_BYTES)
+        self._metrics = MetricsReader(self.run.path)
         self._history, self._progress = History(), Progress(self.run.path)
-        self._audience, self._closing = Audience(), threading.Event()
-        self._often = [Seldom(1.0, self._draw_curves), Seldom(1.0, self._draw_ranks)]
-        self._head, self._curves, self._grid, self._told = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self._viewer = ViewerPresence()
+        self._closing, self._ended = threading.Event(), threading.Event()
+        self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
+        self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
         self._bar.tooltip = "steps done"
-        self.actions, self.logs = Actions(self.run, again=self._begin), LogView(self._ranks.count)
-        self.logs.first.on_click(lambda _: threading.Thread(target=self._find_error, daemon=True).start())
-        super().__init__([self._head, self._bar, self.actions, self._grid, self._told, self._curves, self.logs])
-        self._over = threading.Event()
-        self._over.set()
-        self._replace_older()
-        self._begin()
+        self.actions, self.logs = Actions(self.run, resumed=self._start), LogView(self._ranks)
+        parts = [self._head, self._bar, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
+        super().__init__(parts)
+        self.replace_older()
+        self._ended.set()
+        self._start()
 
-    def wait(self, timeout: float | None = None) -> runs.RunState:
-        """Wait until the run is over and all is drawn, or `timeout` seconds; the state it has then.
+    def wait(self, timeout: float | None = None) -> RunState:
+        """Return the state of the run once it is over and all is drawn, or after `timeout` seconds.
 
         Interrupting the cell ends the waiting, not the run.
         """
-        self._over.wait(timeout)  # joining a thread would not do: interrupted, Python 3.11 takes it for ended
+        self._ended.wait(timeout)  # not Thread.join: interrupted, Python 3.11 takes the thread for ended
         return self.state
 
     def close(self) -> None:
-        """Stop drawing. The run goes on."""
-        self._let_go()
+        """Stop drawing and remove the panel. The run goes on."""
+        self._closing.set()
+        self._viewer.returned.set()
+        self._viewer.close()
         super().close()
 
-    def _let_go(self) -> None:
-        self._closing.set()
-        self._audience.back.set()
-        self._audience.close()
-
-    def _replace_older(self) -> None:
-        """One panel a run is enough: the older one, whose cell was run again, lets go of what it holds."""
-        older = self._newest.pop(self.run.path, None)
-        if older is not None and older.comm is not None:
-            older._let_go()
-            before = older.children
-            older.children = [w.HTML(note(f"{self.run.name} is shown anew elsewhere"))]
-            for child in before:
-                close_all(child)
-        self._newest[self.run.path] = self
-
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Watch the run until it ends."""
-        if self._over.is_set():
-            self._over.clear()
-            threading.Thread(target=self._watch_or_say, daemon=True, name=f"watch {self.run.path}").start()
-
-    def _watch_or_say(self) -> None:
-        try:
-            self._watch()
-        except Exception as error:  # nobody is above this thread: a panel that stands still says why
-            self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", bad=True)
-            raise
-        finally:
-            self._over.set()
+        if self._ended.is_set():
+            self._ended.clear()
+            threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
 
     def _watch(self) -> None:
-        changed = time.monotonic()
-        drawn = changed - PAUSE  # what there is at the beginning is shown at once
-        while not self._closing.is_set():
-            try:
-                state = self.run.state()  # before the files: what is read after the end is all there is
-                news, more = self._read(state)
-            except OSError as error:  # a shared disk that does not answer, too many open files: such things pass
-                self.actions.say(f"the run's folder cannot be read just now, so it is tried again: {error}", bad=True)
-                self._closing.wait(IDLE)
-                continue
-            now = time.monotonic()
-            changed = now if news else changed
-            pace = self._audience.pace(PAUSE)
-            if now - drawn >= (max(1.0, pace) if more else pace - 0.02) or news == "state" or state.done and not more:
-                drawn = now
-                self._draw(whole=state.done and not more)
-            if state.done and not more:
-                return
-            if not more:
-                self._audience.back.wait(min(IDLE, max(PAUSE, (now - changed) / 20, pace)))
-                if self._audience.back.is_set():
-                    self._audience.back.clear()
-                    drawn = 0.0
+        """Read and draw, in a thread, until the run ends or the panel is closed."""
+        try:
+            done = False
+            while not done and not self._closing.is_set():
+                try:
+                    done = self._update()
+                except OSError as error:  # passes: a shared disk that does not answer, too many open files
+                    self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
+                if not done:
+                    self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
+                    self._viewer.returned.clear()
+        except Exception as error:  # the thread ends here: the panel says why it stands still
+            self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
+            raise
+        finally:
+            self._ended.set()
 
-    def _read(self, state: runs.RunState) -> tuple[str, bool]:
-        """(what is new: state, lines or nothing; whether there is more to be read at once)."""
-        lines = self._tail.poll(last=state.done)
-        rows, more = self._rows.poll()
-        if self._rows.anew:
-            self._history.clear()
-        self._history.add(rows)
-        self._progress.add(rows)
-        self.logs.add(lines)
-        news = "state" if (state.status, state.reason) != (self.state.status, self.state.reason) else ""
+    def _update(self) -> bool:
+        """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
+        state = self.run.state()  # before the files: what is read after the end is all there is
+        more = True
+        while more and not self._closing.is_set():
+            rows, more = self._metrics.poll()
+            if self._metrics.restarted:
+                self._history.clear()
+            self._history.add(rows)
+            self._progress.add(rows)
+        self.logs.add(self._tail.poll(last=state.done))
         self.state = state
-        return news or ("lines" if lines or rows else ""), more
-
-    def _draw(self, *, whole: bool) -> None:
+        self._viewer.ask()
         self._draw_state()
         self.logs.draw()
-        for part in self._often:
-            part(now=whole)
+        self._draw_details(now=state.done)
+        return state.done
 
     def _draw_state(self) -> None:
         state = self.state
-        left = None if state.done else self._progress.seconds_left(state)
-        words = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
-        if left:
-            words += f', <span class="mm-quiet">{clock(left)} left</span>'
-        self._head.value = words
+        html = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
+        seconds_left = self._progress.seconds_left(state)
+        if seconds_left and not state.done:
+            html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
+        self._head.value = html
         self._bar.max, self._bar.value = max(1, state.steps), state.step
-        self._bar.bar_style = COLORS.get(state.status, "info")
-        self.actions.show(state)
+        self._bar.bar_style = BAR_STYLES.get(state.status, "info")
+        self.actions.update(state)
 
-    def _draw_ranks(self) -> None:
-        ranks = self._ranks.poll(self.state)
-        self._grid.value = grid(ranks, key=self.model_id)
-        self._told.value = tracebacks(ranks, key=self.model_id)
+    def _draw_details(self, *, now: bool) -> None:
+        """Draw ranks and curves if it is time, or `now`."""
+        if time.monotonic() < self._details_due and not now:
+            return
+        cpu_start = time.thread_time()
+        ranks = read_ranks(self.run.path, self._ranks, self.state)
+        self._rank_grid.value = rank_grid(ranks)
+        self._tracebacks.value = tracebacks(ranks)
+        self._draw_curves()
+        cpu_s = time.thread_time() - cpu_start
+        self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
 
     def _draw_curves(self) -> None:
-        events = runs.read_events(self.run.path, size=runs.NEWEST)
-        cost = (runs.read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
-        told = [(e["kind"], e["step"], f"{e['kind']}: {e.get('text', '')}") for e in events]
-        marks = [(step, words) for kind, step, words in told if kind not in STEADY][-50:]
-        listed = "".join(f"<li>step {step}, {escape(words)}</li>" for _, step, words in told[-4:])
+        """Draw the charts, the traffic of the newest step, and the newest events."""
+        events = read_events(self.run.path, last_bytes=RECENT_EVENTS_BYTES)
+        estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         row = self._progress.recent[-1] if self._progress.recent else {}
-        drawn = charts(self._history, total=self.state.steps, predicted=levels(cost, row), marks=marks)
-        sent = row.get("wire_bytes")
-        if sent is not None and cost.get("wire_bytes") is not None:
-            words = f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {cost['wire_bytes'] / 2**20:,.2f}"
-            drawn += note(words)
-        self._curves.value = drawn + (f'<ul class="mm-quiet">{listed}</ul>' if listed else "")
-
-    def _find_error(self) -> None:
-        from ..watch import first_error
-
-        first = [] if self.state.rank is None else [self.state.rank]
-        lines = first_error(self.run.path, first)
-        rank = lines[0].rank if lines else None
-        self.logs.hold(lines, "no line tells of an error" if rank is None else f"rank {rank}: around its first error")
+        marks = [(event["step"], _event(event)) for event in events if event["kind"] != "saved"]
+        levels = predicted_levels(estimate, row)
+        html = charts(self._history, total=self.state.steps, predicted=levels, marks=marks[-50:])
+        sent, predicted = row.get("wire_bytes"), estimate.get("wire_bytes")
+        if sent is not None and predicted is not None:
+            html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
+        items = "".join(f"<li>step {event['step']}, {escape(_event(event))}</li>" for event in events[-4:])
+        self._curves.value = html + (f'<ul class="mm-quiet">{items}</ul>' if items else "")
 
 
-class Seldom:
-    """Calls a function at most so often, and less often where it is slow: a fiftieth of a core is all it may take."""
+def rank_grid(ranks: Sequence[RankProgress]) -> str:
+    """Return a cell for each rank."""
+    counts = Counter(rank.status for rank in ranks)
+    summary = ", ".join(f"{sign} {counts[status]} {status}" for status, sign in RANK_SIGNS.items() if counts[status])
+    cells = "".join(_rank_cell(rank, detailed=len(ranks) <= MAX_SHOWN_RANKS) for rank in ranks)
+    return f'<div class="mm-quiet">ranks: {summary}</div><div class="mm-ranks">{cells}</div>'
 
-    SHARE = 0.02
 
-    def __init__(self, least: float, act: Callable[[], None]) -> None:
-        self._least, self._act, self._next = least, act, 0.0
+def _rank_cell(rank: RankProgress, *, detailed: bool) -> str:
+    facts = []
+    if rank.step is not None:
+        facts.append(f"step {rank.step}")
+    if rank.tokens_per_s is not None:
+        facts.append(f"{rank.tokens_per_s:,.0f} tokens/s")
+    if rank.age_s is not None and rank.age_s >= 3:
+        facts.append(f"{rank.age_s:.0f} s ago")
+    if rank.memory_bytes is not None:
+        facts.append(f"{rank.memory_bytes / 2**20:,.0f} MiB")
+    title = ", ".join([f"rank {rank.rank}", rank.status, rank.activity, *facts, rank.error[:300]])
+    label = f"{RANK_SIGNS[rank.status]} {rank.rank}"
+    if detailed:
+        label = f"<b>{RANK_SIGNS[rank.status]} rank {rank.rank}</b> {' · '.join(facts)}"
+    return f'<span class="mm-rank mm-rank-{rank.status}" title="{escape(title)}">{label}</span>'
 
-    def __call__(self, *, now: bool = False) -> None:
-        """Do it if it is time, or `now`."""
-        if now or time.monotonic() >= self._next:
-            start = time.thread_time()
-            self._act()
-            self._next = time.monotonic() + max(self._least, (time.thread_time() - start) / self.SHARE)
+
+def tracebacks(ranks: Sequence[RankProgress]) -> str:
+    """Return the tracebacks of ranks that failed, folded behind their errors unless there is only one."""
+    failed = [rank for rank in ranks if rank.error or rank.traceback]
+    opened = " open" if len(failed) == 1 else ""
+    html = ""
+    for rank in failed[:MAX_SHOWN_RANKS]:
+        title = f'<b class="mm-is-error">rank {rank.rank}: {escape(rank.error[:300])}</b>'
+        text = f'<pre class="mm-log mm-scroll">{escape(rank.traceback)}</pre>'
+        html += f"<details{opened}><summary>{title}</summary>{text}</details>"
+    return html
+
+
+def _event(event: dict[str, Any]) -> str:
+    return str(event.get("text") or event["kind"])

@@ -1,110 +1,164 @@
-"""A plan and what it costs, as HTML: by itself, or beside another."""
+"""A plan and its cost as HTML: alone, or beside another plan."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
 
-from ..estimate import MACHINES, Estimate, step_time
-from ..estimate.times import seconds
+from ..core.plan import WrapPlan, count, size
+from ..estimate import Estimate, step_time
+from ..estimate.plan_diff import changed_units, plan_diff
+from ..estimate.seconds import seconds
 from ..params import RunParams
-from ..plan import WrapPlan
-from ..plan.table import changed_units, count, size
-from ..plots import memory_bar, plan_picture
-from ..report import findings, unit_table
-from ..report.html import cells
+from .markup import key_figures, note, rect, svg, text, width_of
+from .plan_picture import WIDTH, plan_picture
+from .report import findings, unit_table
+from .style import ACTIVATIONS, BUFFERS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
-MEMORY = {"h100": 80, "a100": 80, "rtx4090": 24, "laptop": 16}
-"""GiB by the beginning of a machine's name. A laptop's is shared by all ranks."""
-HELD = {
-    "parameters": "",
-    "gathered": "gathered",
+MEMORY_GIB = {"h100": 80, "a100": 80, "rtx4090": 24, "laptop": 16}
+"""By the beginning of a machine's name. The ranks of a laptop share its memory."""
+MEMORY_KINDS = {
+    "gathered": "unsharded",
     "gradients": "gradients",
     "optimizer": "optimizer",
     "activations": "activations",
     "buffers": "buffers",
     "module_buffers": "model's buffers",
 }
-"""What an estimate itemizes, and what the picture calls it."""
-HALF = 480
-"""Pixels of pictures that stand beside each other."""
+"""Fields of an estimate's memory, and their names in the picture."""
+MEMORY_COLORS = {
+    "frozen weights": FROZEN,
+    "trainable weights": TRAINABLE,
+    "unsharded": GATHERED,
+    "gradients": REDUCED,
+    "optimizer": OPTIMIZER,
+    "activations": ACTIVATIONS,
+    "buffers": INK,
+    "model's buffers": BUFFERS,
+}
+COLUMN_WIDTH = 480
+"""Pixels of each picture of two plans side by side."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """Choices, their plan and its cost."""
+class PlannedRun:
+    """Parameters, their plan and its cost."""
 
     params: RunParams
     plan: WrapPlan
     cost: Estimate
 
     @property
-    def whole(self) -> bool:
-        """There is no more to be known: a plan with errors does not run, and has no peak."""
-        return self.cost.peak is not None or any(f.level == "error" for f in self.plan.lint)
+    def complete(self) -> bool:
+        """True with activations; a plan with errors does not run, and has none."""
+        return self.cost.peak is not None or any(finding.level == "error" for finding in self.plan.lint)
 
 
-def page(planned: Planned, *, machine: str) -> str:
-    """One plan, whole. machine: a name of MACHINES."""
+def plan_page(planned: PlannedRun, *, machine: str) -> str:
+    """Return one plan: figures, findings, memory, picture and units. machine: a name of MACHINES."""
     return _head(planned, machine) + plan_picture(planned.plan) + _units(planned)
 
 
-def side_by_side(a: Planned, b: Planned, *, machine: str) -> str:
-    """Two plans, what differs marked and listed."""
-    if not (a.cost.peak and b.cost.peak):  # like is compared with like
-        a, b = (replace(one, cost=replace(one.cost, peak=None)) for one in (a, b))
-    marked = changed_units(a.plan, b.plan)
-    full = max(one.cost.peak_bytes or one.cost.memory_bytes for one in (a, b))
-    columns = "".join(
-        f'<section class="mm-column"><h4 class="mm-title">{title}: {escape(_name(one))}</h4>'
-        f"{_head(one, machine, full=full, width=HALF)}{plan_picture(one.plan, marked=marked, width=HALF)}"
-        f"{_units(one)}</section>"
-        for title, one in (("Pinned", a), ("Now", b))
-    )
-    lines = [escape(line.replace(" -> ", " → ")).partition(": ") for line in a.plan.diff(b.plan).splitlines()]
-    items = "".join(f"<li><b>{name}</b>: {change}</li>" for name, _, change in lines)
-    changes = f"<p>What differs:</p><ul>{items}</ul>" if items else "<p>The two plans are the same.</p>"
-    legend = '<p class="mm-quiet">A dashed line marks each unit that differs.</p>' if marked else ""
-    return f'<div class="mm-columns">{columns}</div>{legend}<div class="mm-changes">{changes}</div>'
+def side_by_side(pinned: PlannedRun, current: PlannedRun, *, machine: str) -> str:
+    """Return two plans with their differences marked and listed."""
+    if not (pinned.cost.peak and current.cost.peak):  # compare both without activations
+        pinned = replace(pinned, cost=replace(pinned.cost, peak=None))
+        current = replace(current, cost=replace(current.cost, peak=None))
+    marked = changed_units(pinned.plan, current.plan)
+    longest_bar = max(_memory_bytes(pinned), _memory_bytes(current))
+    html = ""
+    for title, planned in (("Pinned", pinned), ("Now", current)):
+        fsdp, plan = planned.params.fsdp, planned.plan
+        name = f"{plan.backend}, {fsdp.sharding_strategy}, frozen {fsdp.frozen_policy}, {plan.world_size} ranks"
+        head = _head(planned, machine, full_width_bytes=longest_bar, width=COLUMN_WIDTH)
+        picture = plan_picture(plan, marked=marked, width=COLUMN_WIDTH)
+        html += f'<section class="mm-column"><h4 class="mm-title">{title}: {escape(name)}</h4>'
+        html += f"{head}{picture}{_units(planned)}</section>"
+    html = f'<div class="mm-columns">{html}</div>'
+    if marked:
+        html += note("A dashed line marks each unit that differs.")
+    items = ""
+    for line in plan_diff(pinned.plan, current.plan).splitlines():
+        name, _, change = escape(line.replace(" -> ", " → ")).partition(": ")
+        items += f"<li><b>{name}</b>: {change}</li>"
+    changes = f"<p>Differences:</p><ul>{items}</ul>" if items else "<p>The two plans are the same.</p>"
+    return f'{html}<div class="mm-changes">{changes}</div>'
 
 
-def _name(planned: Planned) -> str:
-    fsdp, plan = planned.params.fsdp, planned.plan
-    return f"{plan.backend}, {fsdp.sharding_strategy}, frozen {fsdp.frozen_policy}, {plan.world_size} ranks"
-
-
-def _head(planned: Planned, machine: str, **look: float) -> str:
-    """The figures that choices are compared by, what the lint says, and the memory of a rank."""
+def _head(planned: PlannedRun, machine: str, *, full_width_bytes: float | None = None, width: float = WIDTH) -> str:
+    """Return the figures to compare choices by, the findings, and the memory of a rank."""
     plan, cost, train = planned.plan, planned.cost, planned.params.train
-    tokens = None if plan.calls else train.batch_size * planned.params.data.max_length
+    tokens = None if plan.flops else train.batch_size * planned.params.data.max_length
     times = step_time(plan, train, machine=machine, tokens=tokens)
-    numel, trains = sum(u.numel for u in plan.units), sum(u.trainable_numel for u in plan.units)
-    shown = [
-        (size(cost.peak_bytes or cost.memory_bytes), "each rank holds at most" if cost.peak else "each rank holds"),
+    trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
+    figures = [
+        (size(_memory_bytes(planned)), "peak memory of a rank" if cost.peak else "of a rank, without activations"),
         (size(cost.wire_bytes), "each rank sends a step"),
         (seconds(times.overlapped), f"expected a step, bound by {times.bound}"),
-        (count(trains), f"of {count(numel)} parameters train"),
+        (count(trainable), f"of {count(numel)} parameters train"),
     ]
-    return cells(shown) + findings(plan) + _memory(planned, machine, **look)
+    memory = cost.peak or cost.memory
+    frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind == "frozen")
+    parts = {"frozen weights": frozen_bytes, "trainable weights": memory.parameters - frozen_bytes}
+    for field, name in MEMORY_KINDS.items():
+        parts[name] = getattr(memory, field, 0)
+    capacity = next(gib for name, gib in MEMORY_GIB.items() if machine.startswith(name)) * 2**30
+    bar = memory_bar(
+        parts,
+        capacity=capacity // plan.world_size if machine == "laptop" else capacity,
+        device="its share of a laptop" if machine == "laptop" else machine,
+        label="Memory of each rank at its peak" if cost.peak else "Memory of each rank, without activations",
+        full_width_bytes=full_width_bytes,
+        width=width,
+    )
+    peak = note(f"Peak in {cost.peak_when}.") if cost.peak else ""
+    return key_figures(figures) + findings(plan) + bar + peak
 
 
-def _memory(planned: Planned, machine: str, **look: float) -> str:
-    """What a rank's memory is filled with when it is fullest, or activations apart where they are not known."""
-    plan, cost = planned.plan, planned.cost
-    held = {kind: getattr(cost.peak or cost.memory, kind, 0) for kind in HELD}
-    frozen = sum(u.held_bytes for u in plan.units if u.kind == "frozen")
-    parts = {"frozen weights": frozen, "trainable weights": held.pop("parameters") - frozen}
-    parts |= {HELD[kind]: nbytes for kind, nbytes in held.items()}
-    capacity, of = next(gib for name, gib in MEMORY.items() if machine.startswith(name)) * 2**30, machine
-    if machine == "laptop":
-        capacity, of = capacity // plan.world_size, "its share of a laptop"
-    label = "Memory of each rank, " + ("when it is fullest" if cost.peak else "activations apart")
-    when = f'<p class="mm-quiet">Fullest in {escape(cost.peak_when)}.</p>' if cost.peak else ""
-    return memory_bar(parts, capacity=capacity, label=label, of=of, **look) + when
+def _memory_bytes(planned: PlannedRun) -> int:
+    return planned.cost.peak_bytes or planned.cost.memory_bytes
 
 
-def _units(planned: Planned) -> str:
+def _units(planned: PlannedRun) -> str:
     return f"<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
 
 
-__all__ = ["MACHINES", "Planned", "page", "side_by_side"]
+def memory_bar(
+    parts: Mapping[str, int],
+    *,
+    capacity: float,
+    device: str,
+    label: str,
+    full_width_bytes: float | None = None,
+    width: float = WIDTH,
+) -> str:
+    """Return bytes by kind, one after the other, over a gauge of the capacity that they fill.
+
+    parts: bytes by a name of MEMORY_COLORS. capacity: bytes of the device. full_width_bytes: bytes of a bar as wide as
+    the picture, so that two pictures can be compared; default all of them.
+    """
+    total = sum(parts.values())
+    pixels_per_byte = width / max(full_width_bytes or total, 1)
+    share = total / max(capacity, 1)
+    if share > 1:
+        sentence = f"{size(total)} DO NOT FIT into {size(capacity)} ({device})"
+    else:
+        percent = "less than 1%" if share < 0.01 else f"{share:.0%}"
+        sentence = f"{size(total)} of {size(capacity)} ({device}), {percent}"
+    elements = [text(0, 13, label, size=13), text(0, 30, sentence, size=13)]
+
+    x, legend_x, legend_y = 0.0, 0.0, 81
+    for name, color in MEMORY_COLORS.items():
+        if not parts.get(name):
+            continue
+        words, length = f"{name} {size(parts[name])}", parts[name] * pixels_per_byte
+        elements.append(rect(x, 37, length, 24, color, title=words))
+        x += length
+        if legend_x + width_of(words, 12) + 20 > width:
+            legend_x, legend_y = 0.0, legend_y + 18
+        elements += [rect(legend_x, legend_y, 12, 12, color), text(legend_x + 17, legend_y + 10, words, size=12)]
+        legend_x += width_of(words, 12) + 46
+    elements.append(rect(0, 63, width * min(1, share), 8, TRAINABLE if share > 1 else "currentColor"))
+    elements.append(rect(0.5, 63, width - 1, 8, "none", outline="currentColor", stroke=1))
+    return svg(width, legend_y + 22, f"{label}: {sentence}", *elements)

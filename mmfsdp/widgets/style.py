@@ -1,96 +1,77 @@
-"""How widgets look, and how those of a cell that runs again go."""
+"""Colors and style sheets of figures, reports and widgets, for light and dark pages."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from html import escape
-from typing import Any
+FROZEN, TRAINABLE, GATHERED, REDUCED = "#0072B2", "#C45100", "#009E73", "#CC79A7"
+"""The four colors of every picture, which people with any color vision can tell apart (Okabe and Ito, 2008). Their
+vermilion is darkened so that white text on it is legible. Contrast at least 2.8:1 on black and on white."""
+OPTIMIZER, ACTIVATIONS = "#E69F00", "#56B4E9"
+"""Two more of theirs, for areas only."""
+BUFFERS = "#A6761D"
+COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED, BUFFERS, "#4DA3D9")
+"""Colors of lines that are compared, in order."""
+INK = "#787878"
+"""Lines and axes: a grey that is visible on white and on JupyterLab's dark background. Text has the page's color."""
 
-import ipywidgets as w
-
-from ..plots.style import STYLE
-from .audience import hear_at_once
-
-LOOK = """<style>
-.mm-form .mm-row {display: flex; flex-flow: row wrap; align-items: center; overflow: visible; gap: 0 .6em}
-.mm-form .mm-row > .widget-inline-hbox, .mm-form .mm-row > .widget-textarea {width: 27em; max-width: 100%; flex: none}
-.mm-form .mm-row > .widget-html {flex: 1 1 18em; min-width: 0; margin: 2px}
-.mm-form .mm-row .widget-html-content {line-height: 1.35; white-space: normal}
-.mm-form .mm-row .widget-button {width: auto; flex: none}
-.mm-form .mm-row input:disabled, .mm-form .mm-row select:disabled {opacity: .5}
-.mm-form .widget-label {text-align: left}
-.mm-title {margin: .7em 0 .2em; line-height: 1.35} .mm-title .mm-quiet {font-weight: 400; margin-left: .5em}
-.mm-text .widget-textarea {width: auto; flex-direction: column; align-items: stretch; height: auto}
-.mm-text .widget-label {width: auto !important; max-width: none}
-.mm-text textarea {font-family: var(--jp-code-font-family, monospace); white-space: pre; overflow: auto}
-.mm-text pre {white-space: pre-wrap; margin: 0}
-.mm-columns {display: flex; flex-wrap: wrap; gap: 1em} .mm-column {flex: 1 1 26em; min-width: 0}
-.mm-column .mm-figures b {font-size: 1.2em}
-.mm-changes ul {margin: 0; padding-left: 1.2em; line-height: 1.4} .mm-changes li {overflow-wrap: anywhere}
-.mm-widget iframe {color-scheme: light; background: Canvas}
-[data-jp-theme-light="false"] .mm-widget iframe, .vscode-dark .mm-widget iframe {color-scheme: dark}
-.mm-widget summary {cursor: pointer} .mm-widget p {margin: .4em 0} .mm-widget svg {display: block; margin: .5em 0}
-.mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {
-  outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}
+STYLE = f"""<style>
+.mm-frozen::before, .mm-trainable::before, .mm-mixed::before {{content: ""; display: inline-block; width: .7em;
+  height: .7em; margin-right: .35em; background: {FROZEN}}}
+.mm-trainable::before {{background: {TRAINABLE}}}
+.mm-mixed::before {{background: linear-gradient(135deg, {FROZEN} 50%, {TRAINABLE} 50%)}}
+.mm-quiet {{opacity: .8; line-height: 1.35}}
+.mm-error, .mm-warning {{font-weight: 600; line-height: 1.35; border-left: 4px solid {TRAINABLE}; padding-left: .5em}}
+.mm-warning {{border-color: {OPTIMIZER}; font-weight: inherit}}
+.mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
+.mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
+  border-bottom: 1px solid {INK}55}}
+.mm-table th:first-child, .mm-table td:first-child {{text-align: left; white-space: normal}}
+.mm-table td:first-child {{min-width: 15em; overflow-wrap: anywhere}}
+.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
+.mm-figures b {{display: block; font-size: 1.7em}}
+.mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
+.mm-scroll {{overflow-x: auto; margin: .5em 0}}
+.mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
+svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:hover, :focus)) .mm-hint {{display: none}}
+.mm-hint {{opacity: .8}}
+.mm-unit:focus-visible > rect:nth-last-of-type(1) {{stroke: currentColor; stroke-width: 4}}
+.mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px;
+  margin: .4em 0 1em}}
+.mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
+.mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
+.mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
 </style>"""
-_shown: dict[tuple[str, type], tuple[str, list[weakref.ref], list[weakref.ref]]] = {}
-"""By cell and kind of widget: which run of the cell, what it has made so far, what the run before had made."""
+"""All HTML of the package needs this sheet. Text has the color of the page around it, so every theme is legible."""
 
-
-class Whole(w.VBox):
-    """A widget that stands in a cell by itself: with the style sheet, and heard while a cell runs."""
-
-    def __init__(self, children: Sequence[w.Widget], **traits: Any):
-        super().__init__([w.HTML(STYLE + LOOK, layout=w.Layout(display="none")), *children], **traits)
-        self.add_class("mm-widget")
-        hear_at_once(self)
-
-    def close(self) -> None:
-        """Take it off the page, with all inside it."""
-        close_all(self)
-
-
-def note(words: object, kind: str = "quiet", *, role: str = "") -> str:
-    """A line of text as HTML, escaped. kind: quiet, warning or error. role: who hears the screen is told of it at once
-    (alert), in time (status), or not."""
-    told = f' role="{role}"' if role else ""
-    return f'<div class="mm-{kind}"{told}>{escape(str(words))}</div>'
-
-
-def close_all(widget: Any) -> None:
-    """Close a widget and all inside it, in the browser and here."""
-    for child in getattr(widget, "children", ()):
-        child.close() if type(child).close is not w.Widget.close else close_all(child)
-    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
-        if isinstance(part, w.Widget):
-            part.close()
-    w.Widget.close(widget)
-
-
-def replace_older(widget: w.Widget) -> None:
-    """Close what an earlier run of the same cell has made in this one's place: nobody can see it any more.
-
-    Who follows the older one goes on with this one: it has a trait `successor`, if it has followers.
-    """
-    cell, message = _here()
-    if not cell:
-        return
-    before, made, older = _shown.get((cell, type(widget)), (message, [], []))
-    if before != message:
-        made, older = [], made
-    found = older.pop(0)() if older else None
-    _shown[cell, type(widget)] = (message, [*made, weakref.ref(widget)], older)
-    if found is not None:
-        if found.has_trait("successor"):
-            found.successor = widget
-        found.close()
-
-
-def _here() -> tuple[str, str]:
-    """(id of the cell, id of this run of it); empty outside notebooks and where the front end names no cells."""
-    from IPython.core.getipython import get_ipython
-
-    shell: Any = get_ipython()
-    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    return parent.get("metadata", {}).get("cellId", ""), parent.get("header", {}).get("msg_id", "")
+WIDGET_STYLE = f"""<style>
+.mm-widget .widget-html-content {{min-width: 0}}
+.mm-widget summary {{cursor: pointer}} .mm-widget p {{margin: .4em 0}} .mm-widget svg {{display: block; margin: .5em 0}}
+.mm-widget iframe {{color-scheme: light; background: Canvas}}
+[data-jp-theme-light="false"] .mm-widget iframe, .vscode-dark .mm-widget iframe {{color-scheme: dark}}
+.mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {{
+  outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}}
+.mm-form .mm-row {{display: flex; flex-flow: row wrap; align-items: center; overflow: visible; gap: 0 .6em}}
+.mm-form .mm-row > .widget-inline-hbox, .mm-form .mm-row > .widget-textarea {{
+  width: 27em; max-width: 100%; flex: none}}
+.mm-form .mm-row > .widget-html {{flex: 1 1 18em; min-width: 0; margin: 2px}}
+.mm-form .mm-row .widget-html-content {{line-height: 1.35; white-space: normal}}
+.mm-form .mm-row .widget-button {{width: auto; flex: none}}
+.mm-form .mm-row input:disabled, .mm-form .mm-row select:disabled {{opacity: .5}}
+.mm-form .widget-label {{text-align: left}}
+.mm-title {{margin: .7em 0 .2em; line-height: 1.35}}
+.mm-title .mm-quiet {{font-weight: 400; margin-left: .5em}}
+.mm-widget pre.mm-text {{white-space: pre-wrap; margin: .5em 0; max-height: 36em; overflow: auto}}
+.mm-columns {{display: flex; flex-wrap: wrap; gap: 1em}} .mm-column {{flex: 1 1 26em; min-width: 0}}
+.mm-column .mm-figures b {{font-size: 1.2em}}
+.mm-changes ul {{margin: 0; padding-left: 1.2em; line-height: 1.4}} .mm-changes li {{overflow-wrap: anywhere}}
+.mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
+.jp-RenderedText pre.mm-log {{white-space: pre; word-break: normal}}
+.mm-is-error {{box-shadow: inset 3px 0 {TRAINABLE}; padding-left: 6px}}
+.mm-is-warning {{box-shadow: inset 3px 0 {OPTIMIZER}; padding-left: 6px; font-weight: inherit}}
+.mm-ranks {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0}}
+.mm-rank {{border: 1px solid {INK}66; border-left: 4px solid {FROZEN}; border-radius: 4px; padding: 1px 7px;
+  font-size: 12px; line-height: 1.5; font-variant-numeric: tabular-nums; white-space: nowrap}}
+.mm-rank-waiting, .mm-rank-stopped {{border-color: {INK}}} .mm-rank-done {{border-left-color: {GATHERED}}}
+.mm-rank-quiet {{border-color: {OPTIMIZER}; background: {OPTIMIZER}33}}
+.mm-rank-failed {{border-color: {TRAINABLE}; background: {TRAINABLE}33}}
+</style>"""
+"""Widgets need this sheet, too."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mmfsdp.plots.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
-from mmfsdp.plots.svg import width_of
+from mmfsdp.widgets.markup import width_of
+from mmfsdp.widgets.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
@@ -170,16 +170,23 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str) -> Pictu
 
 def curves(lines: Mapping[str, Sequence[float]], *, title: str = "loss") -> Picture:
     """Values over the steps, a line for each name, with the package's own chart."""
-    from mmfsdp.plots.curves import Line, Metric, Series, chart, figure
+    from mmfsdp.widgets.curves import HEIGHT, WIDTH, Line, Metric, Series, chart
+    from mmfsdp.widgets.markup import path, svg, text
 
-    drawn, names = [], {}
+    drawn, legend = [], []
+    x, y = 0.0, HEIGHT + 30.0
     for (name, values), color in zip(lines.items(), COLORS, strict=False):
         series = Series()
         for step, value in enumerate(values, start=1):
             series.add(step, value)
         drawn.append(Line(name, series, color))
-        names[name] = (color, "")
-    return Picture(figure([chart(Metric(title, from_zero=True), drawn)], names=names, columns=1))
+        width = 46 + width_of(name, 12)
+        if x + width > WIDTH:
+            x, y = 0.0, y + 18
+        legend += [path([(x, y - 4), (x + 22, y - 4)], color, width=2), text(x + 28, y, name, size=12)]
+        x += width
+    picture = chart(Metric(title, from_zero=True), drawn).replace("<svg ", '<svg x="0" y="0" ', 1)
+    return Picture(svg(WIDTH, y + 8, f"runs compared: {', '.join(lines)}", picture, *legend))
 
 
 def shares(rows: Mapping[str, Mapping[str, float]]) -> Picture:

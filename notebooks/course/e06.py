@@ -10,8 +10,8 @@ from .checks import exercise, run_of
 @exercise("06.sbatch")
 def sbatch(fields: dict[str, Any]) -> str | None:
     """The batch file says what was asked for."""
-    from mmfsdp.launch import sbatch_text
     from mmfsdp.params import ParamError
+    from mmfsdp.run.slurm import sbatch_text
 
     from .lessons import small_run
 
@@ -51,8 +51,8 @@ def drill() -> str | None:
 @exercise("06.sweep")
 def sweep() -> str | None:
     """Three members that ended."""
-    from mmfsdp.launch import Sweep
     from mmfsdp.params import ParamError
+    from mmfsdp.run.sweep import Sweep
 
     from .ranks import artifacts
 

@@ -22,7 +22,7 @@ from .ranks import artifacts
 
 def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """A Flamingo of random weights, frozen as usual, and the inputs of one batch; the same on each call and rank."""
-    from mmfsdp.bench.models import batch_of, build
+    from mmfsdp.cli.bench_models import batch_of, build
 
     model = build("flamingo", width)
     for name, p in model.named_parameters():
@@ -33,7 +33,7 @@ def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.M
 
 def small_projector_model(width: int = 64) -> tuple[nn.Module, dict[str, Any]]:
     """A model of encoder, projector and language model, of which only the projector trains, and one batch's inputs."""
-    from mmfsdp.bench.models import batch_of, build
+    from mmfsdp.cli.bench_models import batch_of, build
 
     return build("projector", width), batch_of("projector", seed=0).inputs()
 
@@ -86,7 +86,7 @@ def encoder_plan(layer_class: str) -> Any:
 def frozen(preset: str) -> nn.Module:
     """A preset's model on the meta device, frozen as it would be trained."""
     from mmfsdp.params import load
-    from mmfsdp.preview import frozen_model
+    from mmfsdp.train.preview import frozen_model
 
     return frozen_model(load(preset).model)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mmfsdp.plots.style import GATHERED, TRAINABLE
+from mmfsdp.widgets.style import GATHERED, TRAINABLE
 
 
 def questions(name: str) -> list[dict[str, Any]]:

@@ -23,12 +23,12 @@ from mmfsdp import BackboneParams, ModelParams, RunParams
 from mmfsdp.data.batch import Batch, Sample
 from mmfsdp.data.multimodal import HOP, RATE
 from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
-from mmfsdp.data.render import render
 from mmfsdp.data.scenes import COUNTS, SHAPES, SIZES, Combination, draw_scene, split_combinations
-from mmfsdp.evaluate import captions
+from mmfsdp.data.shapes import render
 from mmfsdp.params import load
-from mmfsdp.plots.style import FROZEN
-from mmfsdp.plots.svg import path, svg
+from mmfsdp.train.evaluate import captions
+from mmfsdp.widgets.markup import path, svg
+from mmfsdp.widgets.style import FROZEN
 
 WORDS = ("count", "size", "color", "shape")
 TOKENS = 12
@@ -51,7 +51,7 @@ def senses(**fields: Any) -> ModelParams:
 
 def pretrained() -> RunParams:
     """The demo's parameters; its two backbones are pretrained here if no run has done so yet (two minutes)."""
-    from mmfsdp.pretrain import ensure_backbones
+    from mmfsdp.train.pretrain import ensure_backbones
 
     transformers.utils.logging.disable_progress_bar()
     params = load("tiny")

@@ -32,7 +32,7 @@ def serve() -> None:
     """Answer requests until there are no more."""
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads
     if not select.select([sys.stdin], [], [], 0)[0]:  # nobody waits yet, so import what later cells will want
-        for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.wrap"):
+        for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap"):
             import_module(name)
     for line in sys.stdin:
         request = json.loads(line)

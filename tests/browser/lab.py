@@ -4,7 +4,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from mmfsdp.bench.lab import chromium, jupyterlab, open_notebook, run_cell
+from tests.bench.lab import chromium, jupyterlab, open_notebook, run_cell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHOTS = ROOT / "artifacts" / "browser"

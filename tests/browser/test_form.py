@@ -11,7 +11,9 @@ CELLS = {
     "form": "from mmfsdp.widgets import PlanView, RunForm\nform = RunForm('tiny')\nform",
     "view": "view = PlanView(form)\nview",
     "two": "other = RunForm('openflamingo_9b')\nother",
-    "count": "import threading, ipywidgets\n"
+    "count": "import threading, time, ipywidgets\n"
+    "end = time.time() + 60\n"
+    "while sum(t.name == 'plan' for t in threading.enumerate()) > 1 and time.time() < end: time.sleep(0.1)\n"
     "print('threads', sum(t.name == 'plan' for t in threading.enumerate()), "
     "'forms', sum(isinstance(w, RunForm) for w in ipywidgets.widgets.widget._instances.values()))",
 }
@@ -60,7 +62,7 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     run_cell(page, "view")
 
     write(page, "steps", "0")
-    expect(field(page, "steps").locator(".mm-error")).to_contain_text("at least 1")
+    expect(field(page, "steps").locator(".mm-error")).to_contain_text("greater than or equal to 1")
     write(page, "steps", "60")
     expect(page.locator(".mm-error")).to_have_count(0)
     page.get_by_label("backend", exact=True).select_option("FSDP1")
@@ -74,38 +76,31 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     expect(sends).to_be_visible(timeout=120_000)  # torch is imported, by a thread
     before = sends.inner_text()
     policy.select_option("REPLICATE")
-    expect(sends).not_to_have_text(before, timeout=20_000)
+    expect(sends).not_to_have_text(before, timeout=60_000)
     shot(page, "form-light")
 
     tab(page, "YAML")
-    yaml = page.get_by_label("YAML", exact=True)
-    expect(yaml).to_have_value(re.compile("steps: 60"))
-    write(page, "YAML", yaml.input_value().replace("steps: 60", "steps: 70").replace("REPLICATE", "KEEP"))
+    text = page.locator(".mm-text:visible")
+    expect(text).to_contain_text("steps: 60")
     tab(page, "Command line")
-    line = page.get_by_label("Command line", exact=True)
-    expect(line).to_have_value("mmfsdp run --config tiny --train.steps 70 --fsdp.frozen-policy KEEP")
+    expect(text).to_have_text("mmfsdp run --config tiny --train.steps 60 --fsdp.frozen-policy REPLICATE")
     shot(page, "form-command-line")
-    write(page, "Command line", "mmfsdp run --config tiny --train.stpes 80")
-    expect(page.locator(".mm-text .mm-error")).to_contain_text("did you mean train.steps?")
-    write(page, "Command line", "mmfsdp run --config tiny --train.steps 80 --launch.folder '" + HOSTILE + "'")
-    expect(page.locator(".mm-error")).to_have_count(0)
-    tab(page, "YAML")
-    expect(yaml).to_have_value(re.compile("steps: 80"))
-    write(page, "YAML", "train: [")
-    expect(page.locator(".mm-text .mm-error")).to_contain_text("is not YAML")
-    shot(page, "form-yaml")
     tab(page, "Batch file")
-    expect(page.locator(".mm-text:visible .mm-quiet").last).to_contain_text("executor is local")
-    shot(page, "form-batch-file")
+    expect(page.get_by_text("launch.executor is local")).to_be_visible()
     tab(page, "Form")
-    expect(steps).to_have_value("80")
-    write(page, "steps", "90")
-    expect(page.locator(".mm-error")).to_have_count(0)
-    assert policy.input_value() == "SHARD"
+    write(page, "name", HOSTILE)
+    expect(field(page, "name").locator(".mm-error")).to_be_visible()
+    write(page, "name", "first")
+    tab(page, "YAML")
+    expect(text).to_contain_text("name: first")
+    shot(page, "form-yaml")
+    tab(page, "Form")
+    policy.select_option("SHARD")
 
+    expect(page.get_by_text("peak memory of a rank")).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Pin to compare").click()
     policy.select_option("REPLICATE")
-    expect(page.locator(".mm-column")).to_have_count(2, timeout=20_000)
+    expect(page.locator(".mm-column")).to_have_count(2, timeout=60_000)
     expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
     expect(page.locator("li", has_text="held by each rank")).to_be_visible()
     expect(page.get_by_text("counting activations")).to_have_count(0, timeout=60_000)
@@ -113,7 +108,7 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     unit.focus()
     expect(unit.locator(".mm-detail")).to_be_visible()
     expect(unit).to_have_attribute("aria-label", re.compile("parameters, .* on each rank"))
-    expect(page.get_by_text("each rank holds at most")).to_have_count(2, timeout=60_000)
+    expect(page.get_by_text("peak memory of a rank")).to_have_count(2, timeout=60_000)
     page.locator(".mm-columns").evaluate("e => e.scrollIntoView()")
     shot(page, "plans-side-by-side")
 

@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parent.parent
 CELLS = {
     "import": f"""import os
 from mmfsdp import RunParams, launch
-from mmfsdp.widgets import Compare, RunPanel
+from mmfsdp.widgets import RunPanel, show_comparison
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["PYTHONPATH"] = os.pathsep.join([{str(TESTS)!r}, os.environ.get("PYTHONPATH", "")])
 params = RunParams().change(**{{"launch.folder": "panelruns", "train.steps": 3000, "train.warmup_steps": 0}})""",
@@ -21,7 +21,7 @@ params = RunParams().change(**{{"launch.folder": "panelruns", "train.steps": 300
     "wait": "panel.wait()",
     "short": """short = params.change(**{"launch.name": "short", "train.steps": 5, "train.lr": 5e-4})
 launch(short, entry="launch_entries:talk").wait().ok""",
-    "compare": 'Compare("panelruns")',
+    "compare": 'show_comparison(["panelruns/first", "panelruns/short"])',
 }
 
 
@@ -72,7 +72,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         expect(log).to_contain_text("1 │ step 5/3000", timeout=60_000)
         expect(page.locator(".mm-rank-running")).to_have_count(2)
         expect(page.locator("svg", has_text="loss:")).to_be_visible()
-        page.get_by_title("Whose lines to show").evaluate("e => e.scrollIntoView({block: 'center'})")
+        page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView({block: 'center'})")
         shot(page, "panel-light")
 
         command(page, "docmanager:save")
@@ -86,12 +86,11 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         command(page, "notebook:interrupt-kernel")
         expect(page.get_by_text("KeyboardInterrupt").first).to_be_visible()
         goes_on(page, log)
-        page.get_by_title("Whose lines to show").select_option("rank 1")
+        page.get_by_title("Show lines of this rank").select_option("rank 1")
         expect(log).not_to_contain_text("0 │ step")
-        page.get_by_title("Which lines to show").select_option("warnings, errors")
-        expect(log).not_to_contain_text("step 1/3000")
-        press(page, "First error")
-        expect(page.get_by_text("no line tells of an error")).to_be_visible()
+        page.get_by_title("Show lines with this text").fill("step 1/3000")
+        expect(log).not_to_contain_text("step 5/3000")
+        page.get_by_title("Show lines with this text").fill("")
         set_theme(page, "JupyterLab Dark")
         press(page, "Open report")
         expect(page.frame_locator("iframe").get_by_role("heading", name="first")).to_be_visible()
@@ -107,13 +106,13 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         press(page, "Cancel")
         expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible(timeout=30_000)
         press(page, "Resume")
-        expect(page.get_by_text("resumed from the beginning")).to_be_visible(timeout=30_000)
+        expect(page.get_by_text("resumed from the first step")).to_be_visible(timeout=30_000)
         expect(page.locator(".mm-rank-running")).to_have_count(2, timeout=60_000)
         begin_cell(page, "wait")  # and while it runs, a button is heard
         press(page, "Cancel")
         expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible(timeout=30_000)
         page.set_viewport_size({"width": 620, "height": 1100})
-        page.get_by_title("Whose lines to show").evaluate("e => e.scrollIntoView({block: 'center'})")
+        page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView({block: 'center'})")
         shot(page, "panel-narrow")
 
         page.set_viewport_size({"width": 1300, "height": 1300})

@@ -3,7 +3,7 @@
 import pytest
 from lab import chromium, shot
 
-from mmfsdp.report import write_report
+from mmfsdp.widgets.report import write_report
 
 SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
 

@@ -25,6 +25,7 @@ def test_choose_plan_launch_watch_caption(lab):
     base, token, folder = lab
     (folder / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks/00_start_here.ipynb", folder / "notebooks")
+    shutil.copytree(ROOT / "notebooks/course", folder / "notebooks/course")
     with chromium(viewport={"width": 1200, "height": 1400}) as page:
         errors = []
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -35,7 +36,7 @@ def test_choose_plan_launch_watch_caption(lab):
         steps = page.get_by_label("steps", exact=True)
         steps.fill("0")
         steps.press("Enter")
-        expect(page.locator(".mm-error")).to_contain_text("must be at least 1")
+        expect(page.locator(".mm-error")).to_contain_text("should be greater than or equal to 1")
         steps.fill("60")
         steps.press("Enter")
         expect(page.locator(".mm-error")).to_have_count(0)
@@ -44,16 +45,16 @@ def test_choose_plan_launch_watch_caption(lab):
         expect(sends(page)).to_be_visible(timeout=120_000)
         before = sends(page).inner_text()
         choose(page, "frozen policy", "REPLICATE")
-        expect(sends(page)).not_to_have_text(before, timeout=20_000)
+        expect(sends(page)).not_to_have_text(before, timeout=60_000)
         page.locator(".mm-figures").evaluate("e => e.scrollIntoView()")
         shot(page, "plan")
 
         run_cell(page, "launcher")
         press(page, "Launch")
         log = page.locator(".mm-log")
-        expect(log).to_contain_text("step 1/60", timeout=300_000)  # alone, this test pretrains backbones
+        expect(log).to_contain_text("step 1/60", timeout=900_000)  # backbones may be pretrained first
         expect(page.locator("svg", has_text="at first").first).to_be_visible()
-        page.get_by_title("Whose lines to show").evaluate("e => e.scrollIntoView()")  # the log itself is drawn anew
+        page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView()")  # the log itself is drawn anew
         shot(page, "running")
         press(page, "Drill")  # the ranks save, end and start again, and the curves tell
         mark = page.locator(".mm-charts g", has_text="preempted at step").first
@@ -64,14 +65,9 @@ def test_choose_plan_launch_watch_caption(lab):
         page.locator(".mm-charts").evaluate("e => e.scrollIntoView()")
         shot(page, "drilled")
         press(page, "Open report")
-        expect(page.frame_locator("iframe").get_by_role("heading", name="The way it went")).to_be_visible()
+        expect(page.frame_locator("iframe").get_by_role("heading", name="Training")).to_be_visible()
         press(page, "Open report")
         expect(page.locator("iframe")).to_have_count(0)
-        press(page, "Load model")
-        expect(page.get_by_text("loaded step_00000060")).to_be_visible(timeout=120_000)
-        page.get_by_text("loaded step_00000060").evaluate("e => e.scrollIntoView()")
-        shot(page, "loaded")
-
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
         run_cell(page, "captions")
         expect(page.locator(".mm-card img").first).to_be_visible(timeout=120_000)

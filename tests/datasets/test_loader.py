@@ -2,7 +2,7 @@
 
 import colorsys
 import random
-from dataclasses import replace
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 
@@ -11,9 +11,8 @@ import torch
 from material import CLIP_MEAN, CLIP_STD, captions, make_tokenizer, picture_bytes, write_metadata
 
 from mmfsdp.data import Batch, Batches, Processor, batches, open_source
-from mmfsdp.data.lane import Lane
-from mmfsdp.data.loader import Lacks, sum_up
-from mmfsdp.data.pictures import CorruptRecord
+from mmfsdp.data.loader import SkippedRecords, sum_skipped
+from mmfsdp.data.stream import DataSlice
 from mmfsdp.params import DataParams, MoreParams
 
 NAMES = [f"n{i}" for i in range(48)]
@@ -62,8 +61,8 @@ def said(processor: Processor, batch: Batch) -> list[str]:
     return processor.decode(batch.input_ids)
 
 
-def lacks(stream: Batches) -> Lacks:
-    (only,) = stream.lacks.values()
+def skipped(stream: Batches) -> SkippedRecords:
+    (only,) = stream.skipped.values()
     return only
 
 
@@ -89,32 +88,18 @@ def test_every_record_comes_once_per_epoch_in_a_new_order(real, processor):
     first, second = (list(chain(*part)) for part in (heard[: len(names) + 2], heard[len(names) + 2 :]))
     assert [n for n in first if n] != [n for n in second if n]
     assert sorted(n for n in first if n) == sorted(n for n in second if n) == sorted(names)
-    assert len(lacks(stream).skipped) == 2 and lacks(stream).skipped_count >= 4
+    assert len(skipped(stream).reasons) == 2 and skipped(stream).count >= 4
 
 
 def test_ranks_share_the_single_process_batch_exactly(folder, shards, processor):
     for params in (folder, shards(3)):
-        params = replace(params, augment=True)
+        params = params.change(augment=True)
         whole = take(12, params, processor, batch_size=6)
         parts = [take(12, params, processor, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
         for batch, left, right in zip(whole, *parts, strict=True):
             assert said(processor, batch) == said(processor, left) + said(processor, right)
             pictures = [part.media["vision"] for part in (left, right)]
             assert torch.equal(batch.media["vision"], torch.cat(pictures))
-
-
-def test_whole_shards_are_dealt_to_ranks_without_duplicates(shards, processor):
-    params = shards(8)
-    names = usable(params)
-    heard = []
-    for rank in (0, 1):
-        lane = Lane(batch_size=1, rank=rank, world_size=2)
-        source = open_source(params, image_size=8)
-        assert source._deal(lane)[1] == 2
-        sizes = {url: sum(1 for _ in source._shard(url, [])) for url in source.shards}
-        mine = sum(sizes[source._url(ordinal)] for ordinal in range(rank, 8, 2))
-        heard += [loaded for batch in islice(source.batches(lane), mine) for loaded in batch]
-    assert sorted(s.text for s in heard if not isinstance(s, CorruptRecord)) == sorted(names)
 
 
 @pytest.mark.parametrize("kind", ["folder", "webdataset"])
@@ -131,7 +116,7 @@ def test_real_photographs_become_batches(kind, photographs, shard):
     stream = batches(params, processor, batch_size=len(samples))
     batch = next(stream)
     assert batch.media["vision"].shape == (len(samples), 1, 1, 3, 32, 32)
-    assert set(said(processor, batch)) == set(samples) and len(samples) >= 5 and not lacks(stream).skipped
+    assert set(said(processor, batch)) == set(samples) and len(samples) >= 5 and not skipped(stream).reasons
     for text, picture in zip(said(processor, batch), batch.media["vision"], strict=True):
         assert torch.equal(picture, processor.prompts([samples[text]]).media["vision"][0])
         assert picture.std() > 0.1
@@ -154,7 +139,7 @@ def test_generated_pictures_are_dealt_like_any_other():
 
 @pytest.mark.parametrize("start", [1, 7, 40])
 def test_a_restart_goes_on_exactly(real, processor, start):
-    params = replace(real, augment=True)
+    params = real.change(augment=True)
     for rank in (0, 1):
         options = {"rank": rank, "world_size": 2, "seed": 5}
         straight = take(start + 3, params, processor, **options)
@@ -168,12 +153,12 @@ def test_workers_split_the_steps_and_a_restart_goes_on_exactly(real, workers):
 
     def stream(start: int):
         lanes = [
-            open_source(real, image_size=8).batches(Lane(batch_size=3, start=start, worker=w, workers=workers))
+            open_source(real, image_size=8).batches(DataSlice(batch_size=3, start=start, worker=w, workers=workers))
             for w in range(workers)
         ]
         while True:
-            for lane in lanes:
-                yield [loaded.name for loaded in next(lane)]
+            for data_slice in lanes:
+                yield [loaded.name for loaded in next(data_slice)]
 
     straight = list(islice(stream(0), 30))
     for start in (1, 8, 13):
@@ -181,13 +166,13 @@ def test_workers_split_the_steps_and_a_restart_goes_on_exactly(real, workers):
 
 
 def test_worker_processes_change_nothing_and_report_what_they_skip(folder, shards, processor):
-    cases = [replace(folder, augment=True, workers=1), replace(shards(2), augment=True, workers=2)]
+    cases = [folder.change(augment=True, workers=1), shards(2).change(augment=True, workers=2)]
     streams = [batches(params, processor, batch_size=4, start=3) for params in cases]
     for params, spawned in zip(cases, streams, strict=True):
-        alone = batches(replace(params, workers=0), processor, batch_size=4)
+        alone = batches(params.change(workers=0), processor, batch_size=4)
         expected = list(islice(alone, 20))
         assert all(same(a, b) for a, b in zip(expected[3:], islice(spawned, 17), strict=True))
-        assert lacks(spawned).skipped == lacks(alone).skipped and len(lacks(alone).skipped) == 2
+        assert skipped(spawned).reasons == skipped(alone).reasons and len(skipped(alone).reasons) == 2
 
 
 def test_seeds_give_other_orders(real, processor):
@@ -197,16 +182,16 @@ def test_seeds_give_other_orders(real, processor):
 
 def test_cut_texts_are_counted_and_parameters_reach_the_processor(folder, processor):
     write_metadata(Path(folder.path), [{"file_name": "n0.png", "text": "n1 " * 10_000}] * 3)
-    stream = batches(replace(folder, max_length=9), processor, batch_size=60)
+    stream = batches(folder.change(max_length=9), processor, batch_size=60)
     batch = next(stream)
-    assert batch.input_ids.shape[1] == 9 and lacks(stream).cut_count > 0
+    assert batch.input_ids.shape[1] == 9 and skipped(stream).truncated > 0
 
 
 def test_captions_that_hold_placeholders_are_skipped_by_name(folder, processor):
     write_metadata(Path(folder.path), [{"file_name": "n1.png", "text": "n1 <image>"}] * 3)
     stream = batches(folder, processor, batch_size=60)
     next(stream)
-    assert "has 2 <image> placeholders but 1 pictures" in lacks(stream).skipped["n1.png"]
+    assert "has 2 <image> placeholders but 1 pictures" in skipped(stream).reasons["n1.png"]
 
 
 def test_the_global_random_state_is_left_alone(folder, processor):
@@ -239,13 +224,12 @@ def test_what_the_data_lacked_is_told_once_and_summed_over_ranks(folder, process
     for stream in streams:
         for _ in range(4):
             next(stream)
-            told += [line.split("'")[1] for line in stream.news()]
+            told += [line.split("'")[1] for line in stream.new_messages()]
     assert set(told) == {"n7.png", "n30.png", "metadata.jsonl:50"} and len(told) <= 6
-    (summed,) = sum_up([stream.lacks for stream in streams]).values()
+    (summed,) = sum_skipped([{name: asdict(skipped) for name, skipped in s.skipped.items()} for s in streams]).values()
     assert summed["records"] == 3 and summed["cut"] > 0 and "is not JSON" in summed["reasons"]["metadata.jsonl:50"]
     assert summed["path"] == folder.path
-    assert summed["times"] == sum(lacks(stream).skipped_count for stream in streams) > 4
-    assert len(sum_up([stream.lacks for stream in streams], most=1)["data"]["reasons"]) == 1
+    assert summed["times"] == sum(skipped(stream).count for stream in streams) > 4
 
 
 def test_several_sources_take_turns_each_with_its_batch_size_and_weight(folder, shards, processor):
@@ -253,18 +237,18 @@ def test_several_sources_take_turns_each_with_its_batch_size_and_weight(folder, 
         MoreParams(source="webdataset", path=shards(3).path, batch_size=2, weight=0.2, max_length=5),
         MoreParams(source="folder", path=folder.path),
     ]
-    params = replace(folder, more=more)
+    params = folder.change(more=more)
     stream = batches(params, processor, batch_size=6, seed=3)
     taken = [*stream.take(1), *stream.take(2)]
     assert [batch.source for batch in taken] == ["data", "data.more.0", "data.more.1"] * 3
-    assert [batch.weight for batch in taken[:3]] == [1.0, 0.2, 1.0] and set(stream.lacks) == set(params.sources())
-    assert [lacks.path for lacks in stream.lacks.values()] == [folder.path, more[0].path, folder.path]
+    assert [batch.weight for batch in taken[:3]] == [1.0, 0.2, 1.0] and set(stream.skipped) == set(params.sources())
+    assert [lacks.path for lacks in stream.skipped.values()] == [folder.path, more[0].path, folder.path]
     first = taken[::3]
     assert all(map(same, first, take(3, folder, processor, batch_size=6, seed=3)))
     assert not any(map(same, first, taken[2::3])), "one source named twice is read in two orders"
     resumed = batches(params, processor, batch_size=6, seed=3, start=1).take(2)
     assert all(map(same, taken[3:], resumed))
-    halves = replace(params, more=[replace(more[0], batch_size=1), more[1]])
+    halves = params.change(more=[more[0].change(batch_size=1), more[1]])
     parts = [batches(halves, processor, batch_size=3, seed=3, rank=rank, world_size=2).take(2) for rank in (0, 1)]
     for batch, left, right in zip(taken, *parts, strict=False):
         assert said(processor, batch) == said(processor, left) + said(processor, right)

@@ -39,15 +39,12 @@ def test_placeholders_take_as_many_tokens_as_the_encoder_makes():
     assert batch.media["audio"][0].std() > 0.1 and (batch.media["audio"][1:] == 0).all()
 
 
-@pytest.mark.parametrize("learn_prompt", [False, True])
-def test_labels_leave_out_placeholders_padding_and_prompts(learn_prompt):
-    processor = make(learn_prompt=learn_prompt)
+def test_labels_leave_out_placeholders_padding_and_prompts():
+    processor = make()
     batch = processor(MIXED)
     words = processor.tokenizer.convert_tokens_to_ids(["a", "red", "dog", "</s>"])
     learned = [[token for token in row if token != -100] for row in batch.labels.tolist()]
-    prompt = words[:1] if learn_prompt else []
-    # The first token of a sequence is never asked for.
-    assert learned == [prompt + words[1:], prompt + words[2:], words[1:]]
+    assert learned == [words[1:], words[2:], words[1:]]
     inside = batch.labels != -100
     assert torch.equal(batch.labels[inside], batch.input_ids[inside]) and (batch.attention_mask[inside] == 1).all()
 

@@ -73,8 +73,8 @@ def test_batch_neighbors_change_nothing(small):
 
 def test_long_text_is_cut_and_its_pictures_with_it(small):
     row = small.encode(Sample(IMAGE, "red dog " * 5_000, (RED,)))
-    assert len(row.ids) == len(row.labels) == 16 and row.cut and small.end_id not in row.ids
-    assert not small.encode(Sample(IMAGE, "red dog", (RED,))).cut
+    assert len(row.ids) == len(row.labels) == 16 and row.truncated and small.end_id not in row.ids
+    assert not small.encode(Sample(IMAGE, "red dog", (RED,))).truncated
     late = small.encode(Sample(IMAGE, "red dog " * 10 + IMAGE + " red", (RED, RED)))
     assert len(late.pictures) == late.ids.count(small.image_id) == 1
 

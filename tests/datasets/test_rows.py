@@ -101,12 +101,12 @@ def test_conversations_that_cannot_be_used_are_skipped_by_name(pictures, process
     for i, why in {
         "c2": "has turns of human, gpt, human; they must be",
         "c3": "has turns of ; they must be",
-        "c4": "is no file name: ",
+        "c4": "has a wrong image",
         "c5": "FileNotFoundError",
         "c6": "leads out of the folder",
-        "c7": "no list of {from, value}",
+        "c7": "has a wrong conversations: Input should be a valid list",
         "c8": "has turns of human",
-        "c9": "no list of {from, value}",
+        "c9": "has a wrong conversations.0.value",
         "10": "is not a JSON object",
         "c11": "has no file_name",
     }.items():
@@ -209,15 +209,15 @@ def test_documents_that_cannot_be_used_are_skipped_by_name(pictures, shard):
     for line, why in {
         3: "no picture that matches its text by min_similarity 0.24",
         4: "no picture that matches",
-        5: "matched_text_index within",
-        6: "is no list of texts",
-        7: "image_info without",
+        5: "matched_text_index 1, beyond its text_list",
+        6: "has a wrong text_list",
+        7: "has a wrong image_info: Field required",
         8: "neither image_base64 nor image_name",
-        9: "is not base64",
+        9: "is not a usable picture",
         10: "is not a usable picture",
-        11: "image_info without",
-        12: "is not base64",
-        13: "holds half a letter",
+        11: "has a wrong image_info.0.matched_sim",
+        12: "neither image_base64 nor image_name",
+        13: "an unpaired surrogate",
         14: "is not JSON",
     }.items():
         assert why in skipped.pop(f"docs.jsonl:{line}"), line

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mmfsdp.data import IMAGE
-from mmfsdp.data.render import render
 from mmfsdp.data.scenes import (
     COUNTS,
     RELATIONS,
@@ -20,7 +19,7 @@ from mmfsdp.data.scenes import (
     questions,
     split_combinations,
 )
-from mmfsdp.data.shapes import ShapesSource, every_word, some_text
+from mmfsdp.data.shapes import ShapesSource, every_word, render, some_text
 from mmfsdp.params import DataParams, Task
 
 PARAMS = DataParams(pair_fraction=0.5)

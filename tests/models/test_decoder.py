@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.models.decoder import decoder_layers, handing_down, hands_down
+from mmfsdp.models.decoder import decoder_layers, extra_arguments, passes_to_layers
 from mmfsdp.params import ParamError
 
 NAMES = {
@@ -53,14 +53,14 @@ def test_cross_attention_every_n_layers(build):
 def test_arguments_are_handed_down_or_added_for_the_call(family, text_only):
     model = text_only(family)
     _, layers = decoder_layers(model)
-    assert hands_down(model, layers[0], media=None) == (family != "mpt")
+    assert passes_to_layers(model, layers[0], media=None) == (family != "mpt")
     got = []
     for layer in layers:
         layer.register_forward_pre_hook(lambda _, __, kwargs: got.append(kwargs.pop("media", None)), with_kwargs=True)
     media = object()
     before = [len(layer._forward_pre_hooks) for layer in layers]
     try:
-        with handing_down(layers, media=media):
+        with extra_arguments(layers, media=media):
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmfsdp.compat.openflamingo import load_open_flamingo
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
-from mmfsdp.models.interop import load_open_flamingo
 from mmfsdp.params import BackboneParams
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "data" / "open_flamingo_gpt_neox.json").read_text())

@@ -4,15 +4,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mmfsdp.core.collectives import Collectives
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.optimizer import build_optimizer
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.estimate import estimate
-from mmfsdp.freeze import freeze
-from mmfsdp.measure import Collectives
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.params import BackboneParams, FSDPParams, TrainParams
-from mmfsdp.plan import make_plan
-from mmfsdp.step import build_optimizer, train_step
-from mmfsdp.wrap import apply_plan
 from tests.ranks import on_ranks
 from tests.tiny import KNOWN, LANGUAGE
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mmfsdp.measure import cpu_memory
 from mmfsdp.models import build_vision
 from mmfsdp.params import BackboneParams, ParamError
+from mmfsdp.train.memory_meter import cpu_memory
 
 VIT = {"embed_dim": 16, "vision_cfg": {"image_size": 32, "layers": 2, "width": 24, "patch_size": 8, "head_width": 12}}
 RESNET = {"embed_dim": 16, "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8}}
@@ -66,7 +66,7 @@ def test_normalization_belongs_to_the_model():
 
 
 def test_mistakes_name_the_field_and_near_names():
-    with pytest.raises(ParamError, match="vision.name: open_clip has no model 'ViT-B-33'; near names are .*ViT-B-32"):
+    with pytest.raises(ParamError, match="vision.name: open_clip has no 'ViT-B-33'; did you mean ViT-B-32"):
         build_vision(BackboneParams(source="open_clip", name="ViT-B-33"))
     with pytest.raises(ParamError, match="vision.config: .*needs embed_dim and vision_cfg"):
         build_vision(BackboneParams(source="open_clip", config={"vision_cfg": {}}))

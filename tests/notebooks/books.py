@@ -41,7 +41,8 @@ def with_both(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def execute(book: nbformat.NotebookNode, folder: Path, *, timeout: int = 600, **env: str) -> nbformat.NotebookNode:
     """Run it from top to bottom in a kernel of its own that works in this folder. A cell that raises, raises."""
     client = NotebookClient(book, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
-    return client.execute(env=os.environ | env)
+    one_thread = {"OMP_NUM_THREADS": "1"}  # two notebooks and the ranks of another test share the cores
+    return client.execute(env=os.environ | one_thread | env)
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:

@@ -49,6 +49,7 @@ def test_start_here_goes_from_choices_to_captions(tmp_path):
         "train.warmup_steps": 2,
         "train.eval_samples": 20,
     }
+    (tmp_path / "course").symlink_to(ROOT / "notebooks/course")  # the captioner's
     book = run("00_start_here.ipynb", tmp_path, changes=changes)
     shown = widget_texts(book)
     (folder,) = (tmp_path / "runs").iterdir()

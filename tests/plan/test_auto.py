@@ -1,4 +1,4 @@
-"""AUTO sends least within its budget, says what it chose, and by how much a budget falls short."""
+"""AUTO sends little within its budget, says what it chose, and by how much a budget falls short."""
 
 import itertools
 import random
@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.estimate import estimate
-from mmfsdp.freeze import freeze
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.memory import step_peak
+from mmfsdp.core.planner import make_plan
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
-from mmfsdp.plan import make_plan
-from mmfsdp.plan.auto import held_by
-from mmfsdp.plan.table import sent
 
 GIB = 2**30
 POLICIES = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
@@ -45,36 +43,36 @@ def chain(count: int, seed: int) -> Chain:
 
 
 def memory_of(plan) -> int:
-    return held_by(plan)[0]
+    return step_peak(plan).bytes
 
 
 def traffic(plan) -> int:
-    return sum(sent(plan, u) for u in plan.units)
+    return sum(plan.wire_bytes(u) for u in plan.units)
 
 
 def everything(model: nn.Module, fsdp: FSDPParams, train: TrainParams, example: dict | None):
-    """(plan, bytes held, bytes sent) of every mix of policies, by the same moments."""
-    plans = [make_plan(model, replace(fsdp, frozen_policy=p), world_size=8, example=example) for p in POLICIES]
+    """(bytes held, bytes sent) of every mix of policies, by the same memory events."""
+    plans = [make_plan(model, fsdp.change(frozen_policy=p), world_size=8, example=example) for p in POLICIES]
     looks = [
         {repr(replace(u, frozen_policy=None)): u for u in units}
         for units in zip(*(p.units for p in plans), strict=True)
     ]
     for mix in itertools.product(*(look.values() for look in looks)):
         plan = replace(plans[0], units=mix)
-        yield plan, held_by(plan, train)[0], sum(sent(plan, u, train.accumulation) for u in mix)
+        yield step_peak(plan, train).bytes, sum(plan.wire_bytes(u, train.accumulation) for u in mix)
 
 
 @pytest.mark.parametrize(
     "widths, trained, rows, accumulation, fields",
     [
-        (11, (7, 9), 0, 1, {}),
-        (9, (7,), 64, 1, {"sharding_strategy": "SHARD_GRAD_OP"}),
-        ([8000] * 7, (3,), 20_000, 1, {"forward_prefetch": True}),
-        (7, (1,), 2000, 3, {"frozen_dtype": "bf16", "mixed_precision": "bf16"}),
-        (6, (0, 5), 400, 2, {"cpu_offload": True}),
+        (7, (3, 5), 0, 1, {}),
+        (6, (4,), 64, 1, {"sharding_strategy": "SHARD_GRAD_OP"}),
+        ([8000] * 6, (3,), 20_000, 1, {"forward_prefetch": True}),
+        (6, (1,), 2000, 3, {"frozen_dtype": "bf16", "mixed_precision": "bf16"}),
+        (5, (0, 4), 400, 2, {"cpu_offload": True}),
     ],
 )
-def test_as_exhaustive_search(widths, trained, rows, accumulation, fields):
+def test_within_a_twentieth_of_exhaustive_search(widths, trained, rows, accumulation, fields):
     rng = random.Random(rows)
     model = Chain(
         widths if isinstance(widths, list) else [8 * rng.randrange(100, 10**4) for _ in range(widths)], trained
@@ -82,18 +80,18 @@ def test_as_exhaustive_search(widths, trained, rows, accumulation, fields):
     example = {"x": torch.zeros(rows, 8, device="meta")} if rows else None
     fsdp, train = FSDPParams(**fields), TrainParams(accumulation=accumulation, device="cuda")
     found = list(everything(model, fsdp, train, example))
-    low, high = min(held for _, held, _ in found), max(held for _, held, _ in found)
+    low, high = min(held for held, _ in found), max(held for held, _ in found)
     for share in (0.0, 0.1, rng.random(), 0.6, 1.0):
         budget = int(low + share * (high - low)) + 1
-        fsdp = replace(fsdp, frozen_policy="AUTO", memory_budget_gib=budget / GIB)
+        fsdp = fsdp.change(frozen_policy="AUTO", memory_budget_gib=budget / GIB)
         auto = make_plan(model, fsdp, world_size=8, example=example, train=train)
-        best = min(wire for _, held, wire in found if held <= budget)
-        assert auto.backend == "DDP" or sum(sent(auto, u, accumulation) for u in auto.units) == best
-        cost = estimate(auto, train)
-        assert (cost.peak_bytes or cost.memory_bytes) <= budget
+        best = min(wire for held, wire in found if held <= budget)
+        sent = sum(auto.wire_bytes(u, accumulation) for u in auto.units)
+        assert best <= sent <= 1.05 * best
+        assert step_peak(auto, train).bytes <= budget
         assert auto.why.startswith("AUTO: ") and auto.why[:40] in str(auto) and (" at most " in auto.why) == bool(rows)
     with pytest.raises(ParamError, match="too little: the least that a rank can hold") as error:
-        make_plan(model, replace(fsdp, memory_budget_gib=low / 2 / GIB), world_size=8, example=example, train=train)
+        make_plan(model, fsdp.change(memory_budget_gib=low / 2 / GIB), world_size=8, example=example, train=train)
     fix = float(str(error.value).split("set it to ")[1].split(",")[0])
     assert low <= fix * GIB < low + 2**20
 
@@ -114,34 +112,24 @@ def test_near_the_fractional_bound_when_units_are_many(count, seed, rows):
 def bound(plans, auto, budget: int) -> float:
     """Least traffic if units could be divided, with as much for what is gathered for a while as was chosen."""
     shard, _, whole = plans
-    for_a_while = memory_of(auto) - sum(u.held_bytes for u in auto.units)
-    memory, wire = for_a_while + sum(u.held_bytes for u in shard.units), float(traffic(shard))
+    for_a_while = memory_of(auto) - sum(u.bytes_at_rest for u in auto.units)
+    memory, wire = for_a_while + sum(u.bytes_at_rest for u in shard.units), float(traffic(shard))
     gains = []
     for a, b in zip(shard.units, whole.units, strict=True):
         if a.kind == "frozen":
-            gains.append((sent(shard, a) / (b.held_bytes - a.held_bytes), b.held_bytes - a.held_bytes))
+            gains.append((shard.wire_bytes(a) / (b.bytes_at_rest - a.bytes_at_rest), b.bytes_at_rest - a.bytes_at_rest))
     for rate, cost in sorted(gains, reverse=True):
         taken = min(cost, max(0, budget - memory))
         memory, wire = memory + taken, wire - rate * taken
     return wire
 
 
-def test_grad_flow_is_replicated_first_and_ddp_is_for_the_tiny():
+def test_grad_flow_is_replicated_first():
     model = Chain([10**5] * 9, (4,))
     least = memory_of(planned(model, None, FrozenPolicy.SHARD))
     some = planned(model, least + 2 * 7 * 10**6)
     chosen = [u for u in some.units if u.frozen_policy is FrozenPolicy.REPLICATE]
     assert chosen and all(u.grad_flow for u in chosen)
-    tiny = Chain([10**5] * 5 + [8], (5,))
-    for example in (None, {"x": torch.zeros(4, 8, device="meta")}):
-        ddp = planned(tiny, GIB, example=example)
-        assert ddp.backend == "DDP" and "so little trains that one all-reduce" in " ".join(str(ddp).split())
-    large = Chain([10**5] * 5 + [10**6], (5,))
-    fsdp = FSDPParams(
-        frozen_policy="AUTO", memory_budget_gib=1, sharding_strategy="SHARD_GRAD_OP", mixed_precision="bf16"
-    )
-    auto = make_plan(large, fsdp, world_size=8)  # 6 bytes for each trainable one, DDP 8
-    assert auto.backend == "FSDP2" and {u.frozen_policy for u in auto.units if u.kind == "frozen"} == {"REPLICATE"}
 
 
 def test_a_budget_that_is_too_small_says_by_how_much():

@@ -12,12 +12,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mmfsdp.compat.describe import describe
+from mmfsdp.core.collectives import Collectives
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.step import gradient_sync
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
-from mmfsdp.measure import Collectives
+from mmfsdp.estimate.plan_diff import plan_diff
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
-from mmfsdp.plan import describe, make_plan
-from mmfsdp.step.core import _accumulating
-from mmfsdp.wrap import apply_plan
 from tests.ranks import in_processes, on_ranks
 from tests.ruin import always
 
@@ -155,7 +157,7 @@ def one(fields: dict, accumulation: int, seen: bool, *tree) -> list[str]:
         for _ in range(2):
             with Collectives() as counted:
                 for i in range(accumulation):
-                    with _accumulating(model, last=i == accumulation - 1):
+                    with gradient_sync(model, last=i == accumulation - 1):
                         model(x).sum().backward()
                 found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
     except Exception as error:
@@ -173,7 +175,7 @@ def one(fields: dict, accumulation: int, seen: bool, *tree) -> list[str]:
     if rest != cost.memory.parameters:
         wrong.append(f"holds {rest}, planned {cost.memory.parameters}")
     back = describe(model)
-    if different := plan.diff(back) or (units_of(plan) != units_of(back) and "params or places"):
+    if different := plan_diff(plan, back) or (units_of(plan) != units_of(back) and "params or places"):
         wrong.append(f"read back: {different}")
     return wrong
 
@@ -184,7 +186,7 @@ def units_of(plan) -> list:
         (
             u.modules,
             {(p.name, p.shape, p.dtype, p.trainable, *sorted(p.aliases)) for p in u.params},
-            u.hold,
+            u.reshard_after_backward,
             u.reduced_bytes,
         )
         for u in plan.units

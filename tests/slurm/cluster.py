@@ -85,11 +85,10 @@ StoragePass=slurm
 """
 
 SQUEUE = """#!/bin/sh
-echo "$(date +%s.%N)" >> {folder}/squeue.calls
 [ ! -e {folder}/squeue.broken ] || {{ echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }}
 exec {real} "$@"
 """
-"""The real squeue, its calls counted; out of order while a file says so."""
+"""The real squeue; out of order while a file says so."""
 
 
 class Cluster:
@@ -183,11 +182,6 @@ class Cluster:
             time.sleep(2)
             for job in held:
                 self.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
-
-    def squeue_calls(self) -> list[float]:
-        """When squeue was called."""
-        path = self.folder / "squeue.calls"
-        return [float(line) for line in path.read_text().split()] if path.exists() else []
 
     def words(self) -> str:
         """The last lines of all daemons."""

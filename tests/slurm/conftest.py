@@ -7,7 +7,7 @@ import pytest
 
 from mmfsdp import Run, launch
 from mmfsdp.params import RunParams
-from mmfsdp.runs import queue
+from mmfsdp.run import slurm_state as queue
 from tests.slurm.cluster import Cluster, missing
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -46,15 +46,14 @@ def cluster(request, monkeypatch):
     slurm = request.getfixturevalue("accounted" if "accounted" in request.fixturenames else "slurm")
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tempfile.tempdir", None)  # TMPDIR is read again: answers of squeue are this cluster's
-    monkeypatch.setattr(queue, "EVERY", 1.0)  # in this process
+    monkeypatch.setattr(queue, "_queues", {})  # answers of squeue are this cluster's
+    monkeypatch.setattr(queue, "SQUEUE_INTERVAL_S", 1.0)  # in this process
     yield slurm
     for line in slurm.ask("squeue", "--noheader", "--format=%i %j").stdout.splitlines():
         number, name = line.split()
         if name != "timed":
             slurm.ask("scancel", number)
             slurm.ask("scancel", "--signal=KILL", "--full", number)
-    monkeypatch.setattr("tempfile.tempdir", None)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from mmfsdp.runs import Beat, MetricsWriter, Preempted, asked, beat_path
+from mmfsdp.run.folder import MetricsWriter, heartbeat_path
+from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.preempt import Preempted, preemption_requested
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -21,7 +23,7 @@ def places(folder: Path) -> None:
 def stream(folder: Path) -> None:
     """A line and a row of metrics every tenth of a second until stopped; deaf to TERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    metrics, beat = MetricsWriter(folder, RANK), Beat(folder, RANK)
+    metrics, beat = MetricsWriter(folder, RANK), Heartbeat(folder, RANK)
     for step in range(1, 6000):
         beat(f"step {step} compute")
         print(f"at {time.time()}")
@@ -35,8 +37,8 @@ def hang(folder: Path) -> None:
     def hang_here() -> None:
         time.sleep(600)
 
-    beat = Beat(folder, RANK)
-    while RANK != 3 and not beat_path(folder, 3).exists():  # as they meet in a training, however late one starts
+    beat = Heartbeat(folder, RANK)
+    while RANK != 3 and not heartbeat_path(folder, 3).exists():  # as they meet in a training, however late one starts
         time.sleep(0.05)
     for step in range(1, 3):
         beat(f"step {step} compute")
@@ -73,9 +75,9 @@ def raises(folder: Path) -> None:
 
 
 def polite(folder: Path) -> None:
-    """Steps until asked to make room, as training does."""
+    """Steps until it is preempted, as in training."""
     for step in range(1, 6000):
-        if asked():
+        if preemption_requested():
             raise Preempted(step)
         print(f"life {os.environ.get('SLURM_RESTART_COUNT', '0')} step {step}")
         time.sleep(0.1)
@@ -84,13 +86,13 @@ def polite(folder: Path) -> None:
 def trains(folder: Path) -> None:
     """The real training, with a pause in each step and save until its last life, whose number is by launch.name."""
     from mmfsdp import train
-    from mmfsdp.checkpoint import core
+    from mmfsdp.checkpoint import saving
     from mmfsdp.train import loop
 
     last, pause = (1, 2.0) if folder.name == "limited" else (5, 0.3)
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= last:
         return train.run(folder)
-    states, reset = core.random_state, loop.Collectives.reset
+    states, reset = saving.random_states, loop.Collectives.reset
 
     def slow_states():
         time.sleep(pause)
@@ -100,5 +102,5 @@ def trains(folder: Path) -> None:
         time.sleep(pause)
         reset(self)
 
-    core.random_state, loop.Collectives.reset = slow_states, slow_reset
+    saving.random_states, loop.Collectives.reset = slow_states, slow_reset
     train.run(folder)

@@ -3,14 +3,13 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from mmfsdp import ParamError, sweep
-from mmfsdp.launch.sweeps import Sweep
 from mmfsdp.params import load
-from mmfsdp.runs import Status
+from mmfsdp.run.record import Status
+from mmfsdp.run.sweep import Sweep
 from tests.slurm.cluster import until
 from tests.slurm.conftest import ROOT, light
 
@@ -52,7 +51,7 @@ def test_a_waiting_and_running_array_is_cancelled_whole(cluster, tmp_path, monke
 
 
 def test_a_member_whose_plan_is_wrong_is_never_submitted(cluster, tmp_path):
-    wrong = replace(light(tmp_path), model=replace(load("tiny").model, freeze=("*",)))
+    wrong = light(tmp_path).change(model=load("tiny").model.change(freeze=("*",)))
     wrong.to_yaml(tmp_path / "params.yaml")
     code = (
         "import sys; from mmfsdp import RunParams, sweep; found = sweep(RunParams.from_yaml(sys.argv[1]), "

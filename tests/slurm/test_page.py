@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from mmfsdp.cli.words import parse
-from mmfsdp.launch import sbatch_text
+from mmfsdp.cli.planning import parse
 from mmfsdp.params.launch import SLURM_FIELDS
+from mmfsdp.run.slurm import sbatch_text
 
 PAGE = (Path(__file__).resolve().parents[2] / "notebooks/reference/clusters.md").read_text()
 

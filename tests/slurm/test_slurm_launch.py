@@ -7,9 +7,11 @@ import sys
 import pytest
 
 from mmfsdp import ParamError
-from mmfsdp.launch import sbatch_text
-from mmfsdp.launch import slurm as submission
-from mmfsdp.runs import Status, queue, read_json
+from mmfsdp.run import slurm as submission
+from mmfsdp.run import slurm_state as queue
+from mmfsdp.run.folder import read_json
+from mmfsdp.run.record import Status
+from mmfsdp.run.slurm import sbatch_text
 from tests.slurm.cluster import until
 from tests.slurm.conftest import light
 
@@ -77,7 +79,7 @@ def test_every_end_is_told_with_its_cause(submit, cluster):
         assert reason in state.reason and traceback in state.traceback, f"{entry}: {state}\n{state.traceback}"
         assert read_json(runs[entry].path / "status.json")["status"] == "FAILED", "the folder keeps it"
     state = outside.wait(60)
-    assert state.status is Status.CANCELLED and "from outside" in state.reason
+    assert state.status is Status.CANCELLED and "by scancel" in state.reason
 
 
 REFUSALS = {
@@ -90,7 +92,7 @@ REFUSALS = {
 
 
 def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, monkeypatch):
-    monkeypatch.setattr(submission, "ANSWER", 30)  # on a busy machine
+    monkeypatch.setattr(submission, "TEST_TIMEOUT_S", 30)  # on a busy machine
     for field, value in REFUSALS.items():
         with pytest.raises(ParamError, match="[Ii]nvalid|unrecognized") as caught:
             submit("stream", **{f"launch.{field}": value})
@@ -102,16 +104,16 @@ def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, mon
     assert state.reason.startswith("launch.nodes, or gpus_per_node, ") and "node configuration" in state.reason
 
 
-def test_ranks_that_make_room_are_queued_again_unless_cancelled(submit, cluster, monkeypatch):
+def test_a_preempted_job_is_requeued_unless_cancelled(submit, cluster, monkeypatch):
     again, outside = submit("polite", **{"launch.name": "again"}), submit("polite", **{"launch.name": "outside"})
     for run in (again, outside):
         for rank in range(4):
             until(lambda run=run, rank=rank: "life 0 step 2" in run.logs(rank), words=lambda run=run: str(run.state()))
     with monkeypatch.context() as patch:
-        patch.setattr(queue, "EVERY", 1000.0)  # the ranks' own word stands until Slurm is asked again
+        patch.setattr(queue, "SQUEUE_INTERVAL_S", 1000.0)  # the ranks' own report stands until Slurm is asked again
         cluster.ask("scancel", "--signal=USR2", again.job)
         cluster.ask("scancel", outside.job)
-        until(lambda: again.state().reason == f"job {again.job}: its ranks made room, and it is queued again")
+        until(lambda: again.state().reason == f"job {again.job}: preempted; requeued")
     state = until(
         lambda: (s := again.state()).reason.count("BeginTime") and s,
         words=lambda: f"{again.state()}\n{cluster.ask('squeue', '-t', 'all').stdout}\n{again.logs(0)}",
@@ -122,5 +124,5 @@ def test_ranks_that_make_room_are_queued_again_unless_cancelled(submit, cluster,
     assert again.state().status is Status.STARTING and "life 0 step 2" in again.logs(0)
     assert again.cancel().status is Status.CANCELLED
     state = outside.wait(60)
-    assert state.status is Status.CANCELLED and "from outside" in state.reason
+    assert state.status is Status.CANCELLED and "by scancel" in state.reason
     assert "life 1" not in outside.logs(0)

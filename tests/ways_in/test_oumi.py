@@ -8,7 +8,16 @@ import torch.distributed.fsdp as torch_fsdp
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-from mmfsdp import AutoWrapPolicy, BackwardPrefetch, FSDPParams, ShardingStrategy, StateDictType, wrap_fsdp
+from mmfsdp import (
+    AutoWrapPolicy,
+    BackwardPrefetch,
+    FSDPParams,
+    ParamError,
+    ShardingStrategy,
+    StateDictType,
+    make_plan,
+    wrap_fsdp,
+)
 from mmfsdp.params import Backend
 from tests.ranks import on_ranks
 
@@ -43,13 +52,31 @@ def test_every_enum_has_oumis_members_and_torchs_counterparts():
 
 
 def test_the_fields_are_oumis():
-    ours = set(FSDPParams.__dataclass_fields__)
+    ours = set(FSDPParams.model_fields)
     assert ours >= {
         "enable_fsdp", "sharding_strategy", "cpu_offload", "mixed_precision", "backward_prefetch", "forward_prefetch",
         "use_orig_params", "state_dict_type", "auto_wrap_policy", "min_num_params", "transformer_layer_cls",
         "sync_module_states",
     }  # fmt: skip
     assert FSDPParams(enable_fsdp=False).effective_backend is Backend.DDP
+
+
+def test_its_yaml_moves_as_it_is():
+    assert (
+        FSDPParams(use_orig_params=True, min_num_params=100_000, auto_wrap_policy="NO_WRAP").min_num_params == 100_000
+    )
+    named = FSDPParams(auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls="a.b.Layer, tests.Block")
+    assert named.layer_classes == ("Layer", "Block")
+    guessed = FSDPParams(auto_wrap_policy="TRANSFORMER_BASED_WRAP", use_orig_params=True)
+    plan = make_plan(
+        nn.ModuleDict({"layers": nn.Sequential(Layer(), Layer()), "head": nn.Linear(8, 2)}), guessed, world_size=2
+    )
+    assert [unit.modules for unit in plan.units[1:]] == [("layers.0",), ("layers.1",)]
+    assert [f.message for f in plan.lint if f.code == "guessed-layers"] == [
+        "transformer_layer_cls is not set; the model's lists of layers hold Layer"
+    ]
+    with pytest.raises(ParamError, match="transformer_layer_cls: is not set, and the model has no list of layers"):
+        make_plan(nn.Linear(8, 2), guessed, world_size=2)
 
 
 class Layer(nn.Module):

@@ -99,6 +99,7 @@ def run_the_examples() -> dict:
         seen["strategies"] = [u.sharding_strategy.name for u in units if isinstance(u.module, TransformerBlock)]
         seen["compute"] = sorted({str(unit.mixed_precision.param_dtype) for unit in units})
         seen["reduce"] = sorted({str(unit.mixed_precision.reduce_dtype) for unit in units})
+        seen["prefetch"] = sorted({unit.forward_prefetch for unit in units})
         seen["held"] = sum(p.numel() for p in wrapped.parameters())
         losses = torch.tensor(learns(wrapped, x[mine], y[mine], scaled="fp16" in name))
         dist.all_reduce(losses)
@@ -132,6 +133,7 @@ def test_the_arguments_mean_what_the_page_says(found):
     assert found["a block, but no auto_wrap"]["units"] == ["Sequential"]
     advanced = found["advanced"]
     assert advanced["wrapper"] == FSDP.__name__ and advanced["units"] == ["Sequential"]
+    assert advanced["prefetch"] == found["SHARD_GRAD"]["prefetch"] == [True]
     assert advanced["compute"] == advanced["reduce"] == ["torch.bfloat16"]
     assert whole / 2 <= advanced["held"] < whole / 2 + 100
     assert found["fp16"]["compute"] == found["fp16"]["reduce"] == ["torch.float16"]

@@ -1,0 +1,213 @@
+"""Save a checkpoint: complete or absent, whenever a rank dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ..core.collectives import gather_json, is_distributed, rank, world_size
+from ..params import StateDictType
+from .folder import checkpoint_name, complete_checkpoints, file_checksum, write_marker
+from .tensors import Tensors, local_tensors, model_tensors, optimizer_tensors
+
+
+def save(
+    folder: Path,
+    *,
+    model: nn.Module,
+    step: int,
+    optimizer: Optimizer | None = None,
+    kind: StateDictType = StateDictType.SHARDED_STATE_DICT,
+    keep_last: int | None = None,
+    record: dict[str, Any] | None = None,
+    carried: frozenset[str] = frozenset(),
+    whole: bool = False,
+    background: Background | None = None,
+    done: Callable[[Path], None] = lambda path: None,
+) -> Path:
+    """Save a wrapped model, its optimizer and every rank's random states. Return the folder. Every rank must call it.
+
+    Of the model, save what trains, and frozen parameters named in `carried`, or `whole`. record: plain data for the
+    marker. keep_last: number of complete checkpoints to keep. background: copy now, write while the caller continues.
+    done: called with the folder once the checkpoint is complete.
+    """
+    trained = model_tensors(model)
+    tensors = model_tensors(model, also=carried, whole=whole) if carried or whole else trained
+    marker = {
+        "step": step,
+        "kind": kind.value,
+        "ranks": world_size(),
+        "names": sorted(trained),
+        "carried": sorted(set(tensors) - set(trained)),
+        "optimizer": optimizer is not None,
+        **(record or {}),
+    }
+    snapshot = Snapshot({f"ranks/{rank():05d}.safetensors": random_states()})
+    if kind is StateDictType.LOCAL_STATE_DICT:
+        snapshot.files[f"local-{rank():05d}.safetensors"] = local_tensors(model, optimizer)
+    else:
+        snapshot.add(".", tensors, kind)
+        if optimizer is not None:
+            snapshot.add("optimizer", optimizer_tensors(model, optimizer), kind)
+    target = folder / checkpoint_name(step)
+
+    def write(snapshot: Snapshot, group: Any) -> None:
+        write_checkpoint(target, snapshot, marker, keep_last=keep_last, group=group)
+        done(target)
+
+    if background is None:
+        write(snapshot, None)
+    else:
+        background.start(write, snapshot, step)
+    return target
+
+
+def random_states() -> dict[str, torch.Tensor]:
+    """Return the states of torch's random generators in this process."""
+    states = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+@dataclass
+class Snapshot:
+    """This rank's part of a checkpoint."""
+
+    files: dict[str, dict[str, torch.Tensor]]
+    """Tensors of each file that this rank writes by itself."""
+    sharded: dict[str, Tensors] = field(default_factory=dict)
+    """Tensors of each subfolder that all ranks write together, each its shards."""
+
+    def add(self, subfolder: str, tensors: Tensors, kind: StateDictType) -> None:
+        """Add the tensors of a subfolder. FULL_STATE_DICT gathers them into one file of rank 0's."""
+        if kind is StateDictType.SHARDED_STATE_DICT:
+            self.sharded[subfolder] = tensors
+            return
+        gathered = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if rank() == 0:  # elsewhere the full tensor goes at once
+                gathered[name] = full.detach().cpu().contiguous()
+        if rank() == 0:
+            self.files[f"{subfolder}/model.safetensors"] = gathered
+
+    def copy(self) -> Snapshot:
+        """Return a copy in CPU memory, which training does not change."""
+        copied = Snapshot({})
+        for source, copies in ((self.files, copied.files), (self.sharded, copied.sharded)):
+            for place, tensors in source.items():
+                copies[place] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        return copied
+
+    def write(self, folder: Path, group: Any) -> None:
+        """Write into a folder. Every rank must call it. Raises OSError naming the rank that could not."""
+        for subfolder, tensors in self.sharded.items():
+            writer = HuggingFaceStorageWriter(str(folder / subfolder), save_distributed=True)
+            try:
+                dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=not is_distributed())
+            except CheckpointException as error:
+                first, (cause, _) = min(error.failures.items())
+                if first != rank():
+                    time.sleep(1)  # let the rank that failed report first
+                raise OSError(f"rank {first} could not write: {cause}") from cause
+        for name, tensors in self.files.items():
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
+
+
+def write_checkpoint(
+    target: Path, snapshot: Snapshot, marker: dict[str, Any], *, keep_last: int | None, group: Any
+) -> None:
+    """Write a checkpoint under another name, then rename it. Older complete ones stay as they are at any moment."""
+    folder = target.parent
+    unfinished = folder / f".{target.name}.writing"
+    if rank() == 0:
+        for leftover in folder.glob(".step_*"):  # of a save that was cut off
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for part in ("optimizer", "ranks"):
+            (unfinished / part).mkdir(parents=True)
+    barrier(group)
+    snapshot.write(unfinished, group)
+    barrier(group)
+    checksums = file_checksums(unfinished, group)
+    if rank() == 0:
+        write_marker(unfinished, {**marker, "files": checksums})
+        replaced = folder / f".{target.name}.old"
+        if target.exists():  # saved before the run was taken back to an earlier step
+            target.rename(replaced)
+        os.replace(unfinished, target)
+        if keep_last:
+            for old in complete_checkpoints(folder)[:-keep_last]:
+                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
+        shutil.rmtree(replaced, ignore_errors=True)
+    barrier(group)
+
+
+def file_checksums(folder: Path, group: Any) -> dict[str, list[Any]]:
+    """Return the size and checksum of every file in a folder. The ranks share the work."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
+    checksums = {name: file_checksum(folder / name) for name in names[rank() :: world_size()]}
+    for of_rank in gather_json(checksums, group):
+        checksums |= of_rank
+    return checksums
+
+
+def barrier(group: Any) -> None:
+    """Wait for all ranks."""
+    if is_distributed():
+        dist.barrier(group)
+
+
+class Background:
+    """Write one checkpoint at a time in a thread, over a process group of its own. Every rank must make one.
+
+    `dcp.async_save` saves one folder only, and runs nothing after it on every rank, such as checksums and the marker.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if is_distributed() else None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._step = 0
+
+    def start(self, write: Callable[[Snapshot, Any], None], snapshot: Snapshot, step: int) -> None:
+        """Copy a snapshot, and write the copy in the thread. First wait for the checkpoint before."""
+        self.settle(wait=True)
+        self._step = step
+        copied = snapshot.copy()
+
+        def work() -> None:
+            try:
+                write(copied, self._group)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name=f"checkpoint of step {step}", daemon=True)
+        self._thread.start()
+
+    def settle(self, *, wait: bool) -> None:
+        """Raise RuntimeError if writing failed. With `wait`, first wait until the checkpoint is complete."""
+        if self._thread and (wait or not self._thread.is_alive()):
+            self._thread.join()
+            self._thread = None
+        if self._error:
+            raise RuntimeError(
+                f"the checkpoint of step {self._step}, written while training went on (train.async_save), failed: "
+                f"{self._error}"
+            ) from self._error

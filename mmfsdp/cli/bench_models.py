@@ -1,0 +1,280 @@
+"""Build what the benches measure: two models of random weights, batches for them, and the methods to shard them.
+
+The methods of other projects are written here as those have them. OpenFlamingo (its train.py and flamingo.py): FSDP1,
+every module wrapped twice, gathered in fp32 and reduced in bf16 under autocast; decoder layers un-frozen and kept from
+the optimizer, so that nothing clears their gradients; the whole input embedding trained, but for a mask, and no row of
+the head; each module clipped by itself. Cornstarch: FSDP2 per layer, as in its documentation.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.optim import AdamW
+
+from ..core.collectives import Collectives
+from ..core.freeze import freeze
+from ..core.optimizer import LocalAdamW
+from ..core.planner import make_plan
+from ..core.step import train_step
+from ..core.wrap import apply_plan
+from ..data import Batch
+from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
+from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
+from ..train.memory_meter import cpu_memory
+
+CPU = torch.device("cpu")
+MAX_NORM = 0.1
+"""Below the norm that these models' gradients have, so that every step is clipped."""
+
+OPENFLAMINGO = "OpenFlamingo's scheme"
+CORNSTARCH = "FSDP2 per layer (Cornstarch)"
+BY_LAYER = "FSDP1 by layer (Oumi, Zeta)"
+KEEP_GATHERED = {"sharding_strategy": "SHARD_GRAD_OP", "frozen_dtype": "bf16"}
+OURS: dict[str, dict[str, Any]] = {
+    "DDP": {"backend": "DDP"},
+    BY_LAYER: {"backend": "FSDP1", "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+    "FSDP2, root only": {"auto_wrap_policy": "NO_WRAP"},
+    "frozen-aware SHARD": {"frozen_dtype": "bf16"},
+    "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEEP_GATHERED},
+    "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", "forward_prefetch": True, **KEEP_GATHERED},
+}
+"""FSDP fields by method."""
+METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS)
+LAYERS = {
+    "flamingo": ("FlamingoLayer", "ResidualAttentionBlock"),
+    "projector": ("LlamaDecoderLayer", "ResidualAttentionBlock"),
+}
+"""Classes of the layers that are wrapped one by one, by kind of model."""
+
+
+WORDS, TOKENS, PICTURE_PIXELS = 10_000, 16, 32
+"""Size of the vocabulary, length of a sample, and side of its picture, of which a patch has half."""
+
+
+def build(kind: str, width: int = 512) -> Flamingo | MultimodalModel:
+    """Build a frozen vision encoder and language model, and what trains between them; the same weights each time.
+
+    kind: flamingo, or projector (as LLaVA's first stage: only the projector trains). width: of the language model; 512
+    makes a Flamingo of about 50 M parameters.
+    """
+    torch.manual_seed(0)
+    picture = {"image_size": PICTURE_PIXELS, "patch_size": PICTURE_PIXELS // 2}
+    picture |= {"width": width * 3 // 4, "layers": 6, "head_width": width // 8}
+    vision = build_vision(
+        BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": width, "vision_cfg": picture})
+    )
+    text = {"model_type": "llama", "vocab_size": WORDS, "hidden_size": width, "intermediate_size": width * 8 // 3}
+    text |= {"num_attention_heads": 8, "num_hidden_layers": 8 if kind == "projector" else 6}
+    language = build_language(BackboneParams(config=text))
+    if kind == "projector":
+        llava = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS})
+        freeze(llava, ("encoders.*", "language_model.*"))
+        return llava
+    model = Flamingo(
+        vision,
+        language,
+        tokens=TokenIds.after(WORDS),
+        cross_attention_every=2,
+        perceiver_depth=2,
+        num_latents=8,
+        attention_heads=7,
+        attention_head_dim=width // 8,
+    )
+    open_gates(model)
+    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
+    return model
+
+
+def open_gates(model: nn.Module) -> None:
+    """Open the gates of a Flamingo's cross-attention by half: at 0 nothing behind them would learn."""
+    for name, p in model.named_parameters():
+        if name.endswith("_gate"):
+            p.data.fill_(0.5)
+
+
+def batch_of(kind: str, *, seed: int) -> Batch:
+    """Return two samples of a picture each."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, WORDS, (2, TOKENS), generator=g)
+    placeholders = 4 if kind == "projector" else 1
+    ids[:, :placeholders] = WORDS if kind == "projector" else TokenIds.after(WORDS).image
+    labels = ids.clone()
+    labels[:, :placeholders] = -100
+    media: dict[str, Any] = {"vision": torch.randn(2, 1, 1, 3, PICTURE_PIXELS, PICTURE_PIXELS, generator=g)}
+    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
+
+
+@dataclass
+class Method:
+    """A model wrapped in one way, with its optimizer."""
+
+    name: str
+    model: nn.Module
+    optimizer: AdamW
+    mask_and_clip: Callable[[], None] | None = None
+    """OpenFlamingo's, after each backward. Without it, `train_step` does all."""
+    left_frozen: tuple[str, ...] = ()
+    """Parameters that train with the other methods and not with this."""
+
+    def step(self, batches: list[Batch], device: torch.device = CPU) -> None:
+        """Take one optimizer step."""
+        if self.mask_and_clip is None:
+            train_step(self.model, batches, self.optimizer, max_grad_norm=MAX_NORM)
+            return
+        for batch in batches:
+            self.backward(batch.to(device), len(batches))
+            self.mask_and_clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def backward(self, batch: Batch, micro_batches: int) -> None:
+        """Run forward and backward of this batch's share of the mean over the micro-batches."""
+        (self.model(**batch.inputs()).loss / micro_batches).backward()
+
+
+def wrap_as(
+    name: str,
+    model: nn.Module,
+    kind: str,
+    *,
+    example: dict[str, Any] | None = None,
+    device: torch.device = CPU,
+) -> Method:
+    """Wrap a model by the method of this name, in bf16 with fp32 reduction. example: of `make_plan`."""
+    if name == OPENFLAMINGO:
+        return _openflamingo(model, device)
+    if name == CORNSTARCH:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for module in [m for m in model.modules() if type(m).__name__ in LAYERS[kind]]:
+            fully_shard(module, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return Method(name, model, AdamW(_trainable(model), lr=1e-4, fused=True))
+    fields = dict(OURS[name])
+    if name == BY_LAYER:
+        fields["transformer_layer_cls"] = ",".join(LAYERS[kind])
+    fsdp = FSDPParams(mixed_precision="bf16", **fields)  # type: ignore[arg-type]
+    example = example or batch_of(kind, seed=0).inputs()
+    plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
+    model = apply_plan(model, plan, device=device)  # whatever the lint warns of: that is what is compared
+    return Method(name, model, LocalAdamW(_trainable(model), lr=1e-4, fused=True))
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _openflamingo(model: nn.Module, device: torch.device) -> Method:
+    """Wrap each part twice by FSDP1; frozen decoder layers are un-frozen for that and kept from the optimizer."""
+    dtypes = MixedPrecision(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
+    model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+    embedding = "language_model.model.embed_tokens"
+    table = f"{embedding}.table.weight"
+    head: list[str] = []
+    if isinstance(model, Flamingo):
+        head = ["language_model.lm_head.new_tokens.weight"]
+        model.get_parameter(head[0]).requires_grad_(False)
+        model.get_parameter(table).requires_grad_(True)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    layers = [n for n, m in model.named_modules() if type(m).__name__ in ("LlamaDecoderLayer", "GatedCrossAttention")]
+    for name in layers:
+        model.get_submodule(name).requires_grad_(True)
+    modules = dict(model.named_modules())
+    clipped = []
+    for name in [*layers, "perceiver", "projectors.vision", embedding]:
+        if name in modules and any(parameter.startswith(f"{name}.") for parameter in trained):
+            clipped.append(name)
+    ends = ["perceiver", "projectors.vision", embedding, "language_model.lm_head", "vision_encoder", "encoders.vision"]
+    for name in [*layers, *ends]:
+        if name not in modules:
+            continue
+        module = modules[name]
+        for _ in range(2):
+            module = FullyShardedDataParallel(
+                module, mixed_precision=dtypes, device_id=device, use_orig_params=True, forward_prefetch=True
+            )
+        parent, _, key = name.rpartition(".")
+        setattr(model.get_submodule(parent), key, module)
+    model.to(device)  # what is in no wrapper
+    parameters = {name.replace("_fsdp_wrapped_module.", ""): p for name, p in model.named_parameters()}
+
+    def mask_and_clip() -> None:
+        new_words = parameters[table].grad if table in trained else None
+        if new_words is not None:
+            new_words.zero_()  # its rows are of known words; new words have a table of their own here
+        for name in clipped:
+            module = model.get_submodule(name)
+            assert isinstance(module, FullyShardedDataParallel)
+            module.clip_grad_norm_(MAX_NORM)
+
+    optimizer = AdamW([p for name, p in parameters.items() if name in trained], lr=1e-4, weight_decay=0.0)
+    return Method(OPENFLAMINGO, model, optimizer, mask_and_clip, tuple(head))
+
+
+def measure_step(
+    make: Callable[[], Method], batches: list[Batch], device: torch.device
+) -> tuple[Method, dict[str, Any]]:
+    """Make a wrapped model, take two steps, and measure the third: its traffic, and this rank's memory in bytes."""
+    row: dict[str, Any] = {}
+
+    def steps(mark: Callable[[], None]) -> Method:
+        method = make()
+        for _ in range(2):
+            method.step(batches, device)
+        gc.collect()
+        mark()
+        with Collectives() as collectives:
+            method.step(batches, device)
+            sent = [count for count in collectives.rows() if count.phase != "control"]
+        row["way"] = method.name
+        row["wire_bytes"] = sum(count.wire_bytes for count in sent)
+        row["collectives"] = sum(count.count for count in sent)
+        return method
+
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        method = steps(lambda: torch.cuda.reset_peak_memory_stats(device))
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+        return method, row
+    with cpu_memory() as memory:
+        method = steps(memory.mark)
+    row["rest_bytes"] = memory.at_mark
+    row["peak_bytes"] = memory.peak
+    return method, row
+
+
+def seconds_of_steps(
+    methods: Sequence[Method], batches: list[Batch], rounds: int, device: torch.device = CPU
+) -> dict[str, list[float]]:
+    """Time one step of each method in each round.
+
+    A step that is not timed comes first: in training, too, a step finds caches and memory as one of its own kind has
+    left them. Every other round goes backwards, so that each method has other neighbors.
+    """
+    seconds: dict[str, list[float]] = {method.name: [] for method in methods}
+    for number in range(rounds):
+        order = list(methods)
+        if number % 2:
+            order.reverse()
+        for method in order:
+            method.step(batches, device)
+            _wait_for_ranks(device)
+            start = time.perf_counter()
+            method.step(batches, device)
+            _wait_for_ranks(device)
+            seconds[method.name].append(time.perf_counter() - start)
+    return seconds
+
+
+def _wait_for_ranks(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.barrier()

@@ -1,0 +1,177 @@
+"""`mmfsdp bench step`: how near a training step is to what its device can do, beside other methods to wrap the model.
+
+On GPUs: one rank each, nccl, the model of OpenFlamingo's size; on the CPU: two ranks, gloo, the demo's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..core.freeze import freeze
+from ..core.plan import WrapPlan
+from ..core.planner import make_plan, with_memory_events
+from ..data import Batch
+from ..estimate import estimate, step_time
+from ..models import Flamingo
+from ..models.build import build_model
+from ..params import Device, FSDPParams, ModelParams, Precision, RunParams, TrainParams, load
+from ..train.profile import machine_here
+from .bench_models import METHODS, OPENFLAMINGO, OURS, Method, measure_step, open_gates, seconds_of_steps, wrap_as
+from .spawn_ranks import on_ranks
+
+COMPARED = (OPENFLAMINGO, "DDP", *(name for name in METHODS if name.startswith("frozen-aware")))
+LARGE: dict[str, Any] = {
+    "model.vision.source": "open_clip",
+    "model.vision.name": "ViT-L-14",
+    "model.vision.weights": None,
+    "model.vision.config": {},
+    "model.cross_attention_every": 1,
+    "data.max_length": 512,
+    "launch.name": "ViT-L-14_Llama-3.2-1B",
+}
+"""What is measured on a GPU, as changes of the preset clip_llama_1b."""
+
+
+def bench_step(
+    *,
+    config: str | None = None,
+    ranks: int | None = None,
+    rounds: int = 7,
+    samples: int | None = None,
+    length: int | None = None,
+) -> dict[str, Any]:
+    """Measure one optimizer step of each method in bf16: median seconds in interleaved rounds, samples per second,
+    share of the device's own matrix rate (counted over what the mix of frozen and trainable needs), peak memory, and
+    the predicted seconds and peak.
+
+    config: preset or YAML file of a Flamingo, whose weights are drawn at random; unset, on GPUs ViT-L/14 and the layout
+    of Llama-3.2-1B, and tiny on the CPU. ranks: unset, all GPUs, or 2. samples, length: of a batch; unset, the
+    configuration's.
+    """
+    gpus = torch.cuda.device_count()
+    params = load(config) if config else configuration(on_gpu=gpus > 0)
+    params = params.change(**{"train.batch_size": samples or params.train.batch_size})
+    params = params.change(**{"data.max_length": length or params.data.max_length, "fsdp.mixed_precision": "bf16"})
+    backend = "nccl" if gpus else "gloo"
+    return on_ranks(_measure, ranks or gpus or 2, params, rounds, method="spawn", backend=backend)[0]
+
+
+def configuration(*, on_gpu: bool) -> RunParams:
+    """Return what is measured where no configuration is named."""
+    return load("clip_llama_1b").change(**LARGE) if on_gpu else load("tiny")
+
+
+def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    batch = batch_for(params, random_model(params.model, meta=True), rank)
+    machine = machine_here(params.launch, device, dtype=torch.bfloat16)
+    methods, rows = [], []
+    for name in COMPARED:
+        plan = _plan(name, params, batch)
+
+        def make(name: str = name) -> Method:
+            return wrap_as(name, random_model(params.model), "flamingo", example=batch.inputs(), device=device)
+
+        method, row = measure_step(make, [batch], device)
+        if device.type == "cpu":  # the batch was made before memory was watched
+            tensors = (batch.input_ids, batch.attention_mask, batch.labels, *batch.media.values())
+            row["peak_bytes"] += sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        row["flops"] = plan.flops
+        row["predicted_peak"] = row["predicted_seconds"] = None
+        if name in OURS:
+            train = TrainParams(device=Device(device.type))
+            row["predicted_peak"] = estimate(plan, train).peak_bytes
+            row["predicted_seconds"] = step_time(plan, train, machine=machine).overlapped
+        methods.append(method)
+        rows.append(row)
+    seconds = seconds_of_steps(methods, [batch], rounds, device)
+    for row in rows:
+        own = seconds[row["way"]]
+        row["seconds"] = median(own)
+        row["to_ddp"] = median(a / b for a, b in zip(own, seconds["DDP"], strict=True))
+        row["samples_per_s"] = batch.size * ranks / row["seconds"]
+        row["utilization"] = row["flops"] / row["seconds"] / machine.flops
+    title = _title(params, plan, ranks, device)
+    dist.barrier()
+    return {"title": title, "rounds": rounds, "rates": asdict(machine), "rows": rows}
+
+
+def _plan(name: str, params: RunParams, batch: Batch) -> WrapPlan:
+    """Return the plan of a method; for another project's method, one that counts the FLOPs."""
+    model = random_model(params.model, meta=True)
+    fsdp = FSDPParams(mixed_precision=Precision.BF16, **OURS.get(name, {}))
+    plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=batch.inputs())
+    return with_memory_events(model, plan, batch.inputs())
+
+
+def random_model(params: ModelParams, *, meta: bool = False) -> Flamingo:
+    """Return the model with random weights, the same on every rank; its tables untied, as some methods need them."""
+    torch.manual_seed(0)
+    config = {**params.language.config, "tie_word_embeddings": False}
+    language = params.language.change(weights=None, config=config)
+    if "model_type" in config:
+        language = language.change(name="")  # else its tokenizer would be looked for
+    model, _ = build_model(params.change(**{"vision.weights": None, "language": language}), meta=meta)
+    assert isinstance(model, Flamingo), "config: names no Flamingo"
+    open_gates(model)
+    freeze(model, params.freeze)
+    return model
+
+
+def batch_for(params: RunParams, model: Flamingo, rank: int) -> Batch:
+    """Return samples of a picture and text each, without padding."""
+    g = torch.Generator().manual_seed(rank)
+    size, length = params.train.batch_size, params.data.max_length
+    ids = torch.randint(0, model.tokens.known, (size, length), generator=g)
+    ids[:, 0] = model.tokens.image
+    labels = ids.clone()
+    labels[:, 0] = -100
+    pictures = torch.randn(size, 1, *model.vision_encoder.item_shape, generator=g)
+    media = {"vision": pictures if pictures.ndim == 6 else pictures[:, :, None]}
+    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
+
+
+def _title(params: RunParams, plan: WrapPlan, ranks: int, device: torch.device) -> str:
+    numel = sum(unit.numel for unit in plan.units)
+    trainable = sum(unit.trainable_numel for unit in plan.units)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return (
+        f"{params.launch.name}, {numel / 1e6:,.1f} M parameters, {trainable / numel:.1%} of them trainable; {ranks} x "
+        f"{name}; {params.train.batch_size} samples of a picture and {params.data.max_length} tokens a rank; bf16"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the rows as text."""
+    rates = result["rates"]
+    lines = [
+        result["title"],
+        f"measured here: {rates['flops'] / 1e12:,.2f} TFLOP/s in bf16, {rates['memory'] / 1e9:,.1f} GB/s memory, "
+        f"{rates['bandwidth'] / 1e9:,.2f} GB/s between ranks",
+        f"{'':26}{'seconds':>9}{'x DDP':>7}{'predicted':>10}{'samples/s':>11}{'of rate':>8}{'peak MB':>10}"
+        f"{'predicted':>10}{'sent MB':>10}",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"{row['way']:26}{row['seconds']:>9.4f}{row['to_ddp']:>7.3f}"
+            f"{_difference(row['predicted_seconds'], row['seconds']):>10}"
+            f"{row['samples_per_s']:>11.2f}{row['utilization']:>8.1%}{row['peak_bytes'] / 1e6:>10.1f}"
+            f"{_difference(row['predicted_peak'], row['peak_bytes']):>10}{row['wire_bytes'] / 1e6:>10.2f}"
+        )
+    lines.append("x DDP: the median over rounds of the round's ratio; predicted: beside measured")
+    return "\n".join(lines)
+
+
+def _difference(predicted: float | None, measured: float) -> str:
+    return "" if predicted is None else f"{predicted / measured - 1:+.1%}"

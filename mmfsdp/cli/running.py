@@ -1,0 +1,249 @@
+"""The commands that start runs or follow them to their end: run, launch, resume, watch, caption, sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from ..params import ParamError, RunParams
+from ..params.base import read_yaml
+from .planning import check_plan, parse, print_plan, run_folder
+
+if TYPE_CHECKING:
+    from ..run.sweep import Sweep
+
+SWEEP_HELP = """mmfsdp sweep [--config C] [--grid FIELD=A,B ...] [--file SWEEP.yaml] [--at-once N] [--detach] [flags]
+    start a run for each combination, N at a time; flags as for `mmfsdp launch`. launch.name names the sweep
+    --grid FIELD=A,B FIELD=C,D   values to try; a list in brackets is YAML: data.more=[[], [{...}]]
+    --file SWEEP.yaml            grid: {FIELD: [A, B]}, overrides: [{FIELD: A, ...}], at_once: N
+    --detach                     return at once; without it, wait for the end (Ctrl-C leaves the sweep running)
+mmfsdp sweep FOLDER                      print its table
+mmfsdp sweep FOLDER --again [MEMBER ...] run failed or cancelled members again: those named, or all
+mmfsdp cancel FOLDER                     stop all its runs"""
+
+
+def run(argv: list[str]) -> int:
+    """Do it all in the foreground: plan, pretrain, launch, follow, caption, report."""
+    from ..data import check_data
+    from ..run.launch import check
+    from ..run.launch import launch as start
+
+    params = parse("run", argv)
+    check(params)  # before a minute of pretraining
+    check_data(params.data)
+    print_plan(params).check()
+    prepare(params)
+    started = start(params)
+    print(f"run: {started.path}")
+    failed = follow(started.path)
+    return 1 if failed else finish(started.path)
+
+
+def launch(argv: list[str]) -> int:
+    """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
+    from ..run.launch import check
+    from ..run.launch import launch as start
+    from ..run.slurm import sbatch_text
+
+    words = [word for word in argv if word != "--dry-run"]
+    params = parse("launch", words)
+    if "--dry-run" in argv:
+        print(sbatch_text(params), end="")
+        return 0
+    check(params)
+    check_plan(params)
+    started = start(params)
+    print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`")
+    return 0
+
+
+def resume(argv: list[str]) -> int:
+    """Continue a run in its folder, from its newest complete checkpoint or from that of `--step`."""
+    from ..params.flags import Flags, count
+    from ..run.launch import Run
+
+    flags = Flags()
+    flags.add_argument("--step", type=count)
+    own, words = flags.parse_known_args(argv)
+    resumed = Run.open(run_folder(words[:1]))
+    params = parse("resume RUN", words[1:], default=resumed.params)
+    if words[1:]:
+        check_plan(params)  # these parameters may be other than those that ran
+    resumed.resume(step=own.step, params=params)
+    failed = follow(resumed.path)
+    return 1 if failed else finish(resumed.path)
+
+
+def watch(argv: list[str]) -> int:
+    """Follow a run."""
+    return follow(run_folder(argv))
+
+
+def caption(argv: list[str]) -> int:
+    """Caption new pictures with a finished run's checkpoint."""
+    from ..run.launch import Run
+
+    return finish(Run.open(run_folder(argv)).path)
+
+
+def prepare(params: RunParams) -> None:
+    """Pretrain the generated backbones if they are missing, with a progress bar."""
+    from ..models.build import needs_backbones
+
+    if needs_backbones(params.model):
+        from ..run.watch import bar
+        from ..train.pretrain import ensure_backbones
+
+        def show(label: str, share: float) -> None:
+            print(f"\r{label} {bar(share)}", end="\n" if share == 1 else "", flush=True)
+
+        print("the preset's backbones are pretrained here, once: minutes, and later runs find them")
+        ensure_backbones(params, progress=show)
+
+
+def follow(folder: Path) -> int:
+    """Print a run's lines until it ends. Returns 0 if it completed."""
+    from ..run.launch import Run
+    from ..run.watch import follow as lines
+
+    followed = Run.open(folder)
+    try:
+        for line in lines(followed.path):
+            print(line)
+    except KeyboardInterrupt:
+        name = quote(str(folder))
+        print(f"\n{followed.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it", end="")
+        raise
+    state = followed.state()
+    print(f"{followed.name}: {state}")
+    return 0 if state.ok else 1
+
+
+def finish(folder: Path) -> int:
+    """Caption held-out pictures, print five beside the truth, write result.json and the report."""
+    from ..run.launch import Run
+    from ..train.evaluate import caption_held_out
+    from ..widgets.report import write_report
+
+    Run(folder).own()  # another person's folder is refused now, not after minutes
+    result = caption_held_out(folder)
+    for row in result["captions"][:5]:
+        mark = "=" if row["caption"] == row["truth"] else "x"
+        print(f"  {mark} {row['caption']:<48} truth: {row['truth']}")
+    for key, value in result.items():
+        if isinstance(value, float):
+            print(f"  {key}: {value:.3f}")
+        elif not isinstance(value, (list, dict)):
+            print(f"  {key}: {value}")
+    for row in result.get("skipped", {}).values():
+        if row["times"] or row["cut"]:
+            print(f"  {row['path']}: {row['records']} records skipped, {row['cut']} texts cut to data.max_length")
+    print(f"report: {write_report(folder)}")
+    return 0
+
+
+def sweep(argv: list[str]) -> int:
+    """Start a sweep, or show one. Returns 1 if a member failed."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(SWEEP_HELP)
+        return 0
+    if not argv[0].startswith("-"):
+        return show(argv)
+    from ..run.launch import check
+    from ..run.sweep import sweep as start
+    from ..run.sweep import sweep_members
+
+    params, arguments, detach = read_sweep_words(argv)
+    check(params)
+    members = sweep_members(params, grid=arguments["grid"], overrides=arguments["overrides"])
+    check_plans([member for _, member in members])
+    prepare(params)
+    started = start(params, **arguments)
+    print(f"{started.path}: {len(started.members)} runs, {arguments['at_once']} at a time", flush=True)
+    return 0 if detach else follow_members(started)
+
+
+def read_sweep_words(argv: list[str]) -> tuple[RunParams, dict[str, Any], bool]:
+    """Return the shared parameters, the other arguments of `run.sweep`, and whether to return at once."""
+    from ..params.flags import Flags, count
+
+    flags = Flags()
+    flags.add_argument("--detach", action="store_true")
+    flags.add_argument("--file")
+    flags.add_argument("--grid", nargs="+", action="extend", default=[])
+    flags.add_argument("--at-once", type=count)
+    own, words = flags.parse_known_args(argv)
+    arguments: dict[str, Any] = {"grid": {}, "overrides": [{}], "at_once": 1}
+    if own.file:
+        arguments |= read_sweep_file(own.file)
+    for text in own.grid:
+        field, values = grid_values(text)
+        arguments["grid"][field] = values
+    if own.at_once:
+        arguments["at_once"] = own.at_once
+    return parse("sweep", words), arguments, own.detach
+
+
+def grid_values(text: str) -> tuple[str, list[Any]]:
+    """Return the field and the values of words such as `train.lr=1e-3,3e-4`. Raises ParamError."""
+    field, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ParamError("grid", f"{text!r} is not FIELD=VALUE,VALUE, such as train.lr=1e-3,3e-4")
+    if values.startswith("["):
+        return field, read_yaml(values, name="grid")
+    return field, [read_yaml(value, name="grid") for value in values.split(",")]
+
+
+def read_sweep_file(path: str) -> dict[str, Any]:
+    """Return the arguments of `run.sweep` that a YAML file holds. Raises ParamError."""
+    values = read_yaml(Path(path).read_bytes(), name=path) or {}
+    kinds: dict[str, type] = {"grid": dict, "overrides": list, "at_once": int}
+    entries = values.items() if isinstance(values, dict) else [("", values)]
+    for key, value in entries:
+        if key not in kinds or not isinstance(value, kinds[key]):
+            raise ParamError("file", f"{path}: {key!r}: may hold grid (a mapping), overrides (a list), at_once")
+    return values
+
+
+def check_plans(members: list[RunParams]) -> None:
+    """Raise ParamError for the lint's errors; members with the same plan are checked once."""
+    from ..train.preview import check
+
+    checked: set[str] = set()
+    for member in members:
+        key = repr((member.model, member.data, member.fsdp, member.launch.ranks))
+        if key not in checked:
+            checked.add(key)
+            check(member)
+
+
+def show(argv: list[str]) -> int:
+    """Print a sweep's table, or with --again run members again. Returns 1 if a member failed."""
+    from ..run.sweep import Sweep
+
+    shown = Sweep.open(run_folder(argv[:1]))
+    if argv[1:2] == ["--again"]:
+        names = shown.again(*argv[2:])
+        print(f"again: {', '.join(names) or 'none'}", flush=True)
+        return follow_members(shown)
+    if argv[1:]:
+        raise ParamError("sweep", f"unknown option {argv[1]!r}; of a sweep that exists, only --again is one")
+    print(shown)
+    return int(any(state.done and not state.ok for state in shown.states().values()))
+
+
+def follow_members(followed: Sweep) -> int:
+    """Wait for the end and print each member that ends, then the table. Returns 1 if a member failed."""
+    printed: set[str] = set()
+    while True:
+        over = followed.done()  # before the states: a member that ends between the two is printed
+        for name, state in followed.states().items():
+            if state.done and name not in printed:
+                printed.add(name)
+                print(f"{name}: {state}", flush=True)
+        if over:
+            break
+        followed.wait(1.0)
+    print(followed)
+    return int(not all(state.ok for state in followed.states().values()))

@@ -1,0 +1,56 @@
+"""on_ranks: run a function on real ranks on this machine, as the benches, the tests and the course do."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+PRELOADED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.train"]
+"""Imported once by the process that ranks are forked from."""
+
+
+def on_ranks(
+    work: Callable[..., Any], ranks: int, *args: Any, method: str = "forkserver", backend: str = "gloo"
+) -> list[Any]:
+    """Run `work(*args)` on so many ranks of a process group; return what each returned (plain data), by rank.
+
+    method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). Raises if
+    any rank fails.
+    """
+    return in_processes(_work_in_group, ranks, ranks, work, args, backend, method=method)
+
+
+def in_processes(work: Callable[..., Any], number: int, *args: Any, method: str = "forkserver") -> list[Any]:
+    """Run `work(rank, folder, *args)` in processes that share a folder but no process group; return their results."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_process, (folder, dict(os.environ), work, args), nprocs=number, start_method=method)
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
+
+
+def _process(rank: int, folder: str, environment: dict[str, str], work: Callable[..., Any], args: tuple) -> None:
+    os.environ.clear()  # a fork server has the environment of the time when it began
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
+
+
+def _work_in_group(rank: int, folder: str, ranks: int, work: Callable[..., Any], args: tuple, backend: str) -> Any:
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    try:
+        return work(*args)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Other projects' ways in and out."""

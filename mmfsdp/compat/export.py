@@ -1,0 +1,172 @@
+"""export: a run's weights as a folder that other libraries load, or as a checkpoint of OpenFlamingo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ..data.processor import Processor
+from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
+from ..models.backbones import load_tokenizer
+from ..models.build import build_model, resolve_generated
+from ..models.open_clip_towers import NO_TEXT, open_clip_config
+from ..models.tokens import merge_vocabulary
+from ..models.weights import make_readable
+from ..params import BackboneParams, ModelParams, ParamError, RunParams
+from ..train.evaluate import load_run
+from .openflamingo import save_open_flamingo
+
+LAYOUTS = ("from_pretrained", "open_flamingo")
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
+    """Write the model of a run's newest checkpoint into the new folder `to`, from one process. Return the folder.
+
+    from_pretrained: see `save_pretrained`. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads
+    it. Raises ParamError for another layout, and for open_flamingo if the model is no Flamingo.
+    """
+    if layout not in LAYOUTS:
+        raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
+    params, model, processor = load_run(run)
+    if layout == "from_pretrained":
+        save_pretrained(model, processor, params.model, to)
+    elif isinstance(model, Flamingo):
+        to.mkdir(parents=True)
+        params.to_yaml(to / "params.yaml")
+        save_open_flamingo(model, to / "checkpoint.pt")
+    else:
+        raise ParamError("layout", f"open_flamingo is for a Flamingo, not a {type(model).__name__}; use {LAYOUTS[0]}")
+    return to
+
+
+def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
+    """Write an unwrapped model into the new folder `to`. The model is taken apart and cannot be used afterwards.
+
+    language/          for transformers' AutoModelForCausalLM and AutoTokenizer; new tokens are its tables' last
+                       rows, LoRA adapters are merged into their matrices
+    vision/, audio/    for transformers' AutoModel, or as `local-dir:` for open_clip
+    model.safetensors  the other weights: the perceiver and the cross-attention, or the projectors
+    config.json        the model's parameters, for `load_pretrained`
+    """
+    to.mkdir(parents=True)
+    state = model.state_dict()
+    save_file({name: t.contiguous() for name, t in state.items() if _is_own(name)}, to / WEIGHTS_FILE)
+    encoders: Any = {"vision": model.vision_encoder} if isinstance(model, Flamingo) else model.encoders
+    _save_encoder(encoders["vision"], resolve_generated(params, "vision"), to / "vision")
+    for audio in params.encoders:
+        _save_encoder(encoders[audio.modality.value], audio, to / audio.modality.value)
+    tokenizer = processor.tokenizer
+    if isinstance(model, MultimodalModel):  # its placeholders have no rows, and are added at each load
+        tokenizer = load_tokenizer(resolve_generated(params, "language"))
+    _save_language(model, tokenizer, to / "language")
+    exported = params.change(
+        vision=_in_folder(params.vision, "vision"),
+        language=_in_folder(params.language, "language"),
+        encoders=tuple(_in_folder(audio, audio.modality.value) for audio in params.encoders),
+        freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
+        lora_rank=None,
+    )
+    config = {"model": type(model).__name__, **RunParams(model=exported).to_dict()["model"]}
+    (to / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
+    make_readable(to)
+
+
+def load_pretrained(folder: str | Path) -> tuple[MediaModel, Processor]:
+    """Return the model in a folder that `save_pretrained` wrote, in eval mode, and its processor.
+
+    Raises ParamError for another folder.
+    """
+    folder = Path(folder)
+    config = json.loads((folder / CONFIG_FILE).read_text()) if (folder / CONFIG_FILE).is_file() else {}
+    if config.pop("model", None) not in (Flamingo.__name__, MultimodalModel.__name__):
+        raise ParamError(
+            "folder", f"{str(folder)!r} holds no {CONFIG_FILE} of ours; give one that `mmfsdp export` wrote"
+        )
+    for backbone in (config["vision"], config["language"], *config["encoders"]):
+        backbone["name"] = backbone["weights"] = str(folder / backbone["weights"])
+    model, processor = build_model(RunParams.from_dict({"model": config}).model)
+    assert processor is not None, "the language model's folder has a tokenizer"
+    missing, unknown = model.load_state_dict(load_file(folder / WEIGHTS_FILE), strict=False)
+    different = [name for name in missing if _is_own(name)] + unknown
+    if different:
+        raise ParamError(
+            "folder",
+            f"{folder / WEIGHTS_FILE} and {CONFIG_FILE} differ in {len(different)} tensors, such as {different[0]}",
+        )
+    return model.eval(), processor
+
+
+def _is_own(name: str) -> bool:
+    """Return whether a weight belongs to no backbone."""
+    return name.startswith(("perceiver.", "projectors.")) or ".cross_attention." in name
+
+
+def _in_folder(backbone: Any, folder: str) -> Any:
+    """Return a backbone's parameters that point to the export's own folder."""
+    return backbone.change(name=folder, weights=folder, config={})
+
+
+def _save_language(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save the language model as transformers does, with new tokens and adapters merged, without cross-attention."""
+    language = model.language_model
+    if isinstance(model, Flamingo):
+        layers: Any = model.layers
+        for i, layer in enumerate(layers):
+            layers[i] = layer.decoder_layer
+        merge_vocabulary(language, model.tokens)
+    for name, module in list(language.named_modules()):
+        if hasattr(module, "lora_A"):
+            module.merge()
+            parent, _, key = name.rpartition(".")
+            setattr(language.get_submodule(parent), key, module.base_layer)
+    language.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _save_encoder(encoder: nn.Module, params: BackboneParams, folder: Path) -> None:
+    """Save an encoder as its library does.
+
+    The parts that the model does not use (a CLIP's text tower, Whisper's decoder) are saved tiny and untrained.
+    """
+    visual: Any = getattr(encoder, "visual", None)
+    if isinstance(encoder, AudioEncoder):
+        _save_whisper(encoder.audio, folder)
+    elif hasattr(visual, "save_pretrained"):
+        visual.save_pretrained(folder)
+    else:
+        _save_open_clip(encoder, params, folder)
+
+
+def _save_open_clip(encoder: Any, params: BackboneParams, folder: Path) -> None:
+    import open_clip
+
+    config = open_clip_config(params)
+    vision = dict(config["vision_cfg"])
+    if "timm_model_pretrained" in vision:
+        vision["timm_model_pretrained"] = False
+    quick_gelu = any(type(module).__name__ == "QuickGELU" for module in encoder.visual.modules())
+    config = {"embed_dim": config["embed_dim"], "vision_cfg": vision, "text_cfg": NO_TEXT, "quick_gelu": quick_gelu}
+    clip = open_clip.CLIP(**config)
+    clip.visual.load_state_dict(encoder.visual.state_dict(), strict=False)  # a head that is not used is not there
+    folder.mkdir()
+    preprocessing = {"mean": list(encoder.mean), "std": list(encoder.std)}
+    text = json.dumps({"model_cfg": config, "preprocess_cfg": preprocessing}, indent=1)
+    (folder / "open_clip_config.json").write_text(text + "\n")
+    save_file(clip.state_dict(), folder / "open_clip_model.safetensors")
+
+
+def _save_whisper(encoder: Any, folder: Path) -> None:
+    from transformers import WhisperConfig, WhisperModel
+
+    tiny = {"decoder_layers": 0, "vocab_size": 1, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    tiny |= {"decoder_start_token_id": 0, "max_target_positions": 1}
+    with torch.device("cpu"):
+        whisper = WhisperModel(WhisperConfig(**encoder.config.to_dict() | tiny))
+    whisper.encoder.load_state_dict(encoder.state_dict())
+    whisper.save_pretrained(folder)

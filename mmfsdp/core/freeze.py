@@ -1,0 +1,61 @@
+"""Freeze parameters by name patterns: `requires_grad` is set here and nowhere else."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..params import ParamError
+from ..params.model import freeze_patterns
+
+
+@dataclass(frozen=True)
+class FreezeReport:
+    """Names of the frozen and of the trainable parameters, in the model's order; a tied one by its first name."""
+
+    frozen: tuple[str, ...]
+    trainable: tuple[str, ...]
+
+
+def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeReport:
+    """Freeze the parameters whose names match, in place.
+
+    Patterns are shell-like (`*` also matches dots) and apply in order, as in a .gitignore: one that begins with `!`
+    makes trainable again; the name of a recipe (`params.RECIPES`: flamingo, llava_stage1, ...) stands for its patterns.
+    A tied parameter answers to each of its names; what no pattern matches stays as it is.
+    Raises ParamError for a pattern that matches nothing, and when nothing is left to train.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in freeze_patterns(patterns):
+        wanted = pattern.removeprefix("!")
+        matched = [name for name in named if fnmatchcase(name, wanted)]
+        if not matched:
+            raise ParamError("freeze", f"{pattern!r} matches no parameter{_near(wanted, named)}")
+        for name in matched:
+            # In the order of the patterns: the last that matches decides.
+            if named[name].is_floating_point():  # whole-number weights of quantized layers cannot train
+                named[name].requires_grad_(pattern.startswith("!"))
+    frozen: list[str] = []
+    trainable: list[str] = []
+    for name, p in model.named_parameters():
+        names = trainable if p.requires_grad else frozen
+        names.append(name)
+    if frozen and not trainable:
+        raise ParamError("freeze", f"{list(patterns)} leaves nothing to train; add a pattern such as '!{frozen[-1]}'")
+    return FreezeReport(tuple(frozen), tuple(trainable))
+
+
+def _near(pattern: str, names: dict[str, nn.Parameter]) -> str:
+    """Suggestions: the names, or the modules followed by .*, that look most like the pattern."""
+    modules = set()
+    for name in names:
+        while "." in name:
+            name = name.rpartition(".")[0]
+            modules.add(f"{name}.*")
+    near = difflib.get_close_matches(pattern, sorted(modules) + list(names), n=3, cutoff=0.5)
+    if near:
+        return "; near ones are " + ", ".join(near)
+    return f"; the first parameter is {next(iter(names), 'absent')}"

@@ -1,0 +1,102 @@
+"""Apply a plan with FSDP1: one FullyShardedDataParallel per unit, inner units first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+
+from ..params import ParamError, Precision
+from .fsdp2 import inner_units_first
+from .plan import Unit, WrapPlan
+from .units import torch_dtype
+from .weights import WeightSource, materialize
+
+
+def wrap_fsdp1(
+    model: nn.Module,
+    plan: WrapPlan,
+    *,
+    device: torch.device,
+    mesh: DeviceMesh,
+    replicated: set[nn.Parameter],
+    weights: WeightSource | None,
+) -> nn.Module:
+    """Replace each unit's module by a wrapper. Returns the wrapper around the model.
+
+    replicated: parameters that FSDP leaves whole. weights: fills a model on the meta device. Raises ParamError for
+    cpu_offload without a GPU.
+    """
+    if plan.fsdp.cpu_offload and device.type == "cpu":
+        raise ParamError("cpu_offload", "FSDP1 offloads from CUDA only; set it to false or backend to FSDP2")
+    for unit in inner_units_first(plan):
+        (name,) = unit.modules  # FSDP1 wraps one module at a time, so the planner makes no larger units for it
+        if weights is not None:
+            materialize(model, weights, unit.modules, device=device)
+        wrapped = FullyShardedDataParallel(
+            model.get_submodule(name),
+            sharding_strategy=sharding_strategy(unit, hybrid=plan.replicate > 1),
+            mixed_precision=mixed_precision(unit, plan),
+            backward_prefetch=backward_prefetch(unit, plan),
+            forward_prefetch=plan.fsdp.forward_prefetch,
+            cpu_offload=CPUOffload(offload_params=True) if plan.fsdp.cpu_offload else None,
+            # True keeps each parameter's own name and requires_grad, which a mixed unit needs.
+            use_orig_params=plan.fsdp.use_orig_params is not False,
+            ignored_states=list(replicated),
+            device_mesh=mesh,
+            device_id=device,
+        )
+        if not name:  # the root unit: the model itself, the last
+            return wrapped
+        # Unlike FSDP2, FSDP1 is a module around the module: put it in its place.
+        parent, _, key = name.rpartition(".")
+        setattr(model.get_submodule(parent), key, wrapped)
+    raise AssertionError("every plan has a root unit")
+
+
+def sharding_strategy(unit: Unit, *, hybrid: bool) -> ShardingStrategy:
+    """Return FSDP1's word for whether the unit is freed after forward, and whether ranks hold it several times."""
+    if hybrid and unit.reshard_after_forward:
+        return ShardingStrategy.HYBRID_SHARD
+    if hybrid:
+        return ShardingStrategy._HYBRID_SHARD_ZERO2
+    # FULL_SHARD is ZeRO-3, SHARD_GRAD_OP is ZeRO-2 (Rajbhandari et al. 2020).
+    return ShardingStrategy.FULL_SHARD if unit.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+
+
+def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecision:
+    """Return the unit's dtypes, as FSDP1 takes them."""
+    return MixedPrecision(
+        param_dtype=torch_dtype(unit.compute_dtype) if unit.compute_dtype else None,
+        reduce_dtype=plan.fsdp.reduce_dtype.to_torch(),
+        cast_forward_inputs=bool(unit.compute_dtype),
+        cast_root_forward_inputs=plan.fsdp.mixed_precision is not None,
+    )
+
+
+def backward_prefetch(unit: Unit, plan: WrapPlan) -> Any:
+    """Return FSDP1's BackwardPrefetch for the unit, or None.
+
+    FSDP1 prefetches the unit that ended forward just before this one, even if backward never enters it. The gather
+    would be wasted, and its memory freed only after backward.
+    """
+    earlier = [u for u in plan.units if u.sharded and u.params and u.forward_end < unit.forward_end]
+    if earlier and not max(earlier, key=lambda u: u.forward_end).grad_flow:
+        return None
+    return plan.fsdp.backward_prefetch.to_torch()
+
+
+def generate(wrapped: FullyShardedDataParallel, plan: WrapPlan, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+    """Call `generate` of the model inside the wrapper.
+
+    FSDP1 gathers the root's own parameters in the root's forward, which `generate` does not call: gather them here.
+    They come in fp32, so autocast stands in for mixed precision.
+    """
+    precision = plan.fsdp.mixed_precision or Precision.FP32
+    autocast = torch.autocast(device.type, dtype=precision.to_torch(), enabled=precision is not Precision.FP32)
+    # writeback: nothing has changed the weights, so nothing is copied back to the shards.
+    with FullyShardedDataParallel.summon_full_params(wrapped, recurse=False, writeback=False), autocast:
+        return wrapped.module.generate(*args, **kwargs)  # type: ignore[operator]

@@ -1,0 +1,286 @@
+"""Apply a plan with FSDP2: one `fully_shard` call per unit, inner units first. Then: activation checkpointing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
+
+from ..params import Backend, BackwardPrefetch, ParamError
+from .group import wrap_order
+from .plan import Unit, WrapPlan
+from .trace import Trace, has_forward
+from .units import torch_dtype
+from .weights import WeightSource, materialize
+
+MAX_UNITS_IN_LAYER = 3
+"""Units that a layer may have inside, such as adapters. A module with more is a tower of layers."""
+
+
+def wrap_fsdp2(
+    model: nn.Module,
+    plan: WrapPlan,
+    *,
+    device: torch.device,
+    mesh: DeviceMesh,
+    replicated: set[nn.Parameter],
+    weights: WeightSource | None,
+) -> nn.Module:
+    """Shard the model in place, unit by unit, and return it.
+
+    replicated: parameters that FSDP leaves whole. weights: fills a model on the meta device.
+    """
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
+    for unit in inner_units_first(plan):
+        if weights is not None:
+            materialize(model, weights, unit.modules, device=device)
+        modules = [model.get_submodule(name) for name in unit.modules]
+        fully_shard(
+            modules if len(modules) > 1 else modules[0],
+            mesh=mesh,
+            reshard_after_forward=unit.reshard_after_forward,
+            mp_policy=mixed_precision(unit, plan),
+            offload_policy=offload,
+            ignored_params=replicated,
+        )
+        modules[0].mmfsdp_unit = unit  # type: ignore[assignment]  # gradient accumulation reads it
+        # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
+        if unit.params and not unit.unshard_in_backward:
+            fsdp_module(model, unit).set_unshard_in_backward(False)
+            unshard_if_backward_comes(model, unit)
+    set_prefetch(model, plan)
+    return model
+
+
+def inner_units_first(plan: WrapPlan) -> list[Unit]:
+    """Return the sharded units, each after the units inside it: a wrapper takes the parameters that are left."""
+    sharded = [unit for unit in plan.units if unit.sharded]
+    order, _ = wrap_order([unit.modules for unit in sharded])
+    return [sharded[index] for index in order]
+
+
+def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
+    """Return the unit's dtypes: gathered and computed in compute_dtype, gradients reduced in reduce_dtype."""
+    return MixedPrecisionPolicy(
+        param_dtype=torch_dtype(unit.compute_dtype) if unit.compute_dtype else None,
+        # Always explicit: the meaning of None has changed between torch versions.
+        reduce_dtype=plan.fsdp.reduce_dtype.to_torch(),
+        cast_forward_inputs=bool(unit.compute_dtype),
+    )
+
+
+def set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
+    """Set which units FSDP2 gathers ahead of need, as the plan says."""
+    by_name = {unit.name: unit for unit in plan.units}
+    for unit in plan.units:
+        at_start: list[FSDPModule] = []
+        next_modules: list[FSDPModule] = []
+        for name in unit.ahead_forward:
+            module = fsdp_module(model, by_name[name])
+            if by_name[name].reshard_after_forward:
+                next_modules.append(module)
+            else:
+                at_start.append(module)
+        if at_start:
+            # They stay unsharded until backward whenever they are gathered, so early costs no more memory.
+            model.register_forward_pre_hook(partial(unshard_all, at_start))
+        if next_modules:
+            fsdp_module(model, unit).set_modules_to_forward_prefetch(next_modules)
+            if plan.fsdp.activation_checkpointing != "none":
+                prefetch_in_forward_only(model, unit, next_modules)
+        if unit.sharded and plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
+            module = fsdp_module(model, unit)
+            # To FSDP2 an empty list means its default order. The unit itself is unsharded by then: a no-op.
+            module.set_modules_to_backward_prefetch([module])
+
+
+def unshard_all(modules: list[FSDPModule], *_: Any) -> None:
+    """Start the all-gathers of several units. A forward pre-hook."""
+    for module in modules:
+        module.unshard(async_op=True)
+
+
+def prefetch_in_forward_only(model: nn.Module, unit: Unit, next_modules: list[FSDPModule]) -> None:
+    """Prefetch in forward, but not when activation checkpointing runs it again in backward.
+
+    FSDP2 (torch 2.11) prefetches in both. The next units' backward is over by then: gathered again, they would stay.
+    Needed until torch tells the two apart; github.com/NVIDIA-NeMo/Automodel/issues/3373 describes the same.
+    """
+    module = fsdp_module(model, unit)
+
+    def choose(*_: Any) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1  # a graph task is a backward that is running
+        module.set_modules_to_forward_prefetch([] if in_backward else next_modules)
+
+    for name in unit.modules:
+        model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
+
+
+def unshard_if_backward_comes(model: nn.Module, unit: Unit) -> None:
+    """Gather the unit in backward after all, with a warning, once an input requires a gradient.
+
+    A plan made without an example assumes where backward goes from the order of registration, and may be wrong.
+    """
+    module = fsdp_module(model, unit)
+
+    def check(_: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in tree_leaves((args, kwargs))):
+            module.set_unshard_in_backward(True)
+            warnings.warn(
+                f"plan: backward does pass through {unit.name}, so it is gathered there too; "
+                "give make_plan an example to have this predicted",
+                stacklevel=2,
+            )
+
+    for name in unit.modules:
+        model.get_submodule(name).register_forward_pre_hook(check, with_kwargs=True)
+
+
+def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:
+    """Return the module that stands for a wrapped unit: its first."""
+    module = model.get_submodule(unit.modules[0])
+    assert isinstance(module, FSDPModule)
+    return module
+
+
+def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
+    """Checkpoint the modules that the plan's `activation_checkpointing` names, in place (Chen et al. 2016).
+
+    Only `forward` is replaced, so names stay and FSDP's hooks stay outside: recomputing a unit gathers nothing anew.
+    """
+    for name in checkpointed_modules(model, plan):
+        module = model.get_submodule(name)
+        module.forward = partial(call_checkpointed, module.forward)  # type: ignore[method-assign]
+
+
+def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a forward that runs again in backward instead of keeping its activations."""
+    if torch.is_grad_enabled():
+        # A cache of transformers would keep keys and values of the first run, and change the second.
+        args, kwargs = tree_map(drop_cache, (args, kwargs), is_leaf=is_cache)
+    # Reentrant checkpointing needs an input that requires a gradient; a frozen encoder's first layer has none.
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def is_cache(value: Any) -> bool:
+    """Return True for a cache of transformers, which core does not import."""
+    return any(c.__name__ == "Cache" and c.__module__.startswith("transformers") for c in type(value).__mro__)
+
+
+def drop_cache(value: Any) -> Any:
+    """Return None in the place of a cache."""
+    return None if is_cache(value) else value
+
+
+def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
+    """Return the names of the modules to checkpoint. Raises ParamError for a pattern that matches none."""
+    choice = plan.fsdp.activation_checkpointing
+    if choice == "none":
+        return []
+    names: list[str] = []
+    if choice == "all" or choice.startswith("every:"):
+        # Without grad flow nothing is kept for backward, so there is nothing to save.
+        for unit in plan.units:
+            if unit.grad_flow and unit.params and not unit.is_root:
+                names += unit.modules
+        every = 1 if choice == "all" else int(choice.removeprefix("every:"))
+        return outermost(layers_of(names))[::every]
+    for name, module in model.named_modules():
+        if name and fnmatchcase(name, choice) and has_forward(module):
+            names.append(name)
+    if not names:
+        raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
+    return outermost(names)
+
+
+def layers_of(names: list[str]) -> list[str]:
+    """Return the modules that are layers. A tower of them saves little: all its activations exist again at one time."""
+    layers = []
+    for name in names:
+        units_inside = [other for other in names if is_inside(other, name)]
+        if len(units_inside) <= MAX_UNITS_IN_LAYER:
+            layers.append(name)
+    return layers
+
+
+def is_inside(name: str, module: str) -> bool:
+    """Return True if `name` is a module inside `module`."""
+    return name.startswith(f"{module}.")
+
+
+def outermost(names: list[str]) -> list[str]:
+    """Return the modules that are not inside another one of the list."""
+    outer = []
+    for name in names:
+        if not any(is_inside(name, other) for other in names):
+            outer.append(name)
+    return outer
+
+
+def with_recomputed(model: nn.Module, plan: WrapPlan, trace: Trace) -> tuple[Unit, ...]:
+    """Return the plan's units, with the all-gathers of those that run again inside a checkpointed module.
+
+    Raises ParamError for a pattern that matches no module.
+    """
+    last_saved = {}
+    for name in checkpointed_modules(model, plan):
+        time = last_save(model, name, trace)
+        if time is not None:
+            last_saved[name] = time
+    units = []
+    for unit in plan.units:
+        if is_gathered_again(unit, last_saved, trace, fsdp1=plan.backend is Backend.FSDP1):
+            unit = replace(unit, gathers_backward=unit.gathers_backward + unit.gathers_forward)
+        units.append(unit)
+    return tuple(units)
+
+
+def last_save(model: nn.Module, name: str, trace: Trace) -> float | None:
+    """Return when a module last saved a tensor for backward, where recomputing stops; None if it saves none."""
+    if trace.calls is not None:
+        return trace.last_saved.get(name)
+    # Without an example, assume that the last module inside it saves one if backward comes there at all.
+    for key, p in model.get_submodule(name).named_parameters():
+        if p.requires_grad or f"{name}.{key}" in trace.grad_flow:
+            return 0.01 + max(time for m, time in trace.forward_start.items() if m == name or is_inside(m, name))
+    return None
+
+
+def is_gathered_again(unit: Unit, last_saved: dict[str, float], trace: Trace, *, fsdp1: bool) -> bool:
+    """Return True if a checkpointed module around the unit gathers it again when it is recomputed.
+
+    A unit with grad flow is gathered for its own backward anyway. FSDP1 alone frees it once more in between, unless its
+    backward has begun.
+    """
+    freed_between = fsdp1 and unit.grad_flow and unit.reshard_after_forward
+    if unit.grad_flow and not freed_between:
+        return False
+    for name in unit.modules:
+        for around, last in last_saved.items():
+            runs_again = is_inside(name, around) and trace.forward_start.get(name, 0) < last
+            if runs_again and not (freed_between and last < trace.forward_end.get(name, 0)):
+                return True
+    return False
+
+
+def cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return a module's inputs with floating-point tensors in another dtype, as FSDP casts them. A forward pre-hook."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return value
+
+    return tree_map(cast, (args, kwargs))

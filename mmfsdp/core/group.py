@@ -1,0 +1,364 @@
+"""Group modules into units-to-be: torch's two policies and the frozen-aware one, then tied parameters.
+
+A group is a list of module names. Its unit gathers the parameters inside them that no group further inside holds. What
+is in no group stays with the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from os.path import commonprefix
+
+from torch import nn
+from torch.distributed.fsdp.wrap import (
+    _recursive_wrap,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
+
+from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError
+from ..params.base import did_you_mean
+from .trace import Trace, has_forward, tied_names
+
+MIN_UNIT_PARAMETERS = 1_000_000
+"""Below this, an all-gather is mostly latency: small neighbors of one kind share a unit."""
+
+
+def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[list[list[str]], set[str]]:
+    """Return the groups, and the names of parameters that must be replicated (only FSDP1 has such).
+
+    Raises ParamError if `transformer_layer_cls` names no class of the model that has a forward.
+    """
+    if params.auto_wrap_policy is AutoWrapPolicy.FROZEN_AWARE:
+        groups = FrozenAware(model, trace).groups()
+    elif params.auto_wrap_policy is AutoWrapPolicy.NO_WRAP:
+        groups = []
+    else:
+        chosen = chosen_by_torch(model, torch_policy(model, params))
+        groups = [[name] for name in chosen if trace.runs(name, model.get_submodule(name))]
+    if params.effective_backend is Backend.FSDP1:
+        return split_for_fsdp1(model, groups)
+    return join_tied(model, groups, trace), set()
+
+
+def torch_policy(model: nn.Module, params: FSDPParams) -> Callable[..., bool]:
+    """Return torch's policy function with its settings."""
+    if params.auto_wrap_policy is AutoWrapPolicy.SIZE_BASED_WRAP:
+        return partial(size_based_auto_wrap_policy, min_num_params=params.min_num_params)
+    layer_classes = params.layer_classes or guessed_layer_classes(model)
+    if not layer_classes:
+        raise ParamError("transformer_layer_cls", "is not set, and the model has no list of layers; name their class")
+    classes = set()
+    known = {type(module).__name__: type(module) for module in model.modules() if has_forward(module)}
+    for name in layer_classes:
+        if name not in known:
+            fix = did_you_mean(name, sorted(known))
+            raise ParamError("transformer_layer_cls", f"the model has no {name} with a forward{fix}")
+        classes.add(known[name])
+    return partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
+
+
+def guessed_layer_classes(model: nn.Module) -> tuple[str, ...]:
+    """Return the class names of the layers in the model's lists of layers."""
+    names: set[str] = set()
+    for module in model.modules():
+        if is_layer_list(module):
+            names.update(type(layer).__name__ for layer in module.children())
+    return tuple(sorted(names))
+
+
+def chosen_by_torch(model: nn.Module, policy: Callable[..., bool]) -> list[str]:
+    """Return the modules that torch would wrap by this policy. Private to torch 2.11, so that both always agree."""
+    chosen: dict[nn.Module, None] = {}
+
+    def note(module: nn.Module) -> nn.Module:
+        chosen[module] = None
+        return module
+
+    _recursive_wrap(model, policy, note, ignored_modules=set(), ignored_params=set(), only_wrap_children=True)
+    names = {module: name for name, module in model.named_modules()}
+    return [names[module] for module in chosen]
+
+
+class FrozenAware:
+    """Make each repeated layer a group, or two: its frozen and its trainable part. Merge other small neighbors.
+
+    A unit of one kind costs what it must: a frozen one is never reduced, and often not gathered in backward.
+    """
+
+    def __init__(self, model: nn.Module, trace: Trace) -> None:
+        self.model = model
+        self.trace = trace
+        self.first_names = {p: name for name, p in model.named_parameters()}
+        self.modules = dict(model.named_modules())
+        """By first name: a module that is in several places belongs to the first."""
+        self.of_layers: set[str] = set()
+        """Modules of groups that are never merged: layers, parts of layers, and modules around layers."""
+
+    def groups(self) -> list[list[str]]:
+        """Return the groups, in the order in which they begin forward."""
+        merged: list[list[str]] = []
+        for group in sorted(self._outside_layers(""), key=self.trace.first_start):
+            if group == [""]:
+                # The root holds whatever is in no group.
+                continue
+            if merged and self._are_alike(merged[-1], group):
+                merged[-1] += group
+            else:
+                merged.append(group)
+        return list(map(outermost, merged))
+
+    def _are_alike(self, a: list[str], b: list[str]) -> bool:
+        """Return True if two neighbors may share a unit: of one kind, each run once, and one of them small."""
+        if self.of_layers & {*a, *b} or self._calls(a[0]) > 1 or self._calls(b[0]) > 1:
+            return False
+        of_a, of_b = self._parameters(a), self._parameters(b)
+        return self._kind(of_a) == self._kind(of_b) and min(_numel(of_a), _numel(of_b)) < MIN_UNIT_PARAMETERS
+
+    def _outside_layers(self, name: str) -> list[list[str]]:
+        """Return the groups of a module that is not inside a repeated layer."""
+        module = self.modules[name]
+        if not any(is_layer_list(inner) for inner in module.modules() if inner is not module):
+            return self._split(name)
+        groups: list[list[str]] = []
+        own = self._own_parameters(name) if name else []
+        for child in self._children(name):
+            if is_layer_list(self.modules[child]):
+                for layer in self._children(child):
+                    parts = self._split(layer)
+                    self.of_layers.update(*parts)
+                    groups += parts
+                continue
+            for group in self._outside_layers(child):
+                # The module's own unit gathers small ones of its kind as well: the patches of a ViT, say.
+                joins = own and self._runs(name) and not self.of_layers & {*group}
+                inside = self._parameters(group)
+                if not joins or self._kind(inside) != self._kind(own) or _numel(inside) >= MIN_UNIT_PARAMETERS:
+                    groups.append(group)
+        if own and not self._is_gathered_above(name):
+            self.of_layers.add(name)
+            groups.append([name])
+        return groups
+
+    def _split(self, name: str) -> list[list[str]]:
+        """Return the groups of one layer: itself if it is of one kind, else its frozen and its trainable modules."""
+        pieces = list(self._pieces(name).values())
+        if self._runs(name) and not self._own_parameters(name):
+            # One kind that is in many modules, the layer itself can gather, if that gathers nothing of the other kind:
+            # adapters inside a frozen layer may be a unit of their own, frozen weights inside adapters may not.
+            scattered = []
+            for piece in pieces:
+                if len(piece) > 1 and not any(contains(other, piece) for other in pieces if other is not piece):
+                    scattered.append(piece)
+            if scattered:
+                largest = max(scattered, key=lambda piece: _numel(self._parameters(piece)))
+                largest[:] = [name]
+        # The layer itself comes after the modules inside it.
+        return sorted(pieces, key=lambda piece: name in piece)
+
+    def _pieces(self, name: str) -> dict[tuple[frozenset[bool], int], list[str]]:
+        """Return the outermost modules that hold one kind only, by (kind, number of calls): a unit has one of each."""
+        kind = _trainable(self.modules[name].parameters())
+        if len(kind) == 1 and self._runs(name):
+            return {(kind, self._calls(name)): [name]}
+        pieces: dict[tuple[frozenset[bool], int], list[str]] = {}
+        if not kind:
+            return pieces
+        for child in self._children(name):
+            for key, modules in self._pieces(child).items():
+                pieces.setdefault(key, []).extend(modules)
+        own = _trainable(self._own_parameters(name))
+        # If the module does not run, one further up gathers its own parameters.
+        if own and self._runs(name):
+            pieces[own, self._calls(name)] = [name]
+        return pieces
+
+    def _own_parameters(self, name: str) -> list[nn.Parameter]:
+        """Return what only the module's own forward can gather: its parameters, and those of modules that never run."""
+        own = list(self.modules[name].parameters(recurse=False))
+        for child in self._children(name):
+            if not self._runs(child):
+                own += self._own_parameters(child)
+        return own
+
+    def _is_gathered_above(self, name: str) -> bool:
+        """Return True if a module's own parameters are used outside its forward: a module further up must hold them."""
+        if self._runs(name):
+            return False
+        used = any(self.first_names[p] in self.trace.uses for p in self._own_parameters(name))
+        return used or not has_forward(self.modules[name])
+
+    def _runs(self, name: str) -> bool:
+        return self.trace.runs(name, self.modules[name])
+
+    def _calls(self, name: str) -> int:
+        return self.trace.calls[name] if self.trace.calls else 1
+
+    def _children(self, name: str) -> list[str]:
+        paths = [f"{name}.{key}".lstrip(".") for key, _ in self.modules[name].named_children()]
+        return [path for path in paths if path in self.modules]
+
+    def _parameters(self, group: list[str]) -> list[nn.Parameter]:
+        parameters: list[nn.Parameter] = []
+        for name in group:
+            parameters += self.modules[name].parameters()
+        return parameters
+
+    def _kind(self, parameters: list[nn.Parameter]) -> tuple[frozenset[bool], bool]:
+        """Return whether they are trainable or not (or both), and whether backward passes through frozen ones."""
+        grad_flow = any(self.first_names[p] in self.trace.grad_flow for p in parameters)
+        return _trainable(parameters), grad_flow
+
+
+def is_layer_list(module: nn.Module) -> bool:
+    """Return True for a list of layers: of modules with modules inside, all of which hold parameters."""
+    # By exact type: a subclass has a forward of its own. A Sequential around one module is a wrapper, not a list.
+    min_layers = {nn.ModuleList: 1, nn.Sequential: 2}.get(type(module))
+    layers = [child for child in module.children() if list(child.parameters())]
+    return min_layers is not None and len(layers) >= min_layers and all(list(layer.children()) for layer in layers)
+
+
+def _trainable(parameters: Iterable[nn.Parameter]) -> frozenset[bool]:
+    return frozenset(p.requires_grad for p in parameters)
+
+
+def _numel(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+def contains(outer: Sequence[str], inner: Sequence[str]) -> bool:
+    """Return True if one of the inner modules is inside one of the outer modules."""
+    for a in outer:
+        for b in inner:
+            if a != b and (not a or b.startswith(f"{a}.")):
+                return True
+    return False
+
+
+def outermost(modules: list[str]) -> list[str]:
+    """Return the modules that are inside no other of them."""
+    return [name for name in modules if not contains(modules, [name])]
+
+
+def owning_group(param_name: str, groups: list[list[str]]) -> int | None:
+    """Return the index of the group that gathers a parameter, that of the innermost module around it; None for root."""
+    owners: dict[str, int] = {}
+    for index, modules in enumerate(groups):
+        owners.update(dict.fromkeys(modules, index))
+    path = param_name.rpartition(".")[0]
+    while path and path not in owners:
+        path = path.rpartition(".")[0]
+    return owners[path] if path else None
+
+
+def wrap_order(groups: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
+    """Return the order in which groups can be wrapped, as indices: each after the groups inside it.
+
+    Also return the groups that have no place in it, because two of them are partly inside each other.
+    """
+    order: list[int] = []
+    left = list(range(len(groups)))
+    placed = True
+    while placed:
+        placed = False
+        for i in list(left):
+            if not any(contains(groups[i], groups[j]) for j in left if j != i):
+                order.append(i)
+                left.remove(i)
+                placed = True
+    return order, left
+
+
+def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[list[str]]:
+    """FSDP2: make one group of those that share a tied parameter, since one unit must gather it for all of them.
+
+    If only the root's forward runs around one of its places, the root holds it: the table of T5, which both of its
+    stacks call, is an example.
+    """
+    for names in tied_names(model, several_modules=True).values():
+        owners = {owning_group(name, groups) for name in names}
+        if len(owners) == 1:
+            continue
+        # In the root so far, although a module further inside may gather them.
+        callers = [_innermost_called(model, name, trace) for name in names if owning_group(name, groups) is None]
+        joined: list[str] = []
+        apart = []
+        for index, group in enumerate(groups):
+            if "" in callers:
+                # Every module around the parameter leaves its group, so that none but the root gathers it.
+                apart.append([module for module in group if not contains([module], names)])
+            elif index in owners:
+                joined += group
+            else:
+                apart.append(group)
+        if "" not in callers:
+            apart.append(outermost(list(dict.fromkeys(joined + callers))))
+        groups = list(filter(None, apart))
+    return _merge_overlapping(groups)
+
+
+def _innermost_called(model: nn.Module, param_name: str, trace: Trace) -> str:
+    """Return the innermost module around a parameter whose forward runs; empty if only the root's does."""
+    name = param_name.rpartition(".")[0]
+    while name and not trace.runs(name, model.get_submodule(name)):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _merge_overlapping(groups: list[list[str]]) -> list[list[str]]:
+    """Merge the groups that are partly inside each other: no order wraps each after the groups inside it."""
+    _, tangled = wrap_order(groups)
+    if not tangled:
+        return groups
+    apart, merged = [], []
+    for index, group in enumerate(groups):
+        if index in tangled:
+            merged += group
+        else:
+            apart.append(group)
+    return [*apart, outermost(merged)]
+
+
+def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[list[str]], set[str]]:
+    """FSDP1: make each module a group, since a unit is one module, and see to tied parameters.
+
+    A trainable one gets the innermost module around all its places. A frozen one is replicated: its names are returned.
+    """
+    split: list[list[str]] = []
+    for group in groups:
+        split += [[module] for module in group]
+    replicated: set[str] = set()
+    for first_name, names in tied_names(model).items():
+        owners = {owning_group(name, split) for name in names}
+        if len(owners) == 1:
+            continue
+        if not model.get_parameter(first_name).requires_grad:
+            # A unit around all its places would be mixed, and FSDP1 would reduce the frozen part as well.
+            replicated.update(names)
+            continue
+        around = common_module(names)
+        # The units of its places would each gather it, so one unit around them takes their part.
+        split = [group for index, group in enumerate(split) if index not in owners]
+        if around and [around] not in split:
+            split.append([around])
+    return split, replicated
+
+
+def common_module(names: Sequence[str]) -> str:
+    """Return the innermost module around all of these parameters or modules."""
+    paths = [name.split(".")[:-1] for name in names]
+    # os.path's function works on any sequences: here on lists of keys, not on letters.
+    return ".".join(commonprefix(paths))
+
+
+def frozen_in_mixed_groups(model: nn.Module, groups: list[list[str]], replicated: set[str]) -> set[str]:
+    """Return frozen parameters that share a group with trainable ones: in FSDP1 all are views of one that trains."""
+    frozen: dict[str, int | None] = {}
+    trainable_groups = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if p.requires_grad:
+            trainable_groups.add(owning_group(name, groups))
+        elif p.is_floating_point() and name not in replicated:
+            frozen[name] = owning_group(name, groups)
+    return {name for name, owner in frozen.items() if owner in trainable_groups}

@@ -1,0 +1,274 @@
+"""Find mistakes in a plan, and later in the wrapped model: one finding per kind, with the parameter and the fix.
+
+An error stops a launch before any rank starts. A warning is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..params import AutoWrapPolicy, Backend
+from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes, owning_group
+from .plan import Finding, Unit, WrapPlan
+from .trace import Trace, tied_names
+
+WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
+
+
+def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrapped: bool = False) -> tuple[Finding, ...]:
+    """Return the findings, errors first.
+
+    trace: of the plan's example. wrapped: the plan was read from the model, which is wrapped.
+    """
+    trace = trace or Trace()
+    findings: list[Finding] = []
+    if not wrapped:
+        findings += _wrapped_before(model)
+        # All other findings would follow from this one.
+        if findings:
+            return tuple(findings)
+        findings += _model_changed(model, plan)
+    findings += _guessed_layers(model, plan)
+    findings += _nothing_trains(model, plan)
+    findings += _two_kinds_in_a_unit(plan)
+    findings += _scalars(plan)
+    findings += _tied_apart(model, plan)
+    findings += _used_outside(plan, trace)
+    findings += _never_used(plan, trace)
+    findings += _left_in_root(plan)
+    findings += _batch_norms(model)
+    return tuple(sorted(findings, key=lambda finding: finding.level))
+
+
+def lint_training(model: nn.Module, plan: WrapPlan, optimizer: Optimizer) -> tuple[Finding, ...]:
+    """Return the findings on a wrapped model and its optimizer: cheap enough for every step."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    return (*_model_changed(model, plan), *_optimizer(model, optimizer))
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's or module's name without what wrappers add."""
+    for mark in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"):
+        name = name.replace(f"{mark}.", "").removesuffix(mark).removesuffix(".")
+    return name
+
+
+def _error(code: str, message: str) -> Finding:
+    return Finding("error", code, message)
+
+
+def _warning(code: str, message: str) -> Finding:
+    return Finding("warning", code, message)
+
+
+def _list(names: Sequence[str]) -> str:
+    """Return two of the names, and the number of the others."""
+    others = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + others
+
+
+def _sharded(plan: WrapPlan) -> list[Unit]:
+    return [unit for unit in plan.units if unit.sharded and unit.params]
+
+
+# ---- the model itself ----
+
+
+def _wrapped_before(model: nn.Module) -> Iterator[Finding]:
+    wrapped = [name or "the model" for name, module in model.named_modules() if isinstance(module, WRAPPERS)]
+    if wrapped:
+        yield _error(
+            "wrapped-before",
+            f"{_list(wrapped)}: already wrapped, and no unit can be made inside or around it; plan and wrap the plain "
+            "model once, or read this one with describe",
+        )
+
+
+def _guessed_layers(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    if plan.fsdp.auto_wrap_policy is AutoWrapPolicy.TRANSFORMER_BASED_WRAP and not plan.fsdp.layer_classes:
+        names = ",".join(guessed_layer_classes(model))
+        yield _warning("guessed-layers", f"transformer_layer_cls is not set; the model's lists of layers hold {names}")
+
+
+def _model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    unknown = []
+    trainable_now = []
+    for full_name, p in model.named_parameters(remove_duplicate=False):
+        name = plain_name(full_name)
+        planned = plan.by_name.get(name)
+        # FSDP1 without original parameters shows one flat parameter for each unit.
+        if planned is None and "_flat_param" not in name:
+            unknown.append(name)
+        if planned is not None and p.requires_grad and not planned.trainable:
+            trainable_now.append(name)
+    if unknown:
+        yield _error("other-model", f"{_list(unknown)}: not in the plan; make a new plan for this model")
+    if trainable_now:
+        yield _error(
+            "unfrozen-later",
+            f"{_list(trainable_now)}: frozen when the plan was made, trainable now; wrappers fix dtypes and reductions "
+            "at the first forward, so un-freeze before make_plan, and wrap again",
+        )
+
+
+def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    if not any(p.trainable for p in plan.params):
+        # The last parameter is the head's in most models: a pattern that can be typed as it is.
+        last = [plain_name(name) for name, _ in model.named_parameters()][-1]
+        yield _error("nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{last}'")
+
+
+def _batch_norms(model: nn.Module) -> Iterator[Finding]:
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            if any(p.requires_grad for p in module.parameters()):
+                names.append(plain_name(name))
+    if names:
+        yield _warning(
+            "batch-norm",
+            f"{_list(names)}: each rank normalizes by its own samples and has its own running statistics; only "
+            "rank 0's are saved; freeze it, or on GPUs call nn.SyncBatchNorm.convert_sync_batchnorm before make_plan",
+        )
+
+
+# ---- the contents of units ----
+
+
+def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
+    """Find a unit with gradients of two dtypes, and in FSDP1 one with two dtypes or with frozen and trainable ones."""
+    fsdp1 = plan.backend is Backend.FSDP1
+    for unit in _sharded(plan):
+        # FSDP2 gathers any dtypes, but reduces gradients in one. FSDP1 has one flat parameter.
+        by_dtype = {p.dtype: p for p in unit.params if p.trainable or fsdp1}
+        if len(by_dtype) > 1:
+            first, second = list(by_dtype.values())[:2]
+            fix = "set backend to FSDP2" if first.trainable != second.trainable else "cast the model to float32"
+            yield _error(
+                "two-dtypes",
+                f"unit {unit.name} holds {first.name} in {first.dtype} and {second.name} in {second.dtype}, and one "
+                f"collective has one dtype; {fix} before make_plan",
+            )
+            return
+        if fsdp1 and unit.kind == "mixed":
+            frozen = [p.name for p in unit.params if not p.trainable]
+            yield _warning(
+                "mixed-unit",
+                f"{unit.name}: frozen ({_list(frozen)}) and trainable in one unit, and FSDP1 reduces gradients as if "
+                "all were trainable; set backend to FSDP2, or auto_wrap_policy to FROZEN_AWARE",
+            )
+            return
+
+
+def _scalars(plan: WrapPlan) -> Iterator[Finding]:
+    scalars = []
+    for unit in _sharded(plan):
+        scalars += [p.name for p in unit.params if not p.shape]
+    if scalars:
+        yield _error(
+            "scalar",
+            f"{_list(scalars)}: a scalar has no dim to shard; give it the shape (1,) before make_plan: "
+            f"model.{scalars[0]} = nn.Parameter(model.{scalars[0]}.detach().reshape(1))",
+        )
+
+
+# ---- parameters that their unit does not gather when they are needed ----
+
+
+def _tied_apart(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    groups = [list(filter(None, unit.modules)) for unit in plan.units]
+    sharded: set[str] = set()
+    for unit in _sharded(plan):
+        sharded.update(p.name for p in unit.params)
+    # FSDP1 replaces a module by its wrapper under one of its names, so there each name counts.
+    for names in tied_names(model, several_modules=plan.backend is not Backend.FSDP1).values():
+        names = [plain_name(name) for name in names]
+        owners = {owning_group(name, groups) for name in names}
+        if len(owners) > 1 and not sharded.isdisjoint(names):
+            yield _error(
+                "tied-apart",
+                f"{' and '.join(names)} are one parameter in {len(owners)} units; put its modules into one unit, as "
+                "make_plan does",
+            )
+            return
+
+
+def _used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
+    for unit in _sharded(plan):
+        for p in unit.params:
+            # A parameter is gathered while a module of its unit runs. Used at another time, it is a shard or empty.
+            if any(running.isdisjoint(unit.modules) for running in trace.uses.get(p.name, ())):
+                yield _error(
+                    "used-outside",
+                    f"{p.name}: used while the forward of {unit.name}, which gathers it, is not running; call the "
+                    "module itself, or give make_plan an example, so that a module further up gathers it",
+                )
+                return
+
+
+def _never_used(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
+    # Without an example nothing is known of uses.
+    names = [p.name for p in plan.params if trace.uses and p.trainable and p.name not in trace.uses]
+    if names:
+        yield _warning(
+            "never-used",
+            f"{_list(names)}: trainable, but the example's forward does not use it, so it never learns, and DDP fails "
+            "at its second step; freeze it, or give an example that uses it",
+        )
+
+
+# ---- cost ----
+
+
+def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
+    policy = plan.fsdp.auto_wrap_policy
+    root = plan.units[0]
+    total = sum(unit.numel for unit in plan.units)
+    if not root.is_root or not root.sharded or root.numel == total or policy is AutoWrapPolicy.NO_WRAP:
+        return
+    # A tenth, so that small models for teaching get the warning as well.
+    if root.numel > min(MIN_UNIT_PARAMETERS, total // 10):
+        largest = max(root.params, key=lambda p: p.numel)
+        fix = "set auto_wrap_policy to FROZEN_AWARE, or make units of their modules as well"
+        if policy is AutoWrapPolicy.FROZEN_AWARE:
+            fix = "use each only in its own module's forward; for a tied one in FSDP1, set backend to FSDP2"
+        yield _warning(
+            "left-in-root",
+            f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
+            f"the end of backward; {fix}",
+        )
+
+
+# ---- the optimizer ----
+
+
+def _optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Finding]:
+    optimized: set[int] = set()
+    for group in optimizer.param_groups:
+        optimized.update(map(id, group["params"]))
+    frozen = []
+    trainable = []
+    for full_name, p in model.named_parameters():
+        if p.requires_grad:
+            trainable.append(p)
+        elif id(p) in optimized:
+            frozen.append(plain_name(full_name))
+    if frozen:
+        yield _error(
+            "frozen-in-optimizer",
+            f"{_list(frozen)}: frozen, yet given to the optimizer, which may decay it; give it only the parameters "
+            "with requires_grad (build_optimizer does)",
+        )
+    # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
+    if trainable and optimized.isdisjoint(map(id, trainable)):
+        yield _error(
+            "not-in-optimizer",
+            "nothing that trains was given to the optimizer; make it after the model is wrapped",
+        )

@@ -1,0 +1,316 @@
+"""Memory of a step on one rank: what is at rest, and the peak.
+
+`memory_at_rest` adds up parameters, gradients and optimizer states. `step_peak` walks over the memory events of a
+micro-step, which `memory_events.py` records (bytes of activations and gradients, each time that a unit begins or ends
+forward or backward), and adds what the wrapper allocates at each: unsharded parameters, buffers of collectives, reduced
+gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+
+from ..params import Backend, BackwardPrefetch, Device, TrainParams
+from .plan import ITEMSIZE, Param, Unit, WrapPlan
+from .units import with_prefetch
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank, by what they hold."""
+
+    parameters: int
+    """At rest."""
+    module_buffers: int
+    """The model's own buffers."""
+    optimizer: int = 0
+    """AdamW's two moments."""
+    gradients: int = 0
+    """Reduced ones, and whole ones that wait for the last micro-step."""
+    gathered: int = 0
+    """Unsharded parameters of the units that are gathered at one time."""
+    buffers: int = 0
+    """Inputs and outputs of all-gathers and reductions."""
+    activations: int = 0
+    """With the batch, and gradients that are not reduced yet."""
+    logits: int = 0
+    """Of the activations, tensors as wide as the vocabulary: logits, their copies and gradients."""
+    when: str = ""
+    """forward or backward of a unit; empty at rest."""
+
+    @property
+    def bytes(self) -> int:
+        """Their sum."""
+        return sum(value for name, value in asdict(self).items() if name not in ("logits", "when"))
+
+
+def memory_at_rest(plan: WrapPlan) -> Memory:
+    """Return what a rank holds beside activations, with the most that is gathered and reduced at one time."""
+    parameters = optimizer = gradients = 0
+    gathered = gather_buffer = reduce_buffer = 0
+    gathered_for_a_while = []
+    for unit in plan.units:
+        parameters += unit.bytes_at_rest
+        optimizer += optimizer_bytes(plan, unit)
+        gradients += gradient_bytes(plan, unit)
+        if not unit.sharded:
+            continue
+        if unit.reshard_after_forward:
+            gathered_for_a_while.append(unit.unsharded_bytes)
+        else:
+            gathered += unit.unsharded_bytes
+        if plan.backend is Backend.FSDP2:  # it gathers into a flat buffer and copies out of it; FSDP1 gathers in place
+            gather_buffer = max(gather_buffer, unit.unsharded_bytes)
+        reduce_buffer = max(reduce_buffer, unit.reduced_bytes + unreduced_gradient_bytes(plan, unit))
+    gathered += sum(sorted(gathered_for_a_while)[-2:])  # one unit runs while the next is prefetched
+    buffers = gather_buffer + reduce_buffer
+    return Memory(parameters, plan.buffer_bytes, optimizer, gradients, gathered, buffers)
+
+
+def memory_on_host(plan: WrapPlan, train: TrainParams) -> Memory | None:
+    """Return the part of `memory_at_rest` that lies in CPU memory with `cpu_offload`; None where nothing does."""
+    if train.device is Device.CPU or not plan.fsdp.cpu_offload:
+        return None
+    sharded = tuple(u for u in plan.units if u.sharded)  # replicated parameters stay on the device
+    return replace(memory_at_rest(replace(plan, units=sharded)), module_buffers=0, gathered=0, buffers=0)
+
+
+def optimizer_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Return the bytes of AdamW's two moments (Kingma and Ba 2015), each as large as the trainable shard."""
+    if plan.backend is Backend.FSDP1 and unit.sharded and unit.kind == "mixed":  # not of the frozen part of its shard
+        return 2 * (unit.bytes_at_rest * unit.trainable_numel // unit.numel)
+    return 2 * gradient_bytes(plan, unit)
+
+
+def gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Return the bytes of this rank's reduced gradients, in the dtype of the parameters."""
+    if not unit.reduced_bytes:
+        return 0
+    if plan.backend is Backend.FSDP1 and unit.sharded:
+        return unit.bytes_at_rest  # one flat gradient, zeros for frozen parameters
+    shards = plan.shard if unit.sharded else 1
+    return sum(p.padded(shards) // shards * ITEMSIZE[p.dtype] for p in unit.params if p.learns)
+
+
+def unreduced_gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Return the bytes of a unit's whole gradients, as backward computes them."""
+    params = gradient_params(plan, unit)
+    return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in params if not p.unused)
+
+
+def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
+    """Return the parameters that get gradients: in a mixed unit of FSDP1 all, as views of one flat parameter."""
+    flat = plan.backend is Backend.FSDP1 and unit.sharded and unit.kind == "mixed"
+    return [p for p in unit.params if p.trainable or (flat and p.is_floating)]
+
+
+def step_peak(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Memory:
+    """Return the most that a rank holds in a step, its optimizer states included.
+
+    sources: of data; each adds a batch to every micro-step. For a plan without memory events: all that is at rest or
+    gathered, activations apart.
+    """
+    train = train or TrainParams()
+    at_rest, host = memory_at_rest(plan), memory_on_host(plan, train)
+    if not plan.memory_events:
+        return at_rest
+    # These stay as they are over the step. The buckets of DDP hold its gradients between steps, too.
+    constant = replace(at_rest, gathered=0, buffers=0)
+    if plan.backend is not Backend.DDP:
+        constant = replace(constant, gradients=0)
+    if host:
+        parameters, optimizer = at_rest.parameters - host.parameters, at_rest.optimizer - host.optimizer
+        constant = replace(constant, parameters=parameters, optimizer=optimizer)
+    # AUTO asks with units of which it has just changed the policy, so what they prefetch has changed, too.
+    plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
+    walk = StepWalk(plan, constant, on_cpu=train.device is Device.CPU, offload=host is not None)
+    micro_steps = min(train.accumulation * sources, 3)  # those between the first and the last are alike
+    for i in range(micro_steps):
+        walk.micro_step(last=i == micro_steps - 1)
+    return walk.peak
+
+
+@dataclass
+class StepWalk:
+    """Follow what the wrapper holds while the memory events of a step pass. File names are those of torch 2.15.
+
+    Each dict has bytes by the order of a unit.
+    """
+
+    plan: WrapPlan
+    peak: Memory
+    """At first what is constant over the step."""
+    on_cpu: bool
+    offload: bool
+    unsharded: dict[int, int] = field(default_factory=dict)
+    """Gathered parameters."""
+    gather_outputs: dict[int, int] = field(default_factory=dict)
+    """FSDP2: outputs of all-gathers that are not copied to the parameters yet."""
+    copied_output: int = 0
+    """FSDP2: in forward, the last one that was copied."""
+    reduce_input: int = 0
+    """FSDP2: of the last reduce-scatter."""
+    accumulated: dict[int, int] = field(default_factory=dict)
+    """Whole gradients of earlier micro-steps."""
+    reduced: dict[int, int] = field(default_factory=dict)
+    """This rank's part of reduced gradients."""
+
+    def __post_init__(self) -> None:
+        self.constant = self.peak
+        self.fsdp1 = self.plan.backend is Backend.FSDP1
+        self.by_name = {unit.name: unit for unit in self.plan.units}
+
+    def micro_step(self, *, last: bool) -> None:
+        """Pass the events of a micro-step. last: its backward reduces the gradients."""
+        self.phase, self.last = "forward", last
+        for event in self.plan.memory_events:
+            unit = self.plan.units[event.unit]
+            if event.event in ("pre_backward", "post_backward", "end"):
+                self.phase = "backward"
+            self.when = f"{self.phase} of {unit.name}"
+            # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes its flat one anew each time.
+            in_place = any(self.accumulated.values()) and not self.fsdp1
+            self.activations, activations_after = event.peak, event.allocated
+            if in_place:
+                self.activations = event.peak_without_grads
+                activations_after -= event.grads
+            self.compare(logits=event.logits)
+            self.activations = activations_after
+            if event.event == "pre_forward":
+                self.pre_forward(unit)
+            elif event.event == "post_forward":
+                self.post_forward(unit)
+            elif event.event == "pre_backward":
+                self.pre_backward(unit)
+            elif event.event == "end":
+                self.end()
+            elif event.event == "post_backward" or unit.order in self.accumulated:
+                self.post_backward(unit)
+            else:  # no_gradient
+                self.reshard(unit)
+
+    def compare(self, transient: int = 0, logits: int = 0) -> None:
+        """Compare what is allocated now to the peak. transient: bytes of buffers that are freed at once."""
+        now = replace(
+            self.constant,
+            gathered=sum(self.unsharded.values()),
+            gradients=self.constant.gradients + sum(self.accumulated.values()) + sum(self.reduced.values()),
+            buffers=sum(self.gather_outputs.values()) + self.copied_output + self.reduce_input + transient,
+            activations=self.activations,
+            logits=logits,
+            when=self.when,
+        )
+        if now.bytes > self.peak.bytes:
+            self.peak = now
+
+    def pre_forward(self, unit: Unit) -> None:
+        """Gather the unit, and send for those that are prefetched in forward."""
+        self.gather(unit)
+        if self.phase == "forward":  # nothing is prefetched where forward runs again in backward
+            for name in unit.ahead_forward:
+                self.all_gather(self.by_name[name])
+
+    def post_forward(self, unit: Unit) -> None:
+        """Reshard the unit, unless backward needs it next."""
+        if unit.is_root:
+            self.copied_output = 0  # _fsdp_state.py, _post_forward of the root
+        # FSDP2 keeps a unit that is recomputed in backward: its own backward comes next.
+        if unit.reshard_after_forward and (self.fsdp1 or self.phase == "forward"):
+            self.reshard(unit)
+
+    def pre_backward(self, unit: Unit) -> None:
+        """Gather the unit if backward needs its weights, and send for the next one."""
+        if unit.grad_flow:
+            self.gather(unit)
+        if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+            self.all_gather(self.by_name[unit.ahead_backward])
+
+    def all_gather(self, unit: Unit) -> None:
+        """Send for a unit's parameters, unless they are here or on their way."""
+        if not unit.sharded or unit.order in self.unsharded or unit.order in self.gather_outputs:
+            return
+        # The shard is cast to the dtype of compute, after a copy from the host, before it is sent
+        # (_fsdp_param.py, all_gather_inputs; _flat_param.py, pre_unshard).
+        transient = 0
+        if unit.compute_dtype and any(p.dtype != unit.compute_dtype for p in unit.params):
+            transient += unit.unsharded_bytes // self.plan.shard
+        if self.offload:
+            transient += unit.bytes_at_rest
+        # gloo fills a buffer of its own and copies that (ProcessGroupGloo.cpp, allgather). Its two threads may hold two
+        # such buffers at a time, depending on the load; one is counted.
+        if self.on_cpu:
+            transient += unit.unsharded_bytes
+        if self.fsdp1:
+            self.unsharded[unit.order] = unit.unsharded_bytes
+        else:  # one flat output for all parameters (_fsdp_collectives.py, foreach_all_gather), for more than one rank
+            self.gather_outputs[unit.order] = unit.unsharded_bytes if self.plan.shard > 1 else 0
+        self.compare(transient)
+
+    def gather(self, unit: Unit) -> None:
+        """Send for a unit's parameters and wait for them."""
+        self.all_gather(unit)
+        if unit.order not in self.gather_outputs:
+            return
+        # FSDP2 copies the output to the parameters. In forward it keeps the output until the next unit is copied
+        # (_fsdp_param_group.py, wait_for_unshard), but not of `unshard(async_op=True)`, with which what stays gathered
+        # is prefetched.
+        self.copied_output = 0
+        self.unsharded[unit.order] = unit.unsharded_bytes
+        self.compare()
+        output = self.gather_outputs.pop(unit.order)
+        prefetched = self.plan.fsdp.forward_prefetch and not unit.reshard_after_forward and not unit.is_root
+        if self.phase == "forward" and not prefetched:
+            self.copied_output = output
+
+    def reshard(self, unit: Unit) -> None:
+        """Free the unit's unsharded parameters."""
+        if self.last or unit.reshard_after_backward:
+            self.unsharded.pop(unit.order, None)
+
+    def post_backward(self, unit: Unit) -> None:
+        """Reduce a unit's gradients in the last micro-step, else keep them."""
+        computed = unreduced_gradient_bytes(self.plan, unit)
+        earlier = self.accumulated.pop(unit.order, 0)
+        if self.fsdp1:
+            self.compare(computed + earlier)  # autograd copies the parameters' gradients into one flat gradient
+            self.activations -= computed
+        self.reshard(unit)
+        if not unit.reduced_bytes:
+            return
+        if not self.last:
+            self.accumulated[unit.order] = computed if self.fsdp1 else unit.reduced_bytes
+        elif unit.sharded:
+            self.reduce(unit, computed, earlier)
+
+    def reduce(self, unit: Unit, computed: int, earlier: int) -> None:
+        """Reduce-scatter gradients: bytes that this micro-step's backward computed, and those of earlier ones."""
+        reduced = gloo_copy = 0
+        if not self.offload:
+            reduced = gradient_bytes(self.plan, unit)
+        if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
+            gloo_copy = unit.reduced_bytes
+        if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
+            if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+                self.all_gather(self.by_name[unit.ahead_backward])
+            # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
+            cast = 0
+            if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):
+                cast = unit.reduced_bytes
+            self.reduced[unit.order] = reduced
+            self.compare(computed + earlier + cast + gloo_copy)
+            return
+        # FSDP2 copies the gradients to one input and frees them; the input stays until the next reduce-scatter
+        # (_fsdp_collectives.py, foreach_reduce; _fsdp_param_group.py, post_backward).
+        self.reduce_input = unit.reduced_bytes
+        self.compare()
+        if not earlier:
+            self.activations -= computed
+        self.reduced[unit.order] = reduced
+        self.compare(gloo_copy)
+
+    def end(self) -> None:
+        """Free what backward leaves: FSDP2's buffers, and units that it gathered and did not need."""
+        self.copied_output = self.reduce_input = 0
+        self.gather_outputs.clear()
+        for unit in self.plan.units:
+            self.reshard(unit)

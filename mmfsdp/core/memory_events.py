@@ -1,0 +1,296 @@
+"""Memory events of a plan: which bytes of activations and gradients one micro-step allocates, and when.
+
+Forward and backward of an example really run, with autograd, checkpointing and the dtypes of the plan, but on fake
+tensors, which have shapes and no storage. Hooks stand where the wrapper will have its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.flop_counter import flop_registry
+
+from ..params import Backend
+from .fsdp2 import cast_inputs, checkpoint_activations
+from .memory import gradient_params
+from .plan import MemoryEvent, Unit, WrapPlan
+from .trace import fake_inputs, fake_mode, fake_model, tensors_of
+from .units import torch_dtype, with_bytes
+
+
+class Recording(NamedTuple):
+    """The recording of one micro-step, for a plan."""
+
+    memory_events: tuple[MemoryEvent, ...]
+    flops: int
+    unused: frozenset[str]
+    """Trainable parameters (first names) without a gradient."""
+    reduced_twice: frozenset[int]
+    """Orders of units that run backward several times, first without gradients."""
+
+
+def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
+    """Run forward and backward on fake tensors, as the plan computes them.
+
+    example: keyword arguments of a forward. Raises ValueError where the model does not take it.
+    """
+    mode = fake_mode()
+    buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None
+    fake = fake_model(model, mode, compute_dtypes(plan), buffer_dtype).train()
+    inputs = fake_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
+    for unit in plan.units:
+        for p in gradient_params(plan, unit):
+            fake.get_parameter(p.name).requires_grad_()
+    checkpoint_activations(fake, plan)
+    recorder = MemoryRecorder(plan, fake, inputs)
+    autocast: Any = nullcontext()
+    if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
+        autocast = torch.autocast("cpu", dtype=plan.fsdp.mixed_precision.to_torch())
+    try:
+        with mode, recorder:
+            with autocast:
+                output = fake(**inputs)
+            loss = loss_of(output)
+            del output  # a training step does not keep it through backward either
+            if loss is not None:
+                loss.backward()
+            recorder.finish()
+    except Exception as error:
+        raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
+    twice = frozenset(recorder.reduced_twice)
+    return Recording(tuple(recorder.events), recorder.flops, frozenset(recorder.unused), twice)
+
+
+def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
+    """Return the plan with its memory events, and with units that know which parameters get no gradient."""
+    units = list(plan.units)
+    if plan.backend is not Backend.DDP:  # DDP has a place for each gradient in its buckets
+        for i, unit in enumerate(units):
+            params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
+            twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
+            units[i] = with_bytes(replace(unit, params=params, reduced_twice=twice), plan.fsdp, plan.shard)
+    return replace(plan, units=tuple(units), memory_events=recording.memory_events, flops=recording.flops)
+
+
+def compute_dtypes(plan: WrapPlan) -> dict[str, torch.dtype]:
+    """Return the dtype that each parameter (by first name) is computed with; DDP leaves casting to autocast."""
+    dtypes = {}
+    for unit in plan.units:
+        for p in unit.params:
+            dtypes[p.name] = torch_dtype(p.dtype)
+            if unit.compute_dtype and p.is_floating and plan.backend is not Backend.DDP:
+                dtypes[p.name] = torch_dtype(unit.compute_dtype)
+    return dtypes
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """Return the model's loss in fp32, or the sum of its outputs where it has none; None where nothing trains it."""
+    loss = getattr(output, "loss", None)
+    if loss is not None and loss.requires_grad:
+        return loss.float() * torch.ones(())  # as `train_step` weighs it
+    if loss is not None:
+        return None
+    for tensor in tensors_of(output):
+        if tensor.requires_grad:
+            loss = tensor.sum() if loss is None else loss + tensor.sum()
+    return loss
+
+
+class MemoryRecorder(TorchDispatchMode):
+    """Counts the storages that operators allocate until they are freed, and notes the counts at each event."""
+
+    def __init__(self, plan: WrapPlan, model: nn.Module, inputs: dict[str, Any]):
+        super().__init__()
+        self.plan = plan
+        self.vocabulary = vocabulary_of(model)
+        self.events: list[MemoryEvent] = []
+        self.flops = 0
+        self.allocated = self.gradients = self.logits = 0
+        self.peak = self.peak_without_grads = self.logits_at_peak = 0
+        self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
+        for tensor in tensors_of(inputs):
+            self.allocate(tensor)
+        self.unused = {p.name for p in plan.params if p.trainable}
+        self.reduced_twice: set[int] = set()
+        # State of units, by order.
+        self.params: dict[int, list[nn.Parameter]] = {}
+        self.modules_to_run: dict[int, set[str]] = {}  # of units in forward
+        self.in_backward: set[int] = set()
+        self.finished: set[int] = set()
+        self.without_gradient: set[int] = set()
+        for unit in plan.units:
+            self.register_hooks(unit, model)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        count_flops = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if count_flops:
+            self.flops += count_flops(*args, **kwargs, out_val=output)
+        for tensor in tensors_of(output):
+            self.allocate(tensor)
+        return output
+
+    def allocate(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage, once, until it is freed."""
+        storage = tensor.untyped_storage()
+        address, nbytes = storage._cdata, storage.nbytes()
+        if address in self.storages:  # a view, or changed in place
+            return
+        logits = 0
+        if self.vocabulary and tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
+            logits = nbytes
+        self.storages.add(address)
+        weakref.finalize(storage, self.free, address, nbytes, logits)
+        self.allocated += nbytes
+        self.logits += logits
+        self.peak_without_grads = max(self.peak_without_grads, self.allocated - self.gradients)
+        if self.allocated > self.peak:
+            self.peak, self.logits_at_peak = self.allocated, self.logits
+
+    def free(self, address: int, nbytes: int, logits: int) -> None:
+        """Count a storage out."""
+        self.storages.discard(address)
+        self.allocated -= nbytes
+        self.logits -= logits
+
+    def note(self, event: str, order: int) -> None:
+        """Note the counts, and begin to look for the peak before the next event."""
+        counts = self.peak, self.peak_without_grads, self.allocated, self.gradients, self.logits_at_peak
+        self.events.append(MemoryEvent(event, order, *counts))
+        if event == "post_backward":  # the wrapper reduces the gradients and frees them
+            self.drop_gradients(self.params[order])
+        self.peak, self.logits_at_peak = self.allocated, self.logits
+        self.peak_without_grads = self.allocated - self.gradients
+
+    def register_hooks(self, unit: Unit, model: nn.Module) -> None:
+        """Register the hooks that note when the unit's forward, backward and gradients come."""
+        ddp = self.plan.backend is Backend.DDP
+        for name in unit.modules:
+            module = model.get_submodule(name)
+            if unit.compute_dtype and not ddp and (unit.sharded or self.plan.fsdp.mixed_precision):
+                cast = partial(cast_inputs, torch_dtype(unit.compute_dtype))
+                module.register_forward_pre_hook(cast, with_kwargs=True, prepend=True)
+            if unit.sharded or ddp:
+                module.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True, prepend=True)
+                module.register_forward_hook(partial(self.post_forward, unit, name))
+        self.params[unit.order] = []
+        for p in gradient_params(self.plan, unit):
+            parameter = model.get_parameter(p.name)
+            self.params[unit.order].append(parameter)
+            parameter.register_post_accumulate_grad_hook(partial(self.gradient_ready, unit, p.name))
+
+    def pre_forward(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Note that the unit's first module begins forward, and watch for the end of its backward."""
+        if unit.order in self.modules_to_run:  # another module of the unit has begun
+            return args, kwargs
+        self.modules_to_run[unit.order] = set(unit.modules)
+        self.note("pre_forward", unit.order)
+        leaves, spec = tree_flatten((args, kwargs))
+        indices = [i for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if indices and torch.is_grad_enabled():
+            # The unit's backward is over when its inputs have gradients, as for FSDP2's RegisterPostBackwardFunction.
+            # Hooks on the inputs would wait for the gradients of other units that have the same inputs.
+            inputs = [leaves[i] for i in indices]
+            if self.plan.backend is Backend.FSDP1 and not self.params[unit.order]:
+                # FSDP1 frees a frozen unit by hooks on its inputs, after those of the unit that these are outputs of
+                # (_runtime_utils.py, _register_post_backward_reshard_only_hook): two units are gathered then.
+                register_multi_grad_hook(inputs, lambda _: self.post_backward(unit.order))
+                return args, kwargs
+            outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
+            for i, tensor in zip(indices, outputs, strict=True):
+                leaves[i] = tensor
+        return tree_unflatten(leaves, spec)
+
+    def post_forward(self, unit: Unit, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that the unit's last module has ended forward, and watch for the start of its backward."""
+        self.modules_to_run[unit.order].discard(name)
+        ended = [unit.order]
+        if not name:  # the model itself: with it ends each unit of which a module did not run
+            ended = list(self.modules_to_run)
+        elif self.modules_to_run[unit.order]:
+            return
+        for order in ended:
+            del self.modules_to_run[order]
+            self.note("post_forward", order)
+        for tensor in tensors_of(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self.pre_backward(unit.order))
+
+    def pre_backward(self, order: int) -> None:
+        """Note that the unit's backward begins."""
+        if order not in self.in_backward:
+            self.in_backward.add(order)
+            self.finished.discard(order)
+            self.note("pre_backward", order)
+
+    def gradient_ready(self, unit: Unit, name: str, parameter: nn.Parameter) -> None:
+        """Count a parameter's gradient."""
+        assert parameter.grad is not None
+        self.unused.discard(name)
+        self.gradients += parameter.grad.untyped_storage().nbytes()
+        if not unit.sharded:  # DDP copies it into a bucket that is always allocated
+            self.drop_gradients([parameter])
+
+    def post_backward(self, order: int) -> None:
+        """Note that the unit's backward is over, with or without gradients."""
+        if order in self.finished:
+            return
+        self.finished.add(order)
+        self.in_backward.discard(order)
+        params = self.params[order]
+        if params and self.plan.units[order].sharded and all(p.grad is None for p in params):
+            self.without_gradient.add(order)
+            self.note("no_gradient", order)
+            return
+        if order in self.without_gradient:
+            self.reduced_twice.add(order)
+        self.note("post_backward", order)
+
+    def drop_gradients(self, params: list[nn.Parameter]) -> None:
+        """Free gradients as the wrapper does after it has reduced or copied them."""
+        for p in params:
+            if p.grad is not None:
+                self.gradients -= p.grad.untyped_storage().nbytes()
+                p.grad = None
+
+    def finish(self) -> None:
+        """End backward: units whose inputs needed no gradient are reduced now."""
+        for order in dict.fromkeys(event.unit for event in self.events):
+            self.post_backward(order)
+        self.note("end", 0)
+
+
+class CallAfterBackward(torch.autograd.Function):
+    """Passes tensors through; calls back once their gradients are computed."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], *tensors: torch.Tensor) -> Any:
+        """Return the tensors unchanged."""
+        ctx.call = call
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Call back, and pass the gradients on."""
+        ctx.call()
+        return None, *gradients
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """Return the width of the logits of a transformers model; 0 for others."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "get_text_config"):
+            return int(getattr(config.get_text_config(), "vocab_size", 0))
+    return 0

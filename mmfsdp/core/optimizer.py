@@ -1,0 +1,155 @@
+"""AdamW over this rank's shards of what trains, its learning rate, and the loss scale of fp16."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..params import Precision, Schedule, TrainParams
+from .collectives import compute_device
+from .lint import lint_training, plain_name
+from .plan import stop_at_errors
+from .units import decays
+
+
+def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
+    """Return AdamW over the trainable parameters, and its learning rate: call `schedule.step()` after each step.
+
+    Weight decay is for matrices: norms, biases, gates and embeddings have none. Raises ParamError if the model is no
+    longer frozen as it was planned.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward without a backward, parameters may still be unsharded
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, []).append(name)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for p, names_of_p in names.items():
+        if p.requires_grad:
+            weight_decay = params.weight_decay if has_decay(model, names_of_p, p) else 0.0
+            groups.setdefault(weight_decay, []).append(p)
+    settings = [{"params": parameters, "weight_decay": weight_decay} for weight_decay, parameters in groups.items()]
+    # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
+    optimizer = LocalAdamW(settings, lr=params.lr, fused=True)
+    check_trainable(model, optimizer)
+    return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
+
+
+class LocalAdamW(AdamW):
+    """AdamW that hands its kernel plain local shards instead of DTensors. The results are equal, bit for bit.
+
+    torch 2.11 dispatches every operator on a DTensor in Python, which takes longer than the arithmetic on small shards.
+    Needed until github.com/pytorch/pytorch/issues/134191 is closed.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> bool:
+        # `step` calls this to fill its lists of parameters, gradients and states, then calls the kernel on them.
+        has_complex = super()._init_group(group, *lists)  # type: ignore[misc]
+        for tensors in lists:
+            tensors[:] = [local_part(tensor) for tensor in tensors]
+        return has_complex
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def has_decay(model: nn.Module, names: list[str], p: nn.Parameter) -> bool:
+    """Return True if weight decay applies to a parameter, which has several names if it is tied."""
+    plan = getattr(model, "mmfsdp_plan", None)
+    if plan is None:
+        return decays(model, names, ndim=p.ndim)
+    # The plan knows: FSDP1's shards are flat and no longer show whether they come from a matrix.
+    name = plain_name(names[0]).removeprefix("module.")
+    if name in plan.by_name:
+        return plan.by_name[name].decays
+    # use_orig_params false: the unit is one parameter, which has one decay.
+    module = name.removesuffix("_flat_param").rstrip(".")
+    unit = next(unit for unit in plan.units if module in unit.modules)
+    return any(p.decays for p in unit.params)
+
+
+def lr_factor(step: int, params: TrainParams) -> float:
+    """Return the share of the peak learning rate in a step, from 0: linear warm-up, then the schedule down to 0."""
+    if step < params.warmup_steps:
+        return (step + 1) / params.warmup_steps
+    progress = (step - params.warmup_steps) / max(1, params.steps - params.warmup_steps)
+    if params.schedule is Schedule.LINEAR:
+        return max(0.0, 1 - progress)
+    if params.schedule is Schedule.COSINE:
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))  # Loshchilov and Hutter 2017, without restarts
+    return 1.0
+
+
+def check_trainable(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ParamError if the optimizer has a frozen parameter, or if what trains is not what the plan says."""
+    plan = getattr(model, "mmfsdp_plan", None)
+    if plan is None:
+        return
+    in_optimizer = set()
+    for group in optimizer.param_groups:
+        in_optimizer.update(group["params"])
+    trainable = {p for p in model.parameters() if p.requires_grad}
+    # Cheap, for every step: the lint compares names only if these differ.
+    if in_optimizer != trainable or len(trainable) != sum(p.trainable for p in plan.params):
+        stop_at_errors(lint_training(model, plan, optimizer))
+
+
+def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
+    """Raise before a step that would train wrongly: ParamError as above, ValueError for fp16 without a scaler."""
+    if scaler is None and computes_in_fp16(model):
+        raise ValueError("scaler: None, and gradients in fp16 vanish without; give train_step build_scaler(model)")
+    check_trainable(model, optimizer)
+
+
+class Scaler:
+    """The loss scale of fp16 (Micikevicius et al. 2018), with the constants and the growth of torch.amp.GradScaler.
+
+    All ranks have the same scale: an overflow shows in the global gradient norm, so nothing more is sent.
+    torch 2.11's own scalers refuse DTensors beside plain tensors, which a plan with REPLICATE has.
+    """
+
+    GROWTH_FACTOR = 2.0
+    BACKOFF_FACTOR = 0.5
+
+    def __init__(self, device: torch.device | str = "cpu", *, scale: float = 2.0**16, interval: int = 2000) -> None:
+        """interval: steps without an overflow after which the scale grows."""
+        self.scale = torch.tensor(scale, device=device)
+        self.interval = interval
+        self._steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def update(self, finite: torch.Tensor) -> None:
+        """Grow the scale, or back off after an overflow. Does not wait for the device."""
+        overflow = (~finite).float()
+        torch._amp_update_scale_(
+            self.scale, self._steps, overflow, self.GROWTH_FACTOR, self.BACKOFF_FACTOR, self.interval
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        """Return plain numbers, the same on every rank."""
+        return {"scale": self.scale.item(), "growth_tracker": self._steps.item()}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take the numbers of `state_dict`."""
+        self.scale.fill_(state["scale"])
+        self._steps.fill_(state["growth_tracker"])
+
+
+def build_scaler(model: nn.Module) -> Scaler | None:
+    """Return a new scaler if the model computes in fp16 by its plan, else None."""
+    return Scaler(compute_device(model)) if computes_in_fp16(model) else None
+
+
+def computes_in_fp16(model: nn.Module) -> bool:
+    """Return True if the model's plan says fp16."""
+    plan = getattr(model, "mmfsdp_plan", None)
+    return plan is not None and plan.fsdp.mixed_precision is Precision.FP16

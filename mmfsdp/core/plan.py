@@ -1,0 +1,411 @@
+"""Define the plan of a wrapped model as plain data, and print it. Imports no torch.
+
+The words that are ours, each defined once:
+
+- unit: the modules whose parameters one FSDP call groups. One all-gather fetches a unit. It is frozen, trainable, mixed
+  (both), or empty (only the root).
+- root: the unit of the model itself. It holds the parameters that are in no other unit.
+- grad flow: backward must pass through a frozen unit, because something trainable comes before it in forward. Its
+  weights get no gradient, but the gradients of its inputs are computed with them.
+- frozen policy: SHARD gathers a frozen unit each time that it is needed. KEEP gathers it once in forward and keeps it
+  until backward is over. REPLICATE puts all of it on every rank, without traffic. AUTO chooses one of them per unit.
+- at rest: between two steps. Unsharded: gathered from all ranks, as the unit computes.
+- micro-step: one forward and backward; an optimizer step has `train.accumulation` of them.
+- wire bytes: what one rank sends in one optimizer step; `ring_bytes` has the formulas.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+from typing import Any
+
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
+from ..params.base import from_plain, plain
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+"""Bytes of one element, by torch's dtype name."""
+ROOT = "(root)"
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter, once, however many names it has."""
+
+    name: str
+    """Its first dotted name in the model."""
+    shape: tuple[int, ...]
+    dtype: str
+    """At rest, by torch's name: float32, bfloat16, ..."""
+    trainable: bool
+    aliases: tuple[str, ...] = ()
+    """Its other names, if it is tied."""
+    decays: bool = False
+    """AdamW's weight decay applies: a matrix that is no embedding, norm, bias or gate."""
+    unused: bool = False
+    """Trainable, but the example's backward gives it no gradient: it is not reduced and has no optimizer states."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def learns(self) -> bool:
+        """Gets gradients and optimizer states."""
+        return self.trainable and not self.unused
+
+    @property
+    def is_floating(self) -> bool:
+        """False for the integers of quantized weights."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+    def padded(self, shards: int) -> int:
+        """Elements after FSDP2 pads the first dim so that all shards have as many rows."""
+        if not self.shape or not self.shape[0]:
+            return prod(self.shape)
+        return shards * ceil(self.shape[0] / shards) * prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Modules whose parameters one FSDP call groups: one all-gather fetches them all."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Dotted names of the modules; an empty one is the model itself."""
+    params: tuple[Param, ...]
+    order: int
+    """Place in the order in which units begin forward; from 0."""
+    forward_end: int
+    """Place in the order in which units end forward; from 0."""
+    kind: str
+    """frozen, trainable, mixed, or empty: a root without parameters, which only starts the others."""
+    compute_dtype: str
+    """The dtype in which its parameters are gathered and computed, by torch's name; empty: each in its own."""
+    grad_flow: bool
+    """Backward passes through it, so its weights are needed there."""
+    frozen_policy: FrozenPolicy | None
+    """SHARD, KEEP or REPLICATE for a frozen unit; None for others."""
+    sharded: bool
+    """Each rank holds a shard; otherwise each rank holds all of it."""
+    reshard_after_forward: bool
+    """Unsharded weights are freed between forward and backward."""
+    reshard_after_backward: bool
+    """Unsharded weights are freed after each backward; otherwise they stay over accumulated micro-steps. FSDP1 keeps
+    all that it does not free after forward."""
+    unshard_in_backward: bool = False
+    """Backward gathers it if its weights have been freed. Wrapping acts on this field, as the prediction does."""
+    gathers_forward: int = 0
+    """All-gathers in one micro-step's forward."""
+    gathers_backward: int = 0
+    """All-gathers in one micro-step's backward."""
+    bytes_at_rest: int = 0
+    """Bytes of parameters at rest on each rank."""
+    unsharded_bytes: int = 0
+    """Bytes of the whole unit once gathered, in the compute dtype; padding included."""
+    reduced_bytes: int = 0
+    """Bytes of gradients that one reduction takes in; padding included."""
+    reduced_twice: bool = False
+    """Its backward runs more than once in a micro-step, so with accumulated micro-steps it is reduced twice: first what
+    earlier micro-steps left, then what is new."""
+    ahead_forward: tuple[str, ...] = ()
+    """The units of which the all-gather starts when this one begins forward (`forward_prefetch`)."""
+    ahead_backward: str = ""
+    """The unit that is gathered ahead of need while this one's backward runs (`backward_prefetch`)."""
+
+    @property
+    def is_root(self) -> bool:
+        """The unit of the model itself."""
+        return self.modules == ("",)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.numel for p in self.params)
+
+    @property
+    def trainable_numel(self) -> int:
+        """Elements of the trainable parameters."""
+        return sum(p.numel for p in self.params if p.trainable)
+
+    def reductions(self, micro_steps: int) -> int:
+        """Return how often an optimizer step of so many micro-steps reduces the unit's gradients."""
+        if not self.reduced_bytes:
+            return 0
+        # Reduction waits for the last micro-step (`no_sync`).
+        return 2 if self.reduced_twice and micro_steps > 1 else 1
+
+
+@dataclass(frozen=True)
+class MemoryEvent:
+    """A point of a micro-step at which a wrapper acts, and the bytes of activations and whole gradients up to it."""
+
+    event: str
+    """pre_forward, post_forward, pre_backward or post_backward of a unit; no_gradient after a backward that gave it no
+    gradients; or end, of all of backward."""
+    unit: int
+    """The unit's order."""
+    peak: int
+    """Most bytes allocated at one time since the event before."""
+    peak_without_grads: int
+    """The same without gradients of parameters."""
+    allocated: int
+    """Bytes allocated at the event."""
+    grads: int
+    """Of them, gradients of parameters."""
+    logits: int
+    """Of the peak, tensors as wide as the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake that the lint found, with its fix."""
+
+    level: str
+    """error (a launch stops) or warning."""
+    code: str
+    message: str
+
+
+def stop_at_errors(findings: Iterable[Finding]) -> None:
+    """Raise ParamError with every error among the findings."""
+    errors = [finding.message for finding in findings if finding.level == "error"]
+    if errors:
+        raise ParamError("plan", "; ".join(dict.fromkeys(errors)))
+
+
+def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
+    """Return the bytes that one rank sends in a collective on a tensor of nbytes, by the ring algorithm.
+
+    An all-gather or a reduce-scatter passes ranks - 1 of the tensor's parts on; an all-reduce is a reduce-scatter and
+    then an all-gather. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+    """
+    passed_on = nbytes * (ranks - 1) // ranks
+    return 2 * passed_on if kind == "all-reduce" else passed_on
+
+
+@dataclass(frozen=True)
+class WrapPlan:
+    """The units in the order in which they run, and the mesh: all that wrapping and the estimate need."""
+
+    fsdp: FSDPParams
+    world_size: int
+    replicate: int
+    """Ranks along the replicate axis: each shard exists so many times."""
+    shard: int
+    """Ranks along the shard axis."""
+    units: tuple[Unit, ...]
+    lint: tuple[Finding, ...] = ()
+    why: str = ""
+    """The choice of AUTO, with its reason."""
+    buffer_bytes: int = 0
+    """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
+    other_collectives: tuple[tuple[str, str, int], ...] = ()
+    """(kind, phase, bytes) of each collective of a step that is no unit's: of buffers, when somebody wraps by DDP."""
+    memory_events: tuple[MemoryEvent, ...] = ()
+    """One micro-step of the example that the plan was made with; empty without one."""
+    flops: int = 0
+    """Multiplications and additions of its matrix products, convolutions and attention; 0 without an example."""
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs: torch's FSDP1 and FSDP2 shard nothing on a mesh of one, for example."""
+        return self.fsdp.effective_backend
+
+    @property
+    def refused(self) -> bool:
+        """The lint found errors."""
+        return any(finding.level == "error" for finding in self.lint)
+
+    @property
+    def params(self) -> Iterable[Param]:
+        """Every parameter, unit by unit."""
+        for unit in self.units:
+            yield from unit.params
+
+    @cached_property
+    def by_name(self) -> dict[str, Param]:
+        """Every parameter by each of its names."""
+        names = {}
+        for p in self.params:
+            names.update(dict.fromkeys((p.name, *p.aliases), p))
+        return names
+
+    def wire_bytes(self, unit: Unit, micro_steps: int = 1) -> int:
+        """Return the bytes that a rank sends for one unit in an optimizer step of so many micro-steps."""
+        if not unit.sharded:
+            return ring_bytes("all-reduce", unit.reduced_bytes, self.world_size)
+        gathers = unit.gathers_forward + unit.gathers_backward
+        if unit.reshard_after_backward:
+            gathers *= micro_steps
+        reduced = unit.reduced_bytes * unit.reductions(micro_steps)
+        sent = ring_bytes("all-gather", gathers * unit.unsharded_bytes, self.shard)
+        sent += ring_bytes("reduce-scatter", reduced, self.shard)
+        # On a mesh of two axes, each shard's gradients are then summed over the replicas.
+        return sent + ring_bytes("all-reduce", reduced // self.shard, self.replicate)
+
+    def check(self) -> None:
+        """Raise ParamError, a ValueError, with every error that the lint found."""
+        stop_at_errors(self.lint)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested plain values."""
+        values = plain(asdict(replace(self, memory_events=())))
+        # Events are many, so they are lists without names.
+        return values | {"memory_events": [list(astuple(event)) for event in self.memory_events]}
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
+        """Return the plan of which `to_dict` gave these values, today or before fields were renamed."""
+        values = _current_names(values)
+        values["units"] = [_current_unit(unit) for unit in values["units"]]
+        events = []
+        for kind, *numbers in values.get("memory_events", ()):
+            # Older events end with one number more.
+            events.append(MemoryEvent(_OLD_NAMES.get(kind, kind), *numbers[:6]))
+        return from_plain(cls, values | {"memory_events": events})
+
+    @classmethod
+    def from_json(cls, text: str) -> WrapPlan:
+        """Return the plan that `to_json` wrote."""
+        return cls.from_dict(json.loads(text))
+
+    def __str__(self) -> str:
+        return plan_table(self)
+
+
+# A plan.json that was written before these names changed stays readable.
+_OLD_NAMES = {
+    "beside": "other_collectives",
+    "moments": "memory_events",
+    "held_bytes": "bytes_at_rest",
+    "gathered_bytes": "unsharded_bytes",
+    "ends": "forward_end",
+    "idle": "unused",
+    "enter": "pre_forward",
+    "leave": "post_forward",
+    "back": "pre_backward",
+    "after": "post_backward",
+    "spared": "no_gradient",
+}
+
+
+def _current_names(values: dict[str, Any]) -> dict[str, Any]:
+    return {_OLD_NAMES.get(name, name): value for name, value in values.items()}
+
+
+def _current_unit(values: dict[str, Any]) -> dict[str, Any]:
+    values = _current_names(values)
+    values["params"] = [_current_names(param) for param in values["params"]]
+    if "hold" in values:
+        values["reshard_after_backward"] = not values["hold"]
+        # Older plans did not say it, as there were no other units that backward gathers.
+        values["unshard_in_backward"] = values["sharded"] and values["grad_flow"]
+    return values
+
+
+# ---- printing ----
+
+NAME_WIDTH = 38
+ROW = f"{{:<{NAME_WIDTH}}} {{:<9}} {{:<10}} {{:>6}} {{:>9}} {{:>8}} {{:>8}} {{:>8}} {{:<7}} {{:>8}}"
+COLUMNS = ROW.format("unit", "kind", "policy", "params", "dtype", "held", "gathered", "reduced", "gathers", "sent")
+MAX_SINGLE_LINES = 24
+"""In a plan of more units, units that differ only in the numbers of their names share a line."""
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+LEGEND = (
+    "*: backward passes through (grad flow). dtype: at rest > in compute. held, gathered, reduced: bytes of a rank at "
+    "rest, of the unit while it runs, and of its gradients. gathers: in forward + backward; ^: in backward ahead of "
+    "need, while the unit after it runs. sent: bytes a rank sends in a step of one micro-step."
+)
+
+
+def plan_table(plan: WrapPlan) -> str:
+    """Return a table of at most 120 columns: a line for each unit in the order in which they run, and totals."""
+    units = [unit for unit in plan.units if unit.params]
+    mesh = str(plan.shard) if plan.replicate == 1 else f"{plan.replicate} x {plan.shard}"
+    choices = f"{plan.fsdp.sharding_strategy}, {plan.fsdp.auto_wrap_policy}"
+    title = f"{plan.backend} on {plan.world_size} ranks ({mesh}), {choices}: {len(units)} units"
+    rule = "-" * len(COLUMNS)
+    lines = [title, COLUMNS, rule]
+    for alike in _share_lines(units):
+        lines.append(_unit_line(plan, alike))
+    numel = sum(unit.numel for unit in units)
+    trainable = sum(unit.trainable_numel for unit in units)
+    at_rest = sum(unit.bytes_at_rest for unit in units)
+    sent = sum(plan.wire_bytes(unit) for unit in units)
+    lines.append(rule)
+    lines.append(ROW.format("total", "", "", count(numel), "", size(at_rest), "", "", "", size(sent)))
+    lines += textwrap.wrap(f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}", len(COLUMNS))
+    for note in [plan.why, *(f"{finding.level}: {finding.message}" for finding in plan.lint)]:
+        lines += textwrap.wrap(note, len(COLUMNS), subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _share_lines(units: list[Unit]) -> list[list[Unit]]:
+    """Return the units of each line: in a large plan, those that differ only in the numbers of their names."""
+    lines: dict[tuple, list[Unit]] = {}
+    for unit in units:
+        name = unit.name
+        if len(units) > MAX_SINGLE_LINES:
+            name = _pattern(name)
+        figures = (unit.grad_flow, unit.gathers_backward, unit.bytes_at_rest, unit.unsharded_bytes)
+        lines.setdefault((name, unit.kind, *figures), []).append(unit)
+    return list(lines.values())
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _unit_line(plan: WrapPlan, alike: list[Unit]) -> str:
+    unit, name = alike[0], alike[0].name
+    if len(alike) > 1:
+        name = f"{len(alike)} x {_pattern(name)}"
+    if len(name) > NAME_WIDTH:
+        # Names differ at their ends.
+        name = "..." + name[-(NAME_WIDTH - 3) :]
+    policy = unit.frozen_policy or "-"
+    if unit.frozen_policy and unit.grad_flow:
+        policy += "*"
+    at_rest, *others = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params}
+    if others:
+        at_rest = "mix"
+    dtype = f"{at_rest}>{SHORT_DTYPES.get(unit.compute_dtype, unit.compute_dtype) or at_rest}"
+    gathered = size(unit.unsharded_bytes) if unit.gathers_forward else "-"
+    reduced = size(unit.reduced_bytes) if unit.reduced_bytes else "-"
+    gathers = f"{unit.gathers_forward}+{unit.gathers_backward}"
+    if any(other.ahead_backward == unit.name for other in plan.units):
+        gathers += "^"
+    held, sent = size(unit.bytes_at_rest), size(plan.wire_bytes(unit))
+    return ROW.format(name, unit.kind, policy, count(unit.numel), dtype, held, gathered, reduced, gathers, sent)
+
+
+def count(n: float) -> str:
+    """Return a number of things in at most 6 characters: 512, 1.23K, 45.6M."""
+    return _scale(n, 1000, ("", "K", "M", "B"), ".3g")
+
+
+def size(n: float) -> str:
+    """Return bytes for people, in powers of 1024: 512 B, 1.2 KiB, 3.4 GiB."""
+    return _scale(n, 1024, (" B", " KiB", " MiB", " GiB"), ".1f")
+
+
+def _scale(n: float, base: int, suffixes: tuple[str, ...], digits: str) -> str:
+    for suffix in suffixes:
+        # What would be rounded to the base gets the next suffix.
+        if n < base - 0.5 or suffix == suffixes[-1]:
+            break
+        n /= base
+    if n >= 100 or n == int(n):
+        digits = ".0f"
+    return f"{n:{digits}}{suffix}"

@@ -1,0 +1,275 @@
+"""Plan how a model will be wrapped, before any rank starts: `make_plan`, straight down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, TrainParams
+from .plan import Unit, WrapPlan, size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .trace import Trace
+
+
+def make_plan(
+    model: nn.Module,
+    params: FSDPParams | None = None,
+    *,
+    world_size: int,
+    example: dict[str, Any] | None = None,
+    train: TrainParams | None = None,
+) -> WrapPlan:
+    """Plan how a model will be wrapped. Needs no process group and no weights: the meta device will do.
+
+    example: keyword arguments of one forward; their values do not matter. With it, the order of units and the way of
+    backward are traced, not assumed from the order of registration, and AUTO's budget includes activations. train: the
+    steps that AUTO chooses for. Raises ParamError for a choice that this model or world size does not allow, ValueError
+    for an example that the model does not take.
+    """
+    # torch takes a second to import, and those who only read a plan do not need it.
+    from .lint import lint
+
+    params = params or FSDPParams()
+    # Wrong sizes raise before the model is traced, which takes longest.
+    mesh_shape(params, world_size)
+    grouped = trace_and_group(model, params, example)
+    if params.frozen_policy is FrozenPolicy.AUTO:
+        plan = choose_policies(model, params, grouped, world_size, example=example, train=train or TrainParams())
+    else:
+        plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
+    plan = replace(plan, lint=lint(model, plan, trace=grouped.trace))
+    if example is None or plan.refused:
+        return plan
+    return with_memory_events(model, plan, example)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A traced model and its groups of modules: units without policy, dtypes and bytes."""
+
+    trace: Trace
+    groups: list[list[str]]
+    replicated: set[str]
+    """Parameters that FSDP1 cannot shard."""
+
+
+def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any] | None) -> Grouped:
+    """Trace the model and group its modules."""
+    from .group import frozen_in_mixed_groups, group_modules
+    from .trace import trace
+
+    first_trace = trace(model, example)
+    groups, replicated = group_modules(model, params, first_trace)
+    if params.effective_backend is Backend.FSDP1:
+        # FSDP1 makes one parameter of a mixed unit, and all of it trains. Backward then passes through more units.
+        trained_too = frozen_in_mixed_groups(model, groups, replicated)
+        if trained_too:
+            first_trace.grad_flow |= trace(model, example, trained_too).grad_flow
+    return Grouped(first_trace, groups, replicated)
+
+
+def plan_units(
+    model: nn.Module, params: FSDPParams, policy: FrozenPolicy, grouped: Grouped, world_size: int
+) -> WrapPlan:
+    """Return the plan with one policy for all frozen units. Raises ParamError for what the units do not allow."""
+    from .fsdp2 import with_recomputed
+    from .units import buffer_bytes, build_units, with_prefetch
+
+    replicate, shard = mesh_shape(params, world_size)
+    units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)
+    check_units(params, units)
+    plan = WrapPlan(params, world_size, replicate, shard, units, buffer_bytes=buffer_bytes(model, params))
+    units = with_recomputed(model, plan, grouped.trace)
+    # What is gathered ahead of need follows from the gathers, so it comes last.
+    return replace(plan, units=with_prefetch(units, params))
+
+
+def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
+    """Return the plan with the memory events and FLOPs of one micro-step, from which peak and time are predicted.
+
+    The units stay, but trainable parameters without a gradient are known as unused. example: keyword arguments of a
+    forward; their values do not matter. Raises ValueError if the model does not take it.
+    """
+    from .memory_events import record_memory, with_recording
+
+    return with_recording(plan, record_memory(model, plan, example))
+
+
+def choose_policies(
+    model: nn.Module,
+    params: FSDPParams,
+    grouped: Grouped,
+    world_size: int,
+    *,
+    example: dict[str, Any] | None,
+    train: TrainParams,
+) -> WrapPlan:
+    """AUTO: return the plan that sends least of those that fit `memory_budget_gib`, with a policy for each frozen unit.
+
+    Raises ParamError if none fits.
+    """
+    from .units import with_prefetch
+
+    assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
+    plans = []
+    for policy in (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE):
+        plans.append(plan_units(model, params, policy, grouped, world_size))
+    if example is not None:
+        # With memory events, the budget includes activations. A policy does not change them: record once.
+        events = with_memory_events(model, plans[0], example).memory_events
+        plans = [replace(plan, memory_events=events) for plan in plans]
+    search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
+    units = search.best_units()
+    at_most = " at most" if plans[0].memory_events else ""
+    why = (
+        f"AUTO: {_summary(units)}; a rank holds {size(search.memory(units))} of {size(search.budget)}{at_most} and "
+        f"sends {size(search.traffic(units))} a step, with all SHARD {size(search.traffic(plans[0].units))}"
+    )
+    return replace(plans[0], units=with_prefetch(units, params), why=why, memory_events=())
+
+
+class PolicySearch:
+    """Search the mixes of SHARD, KEEP and REPLICATE for the one that sends least and fits a memory budget.
+
+    This is a knapsack problem. Layers repeat, and a knapsack of equal things is solved by sorting: the greedy choice by
+    bytes saved per byte of memory added (Dantzig 1957) is within 1 % of the best mix on the presets.
+    """
+
+    def __init__(self, plans: list[WrapPlan], budget: int, train: TrainParams) -> None:
+        self.plans = plans
+        self.budget = budget
+        self.train = train
+        self.options: list[tuple[int, Unit]] = []
+        """(index, unit) for each policy of each frozen unit."""
+        for plan in plans:
+            for index, unit in enumerate(plan.units):
+                if unit.frozen_policy is not None:
+                    self.options.append((index, unit))
+
+    def memory(self, units: tuple[Unit, ...]) -> int:
+        """Return the most bytes that a rank holds in a step; activations are included if the plan has an example."""
+        from .memory import step_peak
+
+        return step_peak(replace(self.plans[0], units=units), self.train).bytes
+
+    def traffic(self, units: tuple[Unit, ...]) -> int:
+        """Return the bytes that a rank sends for these units in a step."""
+        return sum(self.plans[0].wire_bytes(unit, self.train.accumulation) for unit in units)
+
+    def best_units(self) -> tuple[Unit, ...]:
+        """Return the best mix found. Raises ParamError if the mix that holds least does not fit."""
+        starts = [plan.units for plan in self.plans if self.memory(plan.units) <= self.budget]
+        if not starts:
+            starts = [self.least_memory()]
+        mixes = []
+        for units in starts:
+            mixes.append(self.improve(units, by_density=True))
+            # Where units differ much in size, large ones first may fill the budget better.
+            mixes.append(self.improve(units, by_density=False))
+        return min(mixes, key=self.traffic)
+
+    def improve(self, units: tuple[Unit, ...], *, by_density: bool) -> tuple[Unit, ...]:
+        """Take the changes of one unit that save traffic and fit.
+
+        by_density: begin with those that save most bytes per byte of memory added, else with those that save most.
+        """
+        before = self.memory(units)
+        changes = []
+        for index, unit in self.options:
+            saved: float = self.traffic((units[index],)) - self.traffic((unit,))
+            if saved > 0:
+                if by_density:
+                    added = self.memory(changed(units, index, unit)) - before
+                    saved /= max(1, added)
+                changes.append((saved, index, unit))
+        changes.sort(key=lambda change: -change[0])
+        for _, index, unit in changes:
+            mix = changed(units, index, unit)
+            # An earlier change may have given the unit a better policy, or have used up the budget.
+            if self.traffic(mix) < self.traffic(units) and self.memory(mix) <= self.budget:
+                units = mix
+        return units
+
+    def least_memory(self) -> tuple[Unit, ...]:
+        """Return the mix that holds least, found one unit at a time. Raises ParamError if it does not fit."""
+        units = min((plan.units for plan in self.plans), key=self.memory)
+        for index, unit in self.options:
+            # A small unit may hold less when replicated: it is padded to the ranks when it is sharded.
+            units = min(units, changed(units, index, unit), key=self.memory)
+        least = self.memory(units)
+        if least > self.budget:
+            activations = "" if self.plans[0].memory_events else "; activations apart"
+            raise ParamError(
+                "memory_budget_gib",
+                f"{self.budget / 2**30:.3g} is {size(least - self.budget)} too little: the least that a rank can hold "
+                f"is {size(least)} (with {_summary(units)}{activations}); set it to {least / 2**30 + 5e-4:.3f}, shard "
+                "over more ranks, or lower frozen_dtype",
+            )
+        return units
+
+
+def changed(units: tuple[Unit, ...], index: int, unit: Unit) -> tuple[Unit, ...]:
+    """Return the units with another one in the place of one."""
+    return (*units[:index], unit, *units[index + 1 :])
+
+
+def _summary(units: tuple[Unit, ...]) -> str:
+    """Return how many frozen units, and of which kind, got which policy."""
+    parts = []
+    for policy in (FrozenPolicy.REPLICATE, FrozenPolicy.KEEP, FrozenPolicy.SHARD):
+        chosen = [unit.grad_flow for unit in units if unit.frozen_policy is policy]
+        if chosen:
+            parts.append(f"{policy} {len(chosen)} ({sum(chosen)} with grad flow)")
+    if not parts:
+        return "nothing frozen to choose for"
+    return ", ".join(parts) + " frozen units"
+
+
+def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
+    """Raise ParamError for choices that this model's units do not allow."""
+    compute = params.mixed_precision
+    if params.effective_backend is Backend.DDP and compute is not Precision.FP32:
+        # DDP computes under autocast, which takes weights of any 16 bits.
+        compute = compute and params.frozen_dtype
+    for unit in units:
+        if params.use_orig_params is False and unit.kind == "mixed":
+            raise ParamError(
+                "use_orig_params",
+                f"False needs units that are all frozen or all trainable, and {unit.name} is mixed; remove it or set "
+                "auto_wrap_policy to FROZEN_AWARE",
+            )
+        # FSDP casts the inputs of the units that it shards. Nothing casts those of a replicated unit.
+        has_frozen = unit.kind in ("frozen", "mixed")
+        if has_frozen and not unit.sharded and params.frozen_dtype and params.frozen_dtype is not compute:
+            raise ParamError(
+                "frozen_dtype",
+                f"every rank holds all of {unit.name} and computes with it in {params.frozen_dtype}, its inputs are in "
+                f"{params.mixed_precision or 'fp32'}; set mixed_precision to {params.frozen_dtype} as well, or "
+                "frozen_policy to SHARD or KEEP",
+            )
+
+
+def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
+    """Return (replicate, shard): ranks along each axis of the mesh. Raises ParamError if they do not fit the world."""
+    if params.effective_backend is Backend.DDP:
+        return world_size, 1
+    if not params.sharding_strategy.hybrid:
+        return 1, world_size
+    # An axis without a size gets the ranks that the other one leaves.
+    shard = params.dp_shard or max(1, world_size // (params.dp_replicate or 1))
+    replicate = params.dp_replicate or world_size // shard
+    if replicate * shard != world_size:
+        raise ParamError(
+            "dp_replicate" if params.dp_replicate else "dp_shard",
+            f"dp_replicate {replicate} x dp_shard {shard} makes {replicate * shard} ranks, not {world_size}; set "
+            "one of them, or both, to divisors of it",
+        )
+    if shard == 1 < replicate and params.backend is Backend.FSDP1:
+        raise ParamError(
+            "dp_shard",
+            "1 leaves FSDP1 nothing to shard; raise it, or set sharding_strategy to NO_SHARD or backend to FSDP2",
+        )
+    return replicate, shard

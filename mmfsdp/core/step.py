@@ -1,0 +1,325 @@
+"""train_step: one optimizer step. Its loss, gradient norm and clip are those of one process with all ranks' data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from .collectives import compute_device, sum_over_ranks, world_size
+from .optimizer import Scaler, check_step, local_part
+
+
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    optimizer: Optimizer,
+    *,
+    schedule: LambdaLR | None = None,
+    max_grad_norm: float | None = None,
+    scaler: Scaler | None = None,
+    stop_requested: Callable[[], bool] = bool,
+) -> StepMetrics:
+    """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`."""
+    check_step(model, optimizer, scaler)
+    clock, device, lr = Clock(), compute_device(model), optimizer.param_groups[0]["lr"]
+    scale = 1.0 if scaler is None else scaler.scale.clone()
+
+    # 1. Count the label tokens of all ranks: the loss is a mean over them, for each source of data by itself.
+    sources, source_weights, tokens, samples = count_labels(micro_batches, device)
+    token_weights = source_weights / tokens.clamp(min=1)  # (sources,)
+
+    # 2. Forward and backward. Gradients are reduced over ranks in the last micro-batch only.
+    loss_sums = torch.zeros_like(token_weights)  # (sources,), of this rank
+    for i, batch in enumerate(micro_batches):
+        source = sources.index(batch.source)
+        with gradient_sync(model, last=i == len(micro_batches) - 1):
+            loss_sum = token_sum(model(**batch.to(device).inputs()).loss.float(), batch.label_tokens)
+            loss_sums[source] += loss_sum.detach()
+            clock.lap("forward")
+            # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
+            (loss_sum * (world_size() * token_weights[source]).float() * scale).backward()
+            clock.lap("backward")
+
+    # 3. One norm over the whole gradient. The losses and the ranks' votes to stop travel in the same all-reduce.
+    squares, stop_vote = squared_grad_norm(model, device), to_device([stop_requested()], device)
+    totals = sum_over_ranks(torch.cat([loss_sums, squares, stop_vote]))
+    loss_sums, grad_norm, stop_votes = totals[:-2], totals[-2].sqrt() / scale, totals[-1]
+    loss = loss_sums @ token_weights
+
+    # 4. Clip once and step. If the loss or the norm is not finite, no rank changes its weights.
+    finite = torch.isfinite(loss + grad_norm)
+    clip_gradients(optimizer, grad_norm, max_grad_norm, scale)
+    step_if(finite, optimizer, scaler)
+    if schedule is not None:
+        schedule.step()
+    clock.lap("optimizer")
+    rank_tokens = sum(batch.label_tokens for batch in micro_batches)
+    source_losses = loss_sums / tokens.clamp(min=1)
+    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *source_losses]
+    on_host, arrived = send_to_host(figures, device)
+    return StepMetrics(on_host, arrived, scaler is not None, sources, rank_tokens, lr, **clock.seconds)
+
+
+class Batch(Protocol):
+    """The methods that a step needs of a micro-batch of B samples.
+
+    Leave it on the CPU: counting its label tokens then waits for no device.
+    """
+
+    @property
+    def source(self) -> str:
+        """Name of the data source; batches of one source share one mean loss."""
+
+    @property
+    def weight(self) -> float:
+        """Factor of the source's mean loss in the loss of the step."""
+
+    @property
+    def size(self) -> int:
+        """Samples, B."""
+
+    @property
+    def label_tokens(self) -> int:
+        """Tokens that the loss is a mean over."""
+
+    def to(self, device: torch.device, /) -> Batch:
+        """Return the batch on a device."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the keyword arguments of the model's forward, which returns an object with a `loss`."""
+
+
+def count_labels(
+    micro_batches: Sequence[Batch], device: torch.device
+) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the names of the sources, their weights and label tokens, both (sources,), and all samples, ().
+
+    Counts are over all ranks and micro-batches. Every rank must have the same sources, in the same order.
+    """
+    weights: dict[str, float] = {}
+    tokens: dict[str, int] = {}
+    samples = 0
+    for batch in micro_batches:
+        weights[batch.source] = batch.weight
+        tokens[batch.source] = tokens.get(batch.source, 0) + batch.label_tokens
+        samples += batch.size
+    totals = sum_over_ranks(to_device([*tokens.values(), samples], device))
+    return list(weights), to_device([*weights.values()], device), totals[:-1], totals[-1]
+
+
+def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Return plain numbers as a float64 tensor. The host does not wait for the device."""
+    return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
+
+
+def token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return the sum of a mean loss over its tokens. Without tokens the mean is 0/0: return 0, with a gradient of 0."""
+    return mean * tokens if tokens else torch.nan_to_num(mean) * 0
+
+
+@contextmanager
+def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Reduce gradients over ranks in the last micro-batch only. Units under KEEP stay unsharded until then."""
+    if isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)) and not last:
+        with model.no_sync():
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        for module in model.modules():
+            unit = getattr(module, "mmfsdp_unit", None)
+            if not isinstance(module, FSDPModule) or unit is None:
+                continue
+            if unit.kind == "frozen":
+                # torch 2.11 fails after a backward without sync if a unit has not run, such as a cached encoder.
+                module.set_requires_gradient_sync(True, recurse=False)
+            if not unit.reshard_after_backward:
+                module.set_reshard_after_forward(last and unit.reshard_after_forward, recurse=False)
+                module.set_reshard_after_backward(last, recurse=False)
+    yield
+
+
+@torch.no_grad()  # else `to_local` records a function for each gradient
+def squared_grad_norm(model: nn.Module, device: torch.device) -> torch.Tensor:
+    """Return this rank's part of the gradient's squared 2-norm, (1,) float64: the parts of all ranks add up to it."""
+    grads, copies = [], []
+    for p in model.parameters():
+        if p.requires_grad and p.grad is not None:
+            grads.append(local_part(p.grad))
+            copies.append(count_copies(model, p))
+    if not grads:
+        return to_device([0.0], device)
+    norms = torch.stack(torch._foreach_norm(grads)).to(device=device, dtype=torch.float64)
+    # Ranks that hold the same elements each add their share, so that the sum over all ranks counts them once.
+    return (norms.square() / to_device(copies, device)).sum(dim=0, keepdim=True)
+
+
+def count_copies(model: nn.Module, p: nn.Parameter) -> int:
+    """Return how many ranks hold the same elements of a parameter's gradient."""
+    if isinstance(p, DTensor):
+        copies = 1
+        for placement, size in zip(p.placements, p.device_mesh.shape, strict=True):
+            if not isinstance(placement, Shard):
+                copies *= size
+        return copies
+    if isinstance(model, FullyShardedDataParallel):
+        plan = getattr(model, "mmfsdp_plan", None)
+        return plan.replicate if plan else 1
+    return world_size()
+
+
+@torch.no_grad()
+def clip_gradients(
+    optimizer: Optimizer, grad_norm: torch.Tensor, max_grad_norm: float | None, scale: torch.Tensor | float
+) -> None:
+    """Divide all gradients by the loss scale and clip their global norm to max_grad_norm (Pascanu et al. 2013).
+
+    The norm is that of all ranks' shards together, so every rank multiplies by the same factor.
+    """
+    if max_grad_norm is None and isinstance(scale, float):
+        return  # neither clipped nor scaled
+    factor = torch.ones_like(grad_norm)
+    if max_grad_norm is not None:
+        factor = (max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
+    factor = (factor / scale).float()
+    grads = []
+    for group in optimizer.param_groups:
+        grads += [local_part(p.grad) for p in group["params"] if p.grad is not None]
+    if grads:
+        torch._foreach_mul_(grads, factor.to(grads[0].device))  # one kernel for all
+
+
+def step_if(finite: torch.Tensor, optimizer: Optimizer, scaler: Scaler | None) -> None:
+    """Step if `finite`, tell the scaler, and drop the gradients."""
+    if optimizer.defaults.get("fused"):
+        # The fused kernel does nothing if found_inf is 1: the host need not know, so it does not wait.
+        device = optimizer.param_groups[0]["params"][0].device  # the CPU if shards are offloaded
+        optimizer.found_inf = (~finite).float().to(device)  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(finite):  # waits for the device
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if scaler is not None:
+        scaler.update(finite)
+
+
+class Clock:
+    """Measure the host's seconds of each phase. On a GPU the work goes on after them."""
+
+    def __init__(self) -> None:
+        self.seconds = {"forward_s": 0.0, "backward_s": 0.0, "optimizer_s": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to a phase."""
+        now = time.perf_counter()
+        self.seconds[f"{phase}_s"] += now - self._last
+        self._last = now
+
+
+def send_to_host(
+    figures: list[torch.Tensor | float], device: torch.device
+) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """Copy figures to the CPU, behind this step's work. Return them and the event after which they can be read."""
+    stacked = torch.stack([torch.as_tensor(figure, dtype=torch.float64, device=device) for figure in figures])
+    if stacked.device.type != "cuda":
+        return stacked, None
+    # Only a copy to pinned memory lets the host go on while it runs.
+    on_host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True).copy_(stacked, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return on_host, arrived
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """The figures of one optimizer step, over all ranks. Reading one waits for the GPU; holding the record does not."""
+
+    figures: torch.Tensor
+    """(6 + sources,) float64 on the CPU: loss, gradient norm, label tokens, samples, votes to stop, the loss scale, and
+    the mean losses of the sources."""
+    arrived: torch.cuda.Event | None
+    """On a GPU, passed once the figures are there."""
+    scaled: bool
+    """A scaler multiplied the loss."""
+    sources: list[str]
+    """Names of the data sources."""
+    rank_tokens: int
+    """Label tokens of this rank."""
+    lr: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    """Seconds of this rank's host."""
+
+    @cached_property
+    def _values(self) -> list[float]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.figures.tolist()
+
+    @property
+    def loss(self) -> float:
+        """Mean over the label tokens of all ranks and micro-batches; with several sources, their weighted sum."""
+        return self._values[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """2-norm of the whole gradient, before clipping."""
+        return self._values[1]
+
+    @property
+    def tokens(self) -> int:
+        """Label tokens of all ranks and micro-batches."""
+        return int(self._values[2])
+
+    @property
+    def samples(self) -> int:
+        """Samples of all ranks and micro-batches."""
+        return int(self._values[3])
+
+    @property
+    def stop_requested(self) -> bool:
+        """Some rank was asked to stop: all ranks learn it in the same step."""
+        return self._values[4] > 0
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The mean loss of each source, without its weight."""
+        return dict(zip(self.sources, self._values[6:], strict=True))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss in backward; None without a scaler."""
+        if not self.scaled:
+            return None
+        return self._values[5]
+
+    @property
+    def skipped(self) -> bool:
+        """The loss or the norm was not finite, and no rank changed its weights."""
+        return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys of a row of metrics."""
+        row: dict[str, Any] = {"loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
+        row |= {"samples": self.samples, "tokens": self.tokens, "skipped": self.skipped}
+        row |= {"forward_s": self.forward_s, "backward_s": self.backward_s, "optimizer_s": self.optimizer_s}
+        if len(self.sources) > 1:
+            row["losses"] = self.losses
+        if self.loss_scale is not None:
+            row["loss_scale"] = self.loss_scale
+        return row

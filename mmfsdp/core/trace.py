@@ -1,0 +1,256 @@
+"""Trace the order in which modules run, and the frozen weights that backward passes through.
+
+With an example, forward runs on fake tensors: shapes only, no memory and no arithmetic. Without one, modules are
+assumed to run in the order in which they were registered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+@dataclass
+class Trace:
+    """Record of one forward, by module and parameter name. Times only have an order, no unit."""
+
+    forward_start: dict[str, float] = field(default_factory=dict)
+    """Time at which a module's first forward begins."""
+    forward_end: dict[str, float] = field(default_factory=dict)
+    """Time at which a module's last forward ends."""
+    calls: Counter[str] | None = None
+    """Number of times that a module's forward runs; None without an example."""
+    grad_flow: set[str] = field(default_factory=set)
+    """Frozen parameters (first names) that backward passes through."""
+    uses: dict[str, set[frozenset[str]]] = field(default_factory=dict)
+    """For each parameter (first name), the modules whose forward was running, for each of its uses."""
+    last_saved: dict[str, float] = field(default_factory=dict)
+    """Time at which a module's forward last saved a tensor for backward."""
+
+    def first_start(self, modules: Iterable[str]) -> float:
+        """Return the time at which the first of these modules begins; 0 if none runs."""
+        return min(self.forward_start.get(name, 0) for name in modules)
+
+    def last_end(self, modules: Iterable[str]) -> float:
+        """Return the time at which the last of these modules ends; 0 if none runs."""
+        return max(self.forward_end.get(name, 0) for name in modules)
+
+    def runs(self, name: str, module: nn.Module) -> bool:
+        """Return True if hooks on the module's forward will fire."""
+        if self.calls is not None and name:
+            return self.calls[name] > 0
+        return has_forward(module)
+
+
+def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Collection[str] = ()) -> Trace:
+    """Run `model(**example)` on fake tensors; without an example, go by the order of registration.
+
+    also_trainable: frozen parameters that count as trainable. Raises ValueError if the model does not take the example.
+    """
+    if example is None:
+        return trace_registration(model, also_trainable=also_trainable)
+    mode = fake_mode()
+    model = fake_model(model, mode)
+    for name in also_trainable:
+        model.get_parameter(name).requires_grad_(True)
+    inputs = fake_inputs(example, mode)
+    recorder = _Recorder(model)
+    for name, module in model.named_modules(remove_duplicate=False):
+        module.register_forward_pre_hook(partial(recorder.before_forward, name))
+        module.register_forward_hook(partial(recorder.after_forward, name))
+    try:
+        # Autograd must be on even if the caller has switched it off: grad flow is read from `requires_grad`.
+        with mode, recorder, torch.enable_grad(), saved_tensors_hooks(recorder.on_save, _no_backward):
+            model(**inputs)
+    except Exception as error:
+        # Fake tensors have no values, so a forward that branches on them fails here, and only here.
+        raise ValueError(
+            f"example: the model's forward failed on it ({type(error).__name__}: {error}); correct it, or, if the "
+            "forward depends on the values of tensors, leave the example out: modules are then assumed to run in the "
+            "order of registration"
+        ) from error
+    _drop_bypassed_modules(model, recorder.trace)
+    return recorder.trace
+
+
+def trace_registration(
+    model: nn.Module, *, plain_name: Callable[[str], str] = str, also_trainable: Collection[str] = ()
+) -> Trace:
+    """Assume that modules run in the order in which they were registered. plain_name: removes what wrappers add.
+
+    All that comes after something trainable then has grad flow, except embeddings: their inputs are integers, which
+    have no gradient.
+    """
+    trace = Trace()
+    names = dict.fromkeys(plain_name(name) for name, _ in model.named_modules(remove_duplicate=False))
+    for time, name in enumerate(names):
+        trace.forward_start[name] = time
+        # A module ends after all modules inside it, and these end inner ones first: the fraction falls with the depth.
+        parts = name.split(".") if name else []
+        for depth in range(len(parts) + 1):
+            trace.forward_end[".".join(parts[:depth])] = time + 1 / (depth + 2)
+    first_names = {p: plain_name(name) for name, p in model.named_parameters()}
+    after_trainable = False
+    # By all names: the matrix of a head that is tied to an embedding does have grad flow.
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if p.requires_grad or plain_name(name) in also_trainable:
+            after_trainable = True
+        if p.requires_grad:
+            continue
+        owner = model.get_submodule(name.rpartition(".")[0])
+        # A module may use its own weights after trainable ones inside it, adapters for example.
+        around_trainable = any(inner.requires_grad for inner in owner.parameters())
+        if around_trainable or (after_trainable and not isinstance(owner, nn.Embedding)):
+            trace.grad_flow.add(first_names[p])
+    return trace
+
+
+class _Recorder(TorchFunctionMode):
+    """Record when modules run, and each torch function that takes a parameter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.trace = Trace(calls=Counter())
+        self.clock = count()
+        self.running: list[str] = []
+        self.last_start: dict[str, int] = {}
+        self.last_save = -1
+        self.parameters = {id(p): name for name, p in model.named_parameters()}
+        # Casts and views of a weight stand for the weight. Keep them alive, so that their ids are not used again.
+        self.derived: dict[int, str] = {}
+        self.keep_alive: list[torch.Tensor] = []
+
+    def before_forward(self, name: str, *_: Any) -> None:
+        """Note the start. A forward pre-hook."""
+        self.last_start[name] = next(self.clock)
+        self.trace.forward_start.setdefault(name, self.last_start[name])
+        self.trace.calls[name] += 1  # type: ignore[index]
+        self.running.append(name)
+
+    def after_forward(self, name: str, *_: Any) -> None:
+        """Note the end. A forward hook."""
+        self.trace.forward_end[name] = next(self.clock)
+        self.running.remove(name)
+        if self.last_save > self.last_start[name]:
+            self.trace.last_saved[name] = self.last_save
+
+    def on_save(self, tensor: torch.Tensor) -> None:
+        """Note that autograd saves a tensor for backward."""
+        self.last_save = next(self.clock)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        outputs = tensors_of(out)
+        if not outputs:
+            # Asking for a shape or a dtype is not a use.
+            return out
+        inputs = tensors_of((args, kwargs))
+        frozen_weights = []
+        for tensor in inputs:
+            name = self.parameters.get(id(tensor))
+            if name is not None:
+                self.trace.uses.setdefault(name, set()).add(frozenset(self.running))
+            name = name or self.derived.get(id(tensor))
+            if name is not None and not tensor.requires_grad:
+                frozen_weights.append(name)
+        # If the output requires a gradient, the frozen weight stands beside something that does.
+        if any(tensor.requires_grad for tensor in outputs):
+            self.trace.grad_flow.update(frozen_weights)
+        elif frozen_weights and len(inputs) == 1:
+            for tensor in outputs:
+                self.derived.setdefault(id(tensor), frozen_weights[0])
+                self.keep_alive.append(tensor)
+        return out
+
+
+def _no_backward(saved: Any) -> torch.Tensor:
+    raise AssertionError("a trace runs forward only")
+
+
+def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:
+    """Count a module as never called if its parameter is used while its forward does not run.
+
+    An FSDP unit of that module would not gather the parameter in time, so a module further up has to.
+    """
+    assert trace.calls is not None
+    names = tied_names(model)
+    for name, uses in trace.uses.items():
+        owners = {alias.rpartition(".")[0] for alias in names.get(name, [name])}
+        if any(owners.isdisjoint(running) for running in uses):
+            for owner in owners:
+                trace.calls[owner] = 0
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Return False for a mere container, such as ModuleList."""
+    return type(module).forward is not nn.Module.forward
+
+
+def tied_names(model: nn.Module, *, several_modules: bool = False) -> dict[str, list[str]]:
+    """Return all names of each parameter that has several, by its first name.
+
+    several_modules: leave out a parameter that only one module holds, and that module has several names.
+    """
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=several_modules):
+        for key, p in module._parameters.items():
+            if p is not None:
+                names.setdefault(id(p), []).append(f"{path}.{key}" if path else key)
+    return {aliases[0]: aliases for aliases in names.values() if len(aliases) > 1}
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode under which operators compute shapes only."""
+    # Without a GPU the mode pretends to have 8, and the next backward would start a thread for each of them, which can
+    # abort Python 3.11 at exit ("terminate called without an active exception"). Autograd starts its threads only once,
+    # so a backward outside of the mode starts the real ones first.
+    torch.ones(1, requires_grad=True).backward()
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_model(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+    buffer_dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """Return a copy whose parameters and buffers are fake tensors on the CPU, wherever the model's are.
+
+    dtypes: of parameters, by first name; others keep theirs. buffer_dtype: of floating-point buffers.
+    """
+    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
+    for name, p in model.named_parameters():
+        fake = fake_tensor(p, mode, dtypes.get(name))
+        memo[id(p)] = nn.Parameter(fake, requires_grad=p.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = fake_tensor(buffer, mode, buffer_dtype if buffer.is_floating_point() else None)
+    return copy.deepcopy(model, memo)
+
+
+def fake_inputs(example: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
+    """Return keyword arguments in which fake tensors stand for all tensors."""
+    return tree_map(lambda value: fake_tensor(value, mode) if isinstance(value, torch.Tensor) else value, example)
+
+
+def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor of that shape without storage."""
+    with mode:
+        return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested collections."""
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]

@@ -1,0 +1,332 @@
+"""Make units of groups: their kind, policy, dtypes, all-gathers and bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
+
+import torch
+from torch import nn
+
+from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams
+from .group import common_module, contains, owning_group
+from .plan import ITEMSIZE, ROOT, Param, Unit
+from .trace import Trace
+
+FSDP1_ALIGNMENT = 16
+"""Bytes to which FSDP1 aligns each parameter in its flat one with `use_orig_params` (torch's `_flat_param.py`)."""
+EMBEDDING_ENDINGS = ("latents", "embs", "embed", "embedding", "embeddings", "token", "query", "queries")
+"""Endings of the names of parameters that are learned vectors, not matrices that vectors go through."""
+
+Modules = tuple[str, ...]
+
+
+def build_units(
+    model: nn.Module,
+    fsdp: FSDPParams,
+    policy: FrozenPolicy,
+    groups: list[list[str]],
+    replicated: set[str],
+    trace: Trace,
+    *,
+    shard: int,
+) -> tuple[Unit, ...]:
+    """Return the units in the order in which they begin forward, the root's first.
+
+    policy: for frozen units; not AUTO. replicated: parameters that every rank must hold. shard: ranks of that axis.
+    """
+    members = assign_parameters(model, fsdp, groups, replicated, trace)
+    last = _last_units(model, [modules for modules, _ in members], trace)
+    ends = sorted(range(len(members)), key=lambda order: trace.last_end(members[order][0]))
+    units = []
+    for order, (modules, params) in enumerate(members):
+        unit = Unit(
+            name=unit_name(modules),
+            modules=modules,
+            params=tuple(params),
+            order=order,
+            forward_end=ends.index(order),
+            kind=kind_of(params),
+            compute_dtype=compute_dtype(params, fsdp),
+            grad_flow=_has_grad_flow(model, modules, params, fsdp, trace),
+            frozen_policy=None,
+            sharded=fsdp.effective_backend is not Backend.DDP,
+            reshard_after_forward=False,
+            reshard_after_backward=True,
+        )
+        if unit.kind == "frozen":
+            must_replicate = not unit.sharded or params[0].name in replicated
+            unit = _with_policy(unit, FrozenPolicy.REPLICATE if must_replicate else policy)
+        if unit.sharded:
+            unit = _with_gathers(unit, fsdp, stays=modules in last, calls=_calls(modules, trace))
+        units.append(with_bytes(unit, fsdp, shard))
+    return tuple(units)
+
+
+def assign_parameters(
+    model: nn.Module, fsdp: FSDPParams, groups: list[list[str]], replicated: set[str], trace: Trace
+) -> list[tuple[Modules, list[Param]]]:
+    """Return each unit's modules and parameters: the root's first, the replicated ones last."""
+    groups = sorted(groups, key=trace.first_start)
+    root: list[Param] = []
+    apart: list[Param] = []
+    by_group: list[list[Param]] = [[] for _ in groups]
+    for p in plan_parameters(model, fsdp):
+        owner = owning_group(p.name, groups)
+        if p.name in replicated:
+            apart.append(p)
+        elif owner is None:
+            root.append(p)
+        else:
+            by_group[owner].append(p)
+    members: list[tuple[Modules, list[Param]]] = [(("",), root)]
+    for group, params in zip(groups, by_group, strict=True):
+        # Groups further inside may hold all that is in a group. The root stays even so: it starts the other units.
+        if params:
+            members.append((tuple(group), params))
+    if apart:
+        members.append((tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in apart)), apart))
+    return members
+
+
+def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
+    """Return every parameter once, with the dtype that it will have at rest."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, []).append(name)
+    params = []
+    for p, (first, *aliases) in names.items():
+        dtype = str(p.dtype).removeprefix("torch.")
+        if fsdp.frozen_dtype and not p.requires_grad and p.is_floating_point():
+            dtype = fsdp.frozen_dtype.torch_name
+        if fsdp.mixed_precision and p.requires_grad and ITEMSIZE[dtype] == 2:
+            # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
+            dtype = "float32"
+        decay = p.requires_grad and decays(model, [first, *aliases], ndim=p.ndim)
+        params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay))
+    return params
+
+
+def decays(model: nn.Module, names: Sequence[str], *, ndim: int) -> bool:
+    """Return True if weight decay is for this parameter: a matrix that is no norm, bias, gate or embedding.
+
+    names: all of a tied parameter's, in the unwrapped model.
+    """
+    for name in names:
+        path, _, key = name.rpartition(".")
+        owner = type(model.get_submodule(path)).__name__
+        if "Embedding" in owner or path.endswith("new_tokens") or key.endswith(EMBEDDING_ENDINGS):
+            return False
+    return ndim > 1
+
+
+def unit_name(modules: Modules) -> str:
+    """Return the module's name; for several modules the keys that differ, in braces: layers.0.{attn,ff}."""
+    if len(modules) == 1:
+        return modules[0] or ROOT
+    around = common_module(modules)
+    keys = "{" + ",".join(name.removeprefix(f"{around}.") for name in modules) + "}"
+    return f"{around}.{keys}" if around else keys
+
+
+def kind_of(params: Iterable[Param]) -> str:
+    """Return empty, frozen, trainable or mixed."""
+    kinds = {p.trainable for p in params}
+    if not kinds:
+        return "empty"
+    if len(kinds) == 2:
+        return "mixed"
+    return "trainable" if True in kinds else "frozen"
+
+
+def compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
+    """Return mixed precision's dtype; else fp32 if frozen weights rest in fewer bits; else empty: each its own."""
+    if fsdp.mixed_precision:
+        return fsdp.mixed_precision.torch_name
+    if fsdp.frozen_dtype and not all(p.trainable for p in params):
+        return "float32"
+    return ""
+
+
+def _has_grad_flow(model: nn.Module, modules: Modules, params: list[Param], fsdp: FSDPParams, trace: Trace) -> bool:
+    """Return True if backward needs the unit's weights: all but the frozen units before the first trainable module."""
+    if any(p.trainable or p.name in trace.grad_flow for p in params):
+        return True
+    if params and fsdp.effective_backend is Backend.FSDP1:
+        # FSDP1's hooks gather a unit before backward reaches any module inside it.
+        for name in modules:
+            if any(p.requires_grad for p in model.get_submodule(name).parameters()):
+                return True
+    return False
+
+
+def _with_policy(unit: Unit, policy: FrozenPolicy) -> Unit:
+    """Return a frozen unit with its policy."""
+    if unit.is_root and unit.sharded and policy is FrozenPolicy.REPLICATE:
+        # FSDP must wrap the root, which starts all other units.
+        policy = FrozenPolicy.SHARD
+    unit = replace(unit, frozen_policy=policy)
+    if policy is not FrozenPolicy.REPLICATE or not unit.sharded:
+        return unit
+    params = []
+    for p in unit.params:
+        # FSDP does not cast what it does not shard, so it rests in the dtype that it computes in.
+        if unit.compute_dtype and p.is_floating:
+            p = replace(p, dtype=unit.compute_dtype)
+        params.append(p)
+    return replace(unit, sharded=False, params=tuple(params))
+
+
+def _with_gathers(unit: Unit, fsdp: FSDPParams, *, stays: bool, calls: int) -> Unit:
+    """Return a sharded unit with when it is gathered and freed.
+
+    stays: backward begins with it, so freeing it after forward saves nothing. calls: of its forward in the model's.
+    """
+    # The sharding strategy is for trainable and mixed units, the frozen policy for frozen ones.
+    keep = unit.frozen_policy is FrozenPolicy.KEEP
+    if unit.kind != "frozen":
+        keep = not fsdp.sharding_strategy.reshard_after_forward
+    # FSDP never frees the root after forward. What backward does not need may always go.
+    reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
+    fsdp2 = fsdp.effective_backend is Backend.FSDP2
+    forward = backward = 0
+    if unit.params and calls:
+        forward = calls if reshard else 1
+        if unit.grad_flow:
+            # FSDP1 frees it after the last of its backwards, FSDP2 after each, so there the next gathers it again.
+            backward = calls if fsdp2 else 1
+            if not reshard:
+                backward -= 1
+    return replace(
+        unit,
+        reshard_after_forward=reshard,
+        reshard_after_backward=not keep if fsdp2 else reshard,
+        unshard_in_backward=unit.grad_flow,
+        gathers_forward=forward,
+        gathers_backward=backward,
+    )
+
+
+def _calls(modules: Modules, trace: Trace) -> int:
+    """Return how often the unit's forward runs: 0 if none of its modules runs, 1 without an example."""
+    if trace.calls is None:
+        return 1
+    calls = [trace.calls[name] for name in modules]
+    if not any(calls):
+        return 0
+    # A module of the unit that never runs makes no gather less: another one starts it.
+    return max(1, min(calls))
+
+
+def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Modules]:
+    """Return the units that end forward after the last repeated layer but one, and the units around the very last.
+
+    Backward begins with them. Freed after forward, they would be gathered again at once.
+    """
+    innermost = []
+    for unit in units:
+        if not any(contains(unit, other) for other in units if other != unit):
+            innermost.append(unit)
+    last = max(innermost, key=trace.last_end)
+    layers_end = 0.0
+    for unit in innermost:
+        if unit != last and _in_layer_list(model, unit):
+            layers_end = max(layers_end, trace.last_end(unit))
+    return {unit for unit in units if unit == last or contains(unit, last) or trace.last_end(unit) > layers_end}
+
+
+def _in_layer_list(model: nn.Module, modules: Modules) -> bool:
+    for path in modules:
+        while path:
+            path = path.rpartition(".")[0]
+            if isinstance(model.get_submodule(path), (nn.ModuleList, nn.Sequential)):
+                return True
+    return False
+
+
+def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
+    """Return the unit with the bytes that each rank holds, gathers and reduces."""
+    if fsdp.effective_backend is Backend.FSDP1 and unit.sharded and unit.params:
+        return _with_flat_bytes(unit, fsdp, shard)
+    if not unit.sharded:
+        shard = 1
+    at_rest = unsharded = reduced = 0
+    for p in unit.params:
+        # FSDP2 shards the first dim of each parameter by itself, padded to the ranks.
+        numel = p.padded(shard)
+        at_rest += numel // shard * ITEMSIZE[p.dtype]
+        unsharded += numel * _compute_itemsize(unit, p)
+        if p.learns:
+            # DDP and replicated units reduce in the dtype of the parameters.
+            reduced += numel * ITEMSIZE[fsdp.reduce_dtype.torch_name if unit.sharded else p.dtype]
+    return replace(unit, bytes_at_rest=at_rest, unsharded_bytes=unsharded, reduced_bytes=reduced)
+
+
+def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
+    """Return an FSDP1 unit with its bytes: those of one flat parameter, padded to the ranks."""
+    itemsize = at_rest = numel = 0
+    for p in unit.params:
+        itemsize = max(itemsize, _compute_itemsize(unit, p))
+        at_rest = max(at_rest, ITEMSIZE[p.dtype])
+    # With `use_orig_params`, each parameter in it is aligned.
+    alignment = 1 if fsdp.use_orig_params is False else FSDP1_ALIGNMENT // itemsize
+    for p in unit.params:
+        numel = ceil(numel / alignment) * alignment + p.numel
+    numel = ceil(numel / shard) * shard
+    reduced = 0
+    if any(p.learns for p in unit.params):
+        reduced = numel * ITEMSIZE[fsdp.reduce_dtype.torch_name]
+    return replace(
+        unit, bytes_at_rest=numel // shard * at_rest, unsharded_bytes=numel * itemsize, reduced_bytes=reduced
+    )
+
+
+def _compute_itemsize(unit: Unit, p: Param) -> int:
+    # Integers of quantized weights are not cast.
+    return ITEMSIZE[unit.compute_dtype if unit.compute_dtype and p.is_floating else p.dtype]
+
+
+def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
+    """Return the units with the names of those that FSDP gathers ahead of need while each runs."""
+    gathered = [unit for unit in units if unit.sharded and unit.gathers_forward]
+    # By order; 0 is the start of the model, even if the root has no unit of its own.
+    forward: dict[int, list[str]] = defaultdict(list)
+    backward: dict[int, str] = {}
+    if fsdp.forward_prefetch:
+        fsdp2 = fsdp.effective_backend is Backend.FSDP2
+        for unit in gathered:
+            if fsdp2 and not unit.reshard_after_forward:
+                # It stays unsharded until backward, so it takes no more memory if it comes when the model starts.
+                forward[0].append(unit.name)
+        for unit, following in pairwise(gathered):
+            if following.name not in forward[0]:
+                forward[unit.order].append(following.name)
+    if fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
+        # Backward runs the units in the opposite order.
+        for earlier, unit in pairwise(sorted(gathered, key=lambda unit: unit.forward_end)):
+            if unit.grad_flow and earlier.gathers_backward:
+                backward[unit.order] = earlier.name
+    result = []
+    for unit in units:
+        ahead = tuple(forward[unit.order])
+        result.append(replace(unit, ahead_forward=ahead, ahead_backward=backward.get(unit.order, "")))
+    return tuple(result)
+
+
+def buffer_bytes(model: nn.Module, fsdp: FSDPParams) -> int:
+    """Return the bytes of the model's buffers on every rank."""
+    total = 0
+    for buffer in model.buffers():
+        itemsize = buffer.itemsize
+        if fsdp.buffer_dtype and buffer.is_floating_point():
+            itemsize = ITEMSIZE[fsdp.buffer_dtype.torch_name]
+        total += buffer.numel() * itemsize
+    return total
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of its name in a plan: float32, bfloat16, ..."""
+    return getattr(torch, name)

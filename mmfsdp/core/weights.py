@@ -1,0 +1,135 @@
+"""Start every rank from rank 0's weights. A model on the meta device is filled part by part: no rank holds it all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .collectives import rank, world_size
+from .plan import WrapPlan
+from .units import torch_dtype
+
+
+class WeightSource(Protocol):
+    """Rank 0's weights by name, each taken once. A dict is one."""
+
+    def pop(self, name: str, default: None, /) -> torch.Tensor | None:
+        """Return the weight of this name and forget it, so that its memory can go."""
+
+
+def weight_source(model: nn.Module, device: torch.device, weights: WeightSource | None) -> WeightSource | None:
+    """Return the source of rank 0's weights, or None if every rank has the model with its weights.
+
+    If any rank's model is on the meta device, the others are moved there. Every rank must call it.
+    Raises ValueError on every rank if rank 0's model is on the meta device and `weights` lacks some.
+    """
+    on_meta = any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    problem = find_missing(model, weights) if on_meta and rank() == 0 else ""
+    # One all-reduce tells all ranks both facts: if rank 0 raised alone, the others would wait in a broadcast forever.
+    flags = torch.tensor([on_meta, bool(problem)], dtype=torch.int32, device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    any_on_meta, rank0_lacks_weights = flags.tolist()
+    if rank0_lacks_weights:
+        raise ValueError(problem or "weights: rank 0 lacks some; its error names them")
+    if not any_on_meta:
+        return None
+    if on_meta and weights is not None:
+        return weights
+    # Another rank has no weights, so this one gives up its own, to be filled unit by unit as the others are.
+    return take_weights(model)
+
+
+def find_missing(model: nn.Module, weights: WeightSource | None) -> str:
+    """Return the message of the error if `weights` cannot fill a model on the meta device, else an empty string."""
+    if weights is None:
+        return "model: rank 0 has it on the meta device, and nobody has its weights; load them on rank 0"
+    if not isinstance(weights, dict):
+        return ""  # other sources make each tensor when it is asked for
+    for names, tensor in named_tensors(model):
+        shape = tuple(weights[names[0]].shape) if names[0] in weights else "missing"
+        if shape != tuple(tensor.shape):
+            return (
+                f"weights: {names[0]} is {shape}, in the model {tuple(tensor.shape)}; give all parameters and buffers"
+            )
+    return ""
+
+
+def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Move a model to the meta device. Return its weights on rank 0, an empty dict on other ranks."""
+    weights = {}
+    for names, tensor in named_tensors(model):
+        if rank() == 0:
+            weights[names[0]] = tensor.detach()
+        set_tensor(model, names, tensor.detach().to("meta"), like=tensor)
+    return weights
+
+
+@torch.no_grad()
+def copy_from_rank0(model: nn.Module, device: torch.device) -> None:
+    """Overwrite each parameter and buffer with rank 0's. device: where the process group's tensors must be."""
+    if world_size() > 1:
+        for _, tensor in named_tensors(model):
+            tensor.copy_(broadcast_from_rank0(tensor, like=tensor, device=device))
+
+
+@torch.no_grad()
+def materialize(model: nn.Module, weights: WeightSource, parts: Collection[str], *, device: torch.device) -> None:
+    """Replace the meta tensors of some parts of a model by rank 0's weights on `device`. Tied tensors stay tied.
+
+    parts: dotted names of modules or parameters; an empty name is the model itself. Every rank must call it.
+    """
+    for names, tensor in named_tensors(model):
+        if tensor.is_meta and any(is_part(name, parts) for name in names):
+            weight = weights.pop(names[0], None) if rank() == 0 else None
+            # Broadcast as one whole tensor: the wrapper shards it next, and the whole one goes.
+            set_tensor(model, names, broadcast_from_rank0(weight, like=tensor, device=device), like=tensor)
+
+
+def is_part(name: str, parts: Collection[str]) -> bool:
+    """Return True if a parameter or buffer is in a module with one of these names, or is itself called so."""
+    return any(part in ("", name) or name.startswith(f"{part}.") for part in parts)
+
+
+@torch.no_grad()
+def cast_at_rest(model: nn.Module, plan: WrapPlan) -> None:
+    """Cast every parameter to the dtype that the plan gives it at rest, and buffers to `buffer_dtype`."""
+    for name, p in model.named_parameters():
+        # Through .data the Parameter stays the same object, so tied modules still share it.
+        p.data = p.data.to(torch_dtype(plan.by_name[name].dtype))
+    if plan.fsdp.buffer_dtype:
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.to(plan.fsdp.buffer_dtype.to_torch())
+
+
+def broadcast_from_rank0(weight: torch.Tensor | None, *, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return rank 0's weight on every rank, with the shape and the dtype of `like`."""
+    received = torch.empty(like.shape, dtype=like.dtype, device=device)
+    if rank() == 0:
+        assert weight is not None
+        received.copy_(weight)
+    dist.broadcast(received, 0)
+    return received
+
+
+def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Return each parameter and buffer once, with all its names: a tied one has several."""
+    names_of: dict[torch.Tensor, list[str]] = {}  # by identity: tensors hash by id
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names_of.setdefault(tensor, []).append(name)
+    return [(names, tensor) for tensor, names in names_of.items()]
+
+
+def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like: torch.Tensor) -> None:
+    """Put a tensor in the place of another, under all its names."""
+    if isinstance(like, nn.Parameter):
+        # A new Parameter is trainable by default; frozen ones must stay frozen.
+        value = nn.Parameter(value, requires_grad=like.requires_grad)
+    for name in names:
+        owner, _, key = name.rpartition(".")
+        setattr(model.get_submodule(owner), key, value)

@@ -1,0 +1,226 @@
+"""Wrap a model as its plan says. DDP, FSDP1 and `fully_shard` are called from here, and from nowhere else."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
+from torch.distributed.fsdp._runtime_utils import _reshard
+from torch.nn.parallel import DistributedDataParallel
+
+from ..params import Backend, FSDPParams, Precision
+from . import fsdp1
+from .collectives import group_device, rank
+from .fsdp1 import wrap_fsdp1
+from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
+from .lint import lint
+from .plan import WrapPlan
+from .planner import make_plan
+from .units import torch_dtype
+from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, weight_source
+
+
+def wrap_fsdp(
+    model: nn.Module,
+    params: FSDPParams | None = None,
+    *,
+    device: torch.device | str | None = None,
+    mesh: DeviceMesh | None = None,
+    example: dict[str, Any] | None = None,
+) -> nn.Module:
+    """Plan, wrap and return the model. Every rank must call it, once the process group exists.
+
+    See `make_plan` for `example`, `apply_plan` for the other arguments. Rank 0 warns of the lint's warnings.
+    """
+    params = params or FSDPParams()
+    plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
+    if rank() == 0 and not plan.refused:
+        for finding in plan.lint:
+            warnings.warn(f"plan: {finding.message}", stacklevel=2)
+    return apply_plan(model, plan, device=device, mesh=mesh)
+
+
+def apply_plan(
+    model: nn.Module,
+    plan: WrapPlan,
+    *,
+    device: torch.device | str | None = None,
+    mesh: DeviceMesh | None = None,
+    weights: WeightSource | None = None,
+) -> nn.Module:
+    """Wrap a model as planned and start every rank from rank 0's weights. Every rank must call it.
+
+    model: on the CPU or on `device`. Ranks other than 0 may have it on the meta device; then no rank holds more than
+    its shards and one parameter (FSDP1: one unit) at a time. FSDP2 wraps in place; DDP and FSDP1 return a wrapper.
+    device: of this rank; default its current GPU with nccl, else the CPU. mesh: default `make_mesh`.
+    weights: rank 0's, if rank 0 has the model on the meta device too (from `open_model`, or a dict).
+    Raises ValueError if the lint finds errors, or if the plan was made for another number of ranks.
+    """
+    # Linted again: the model or the plan may have changed since it was made.
+    replace(plan, lint=plan.lint + lint(model, plan)).check()
+    device = torch.device(device or group_device())
+    mesh = mesh or make_mesh(plan, device)
+    if mesh.size() != plan.world_size:
+        raise ValueError(f"mesh: has {mesh.size()} ranks but the plan was made for world_size {plan.world_size}")
+
+    # 1. Every rank starts from the same weights, in the dtypes that they rest in.
+    weights = weight_source(model, device, weights)
+    if weights is None and plan.fsdp.sync_module_states:
+        copy_from_rank0(model, device)
+    cast_at_rest(model, plan)
+
+    # 2. These replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
+    cast_batch_norms(model, plan)
+    compile_units(model, plan)
+    checkpoint_activations(model, plan)
+
+    # 3. Wrap.
+    if plan.backend is Backend.DDP:
+        if weights is not None:
+            materialize(model, weights, [""], device=device)
+        wrapped = wrap_ddp(model, plan, device=device, mesh=mesh)
+    else:
+        replicated = replicate_frozen(model, plan, device=device, weights=weights)
+        wrap = wrap_fsdp1 if plan.backend is Backend.FSDP1 else wrap_fsdp2
+        wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, weights=weights)
+    serve_generate(wrapped, model, plan, device)
+    wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
+    return wrapped
+
+
+def plan_of(model: nn.Module) -> WrapPlan | None:
+    """Return the plan that a model was wrapped by, or None."""
+    return getattr(model, "mmfsdp_plan", None)
+
+
+def make_mesh(plan: WrapPlan, device: torch.device) -> DeviceMesh:
+    """Return a mesh (dp_shard) or (dp_replicate, dp_shard): neighbors share a node, so shards stay within it."""
+    if plan.replicate == 1 or plan.backend is Backend.DDP:
+        return init_device_mesh(device.type, (plan.world_size,), mesh_dim_names=("dp_shard",))
+    return init_device_mesh(device.type, (plan.replicate, plan.shard), mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
+    """Return the model inside DDP, with autocast for mixed precision, which DDP has not."""
+    model.to(device)
+    if plan.fsdp.mixed_precision not in (None, Precision.FP32):
+        autocast = torch.autocast(device.type, dtype=plan.fsdp.mixed_precision.to_torch())
+        model.forward = autocast(model.forward)  # type: ignore[method-assign]
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        process_group=mesh.get_group(0),
+        broadcast_buffers=False,  # as in FSDP: ranks start equal, then buffers are each rank's own
+        init_sync=False,  # done above
+        gradient_as_bucket_view=True,
+    )
+
+
+def replicate_frozen(
+    model: nn.Module, plan: WrapPlan, *, device: torch.device, weights: WeightSource | None
+) -> set[nn.Parameter]:
+    """Move the parameters of replicated units to the device and return them.
+
+    Cast the inputs of their modules to the compute dtype, as FSDP does for sharded units.
+    """
+    units = [unit for unit in plan.units if not unit.sharded and unit.params]
+    names: list[str] = []
+    for unit in units:
+        names += [p.name for p in unit.params]
+    if weights is not None:
+        materialize(model, weights, names, device=device)
+    parameters = {model.get_parameter(name) for name in names}
+    for p in parameters:
+        p.data = p.data.to(device)
+    if plan.fsdp.mixed_precision:
+        for unit in units:
+            for name in unit.modules:
+                cast = partial(cast_inputs, torch_dtype(unit.compute_dtype))
+                model.get_submodule(name).register_forward_pre_hook(cast, with_kwargs=True)
+    return parameters
+
+
+def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
+    """Have each batch norm use its weights in the dtype of its running statistics, in place.
+
+    Weights are gathered in bf16, statistics are buffers and stay fp32: torch 2.11 refuses the mix
+    (github.com/pytorch/torchtitan/issues/674; a unit of its own in fp32, as advised there, would be gathered apart).
+    """
+    if plan.fsdp.mixed_precision or plan.fsdp.frozen_dtype:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+                module.forward = partial(batch_norm, module, module.forward)  # type: ignore[method-assign]
+
+
+def batch_norm(module: nn.Module, forward: Any, x: torch.Tensor) -> torch.Tensor:
+    """Call a batch norm's forward with its weights cast to the dtype of its statistics."""
+    attributes = vars(module)
+    before: dict[str, Any] = {}  # FSDP1 has put views there
+    for key in ("weight", "bias"):
+        if key in attributes:
+            before[key] = attributes[key]
+    for key in ("weight", "bias"):
+        weight = getattr(module, key)
+        if weight is not None:  # an attribute of the instance hides the registered parameter
+            attributes[key] = weight.to(module.running_mean.dtype)  # type: ignore[union-attr]
+    try:
+        return forward(x)
+    finally:
+        attributes.pop("weight", None)
+        attributes.pop("bias", None)
+        attributes.update(before)
+
+
+def compile_units(model: nn.Module, plan: WrapPlan) -> None:
+    """Compile the innermost units in place, if the plan says so. Hooks of the wrapper stay outside, uncompiled."""
+    if not plan.fsdp.compile_units:
+        return
+    plan.fsdp.check_machine()
+    names: list[str] = []
+    for unit in plan.units:
+        if unit.params and not unit.is_root:
+            names += unit.modules
+    for name in names:
+        if not any(other.startswith(f"{name}.") for other in names):
+            module = model.get_submodule(name)
+            module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+
+
+def serve_generate(wrapped: nn.Module, model: nn.Module, plan: WrapPlan, device: torch.device) -> None:
+    """Give the wrapped model a `generate` that gathers what it needs and leaves every unit sharded."""
+    if not hasattr(model, "generate"):
+        return
+    if plan.backend is Backend.FSDP2:
+        register_fsdp_forward_method(model, "generate")
+    unsharded: Any = model.generate
+    if plan.backend is Backend.FSDP1:
+        unsharded = partial(fsdp1.generate, wrapped, plan, device)  # type: ignore[arg-type]
+
+    @wraps(model.generate)  # type: ignore[arg-type]
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        out = unsharded(*args, **kwargs)  # type: ignore[operator]
+        reshard(wrapped)  # an optimizer made next must find shards
+        return out
+
+    wrapped.generate = generate  # type: ignore[assignment]
+
+
+def reshard(model: nn.Module) -> None:
+    """Free what a forward without a backward left unsharded, so that the next step gathers as every other does."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+            # torch 2.11 clears the order of forward in backward only; it would set the next backward's prefetch.
+            module._get_fsdp_state()._comm_ctx.post_forward_order.clear()
+        elif isinstance(module, FullyShardedDataParallel):
+            # torch 2.11: FSDP1 has no public call for this.
+            handle = module._handle
+            if handle is not None and handle.uses_sharded_strategy:
+                _reshard(module, handle, True)

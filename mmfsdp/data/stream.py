@@ -1,0 +1,122 @@
+"""Source: a stream of samples. DataSlice: the positions of an endless stream that a worker of a rank loads.
+
+A position holds the same record whatever the number of ranks and workers, so a run can be restarted anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from .batch import Sample
+from .pictures import CorruptRecord
+
+Loaded = Sample | CorruptRecord
+"""The content of a position of a stream."""
+
+
+@dataclass(frozen=True)
+class DataSlice:
+    """The batches of one worker of one rank.
+
+    The batches of all ranks at one step are consecutive positions, dealt to the ranks in order: together they are the
+    single process's batch of world_size * batch_size. A corrupt record leaves its position empty, so the content of a
+    position depends on the data and the seed alone, and a restart needs no replay.
+    """
+
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    start: int = 0
+    """The first step, counted from the beginning of the stream."""
+    worker: int = 0
+    workers: int = 1
+
+    def steps(self) -> Iterator[int]:
+        """Yield this worker's steps, without end."""
+        return count(self.start + self.worker, self.workers)
+
+    def positions(self, step: int) -> range:
+        """Return the positions of this rank's batch."""
+        first = (step * self.world_size + self.rank) * self.batch_size
+        return range(first, first + self.batch_size)
+
+
+def load_or_corrupt(load: Callable[..., Sample], *args: Any) -> Loaded:
+    """Return `load(*args)`, or the CorruptRecord that it raises."""
+    try:
+        return load(*args)
+    except CorruptRecord as error:
+        return error.with_traceback(None)
+
+
+def epoch_order(length: int, seed: int, epoch: int, resample: bool) -> np.ndarray:
+    """Return an epoch's indices (length,): a permutation, or with `resample` as many drawn with replacement."""
+    rng = np.random.default_rng((seed, epoch))
+    return rng.integers(length, size=length) if resample else rng.permutation(length)
+
+
+class Source(ABC):
+    """A stream of samples; `DataSlice` says how it is dealt to ranks and workers."""
+
+    skipped: dict[str, str]
+    """Name to reason of the corrupt records that this process has met."""
+    length: int | None
+    """Number of records; None if unknown, or if they are generated without end."""
+
+    @abstractmethod
+    def loaded(self) -> Iterator[Loaded]:
+        """Yield all records once, in a fixed order, usable or not; without end if they are generated."""
+
+    @abstractmethod
+    def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:
+        """Yield the slice's batches, without end."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the usable samples once, and count the others as skipped."""
+        for item in self.loaded():
+            if isinstance(item, Sample):
+                yield item
+            else:
+                self.skipped[item.name] = item.reason
+
+
+@dataclass
+class IndexedSource(Source):
+    """Records that can be loaded in any order: each epoch is a new permutation of them.
+
+    Without a length, the stream is the records 0, 1, 2, ... themselves.
+    """
+
+    load: Callable[[int], Sample]
+    """Loads one record by index; raises CorruptRecord."""
+    length: int | None = None
+    seed: int = 0
+    resample: bool = False
+    """Each epoch draws as many records with replacement instead."""
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def loaded(self) -> Iterator[Loaded]:
+        """Yield all records once, in their own order; without end if there is no length."""
+        for index in count() if self.length is None else range(self.length):
+            yield load_or_corrupt(self.load, index)
+
+    def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:
+        """Yield the slice's batches, without end."""
+        order, order_epoch = np.empty(0, dtype=int), -1
+        for step in data_slice.steps():
+            batch = []
+            for position in data_slice.positions(step):
+                index = position
+                if self.length is not None:
+                    epoch, offset = divmod(position, self.length)
+                    if epoch != order_epoch:
+                        order, order_epoch = epoch_order(self.length, self.seed, epoch, self.resample), epoch
+                    index = int(order[offset])
+                batch.append(load_or_corrupt(self.load, index))
+            yield batch

@@ -1,0 +1,117 @@
+"""estimate: the cost of a plan on each rank, item by item: memory, wire bytes, and the time of a step."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.plan import WrapPlan, size
+from ..params import TrainParams
+from .seconds import Machine, Times, step_time
+from .wire import Wire, collectives
+
+if TYPE_CHECKING:
+    from ..core.memory import Memory
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a plan on each rank, itemized."""
+
+    memory: Memory
+    """Without activations."""
+    wire: tuple[Wire, ...]
+    peak: Memory | None = None
+    """At the peak of a step, activations included; None for a plan made without an example."""
+    times: Times | None = None
+    """How long a step takes; None where no machine was named."""
+    host: Memory | None = None
+    """The part of `memory` that lies in CPU memory with `cpu_offload`; the peak is then the device's."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that a rank holds in a step."""
+        return self.peak.bytes if self.peak else None
+
+    @property
+    def peak_when(self) -> str:
+        """The phase and unit of the peak."""
+        return self.peak.when if self.peak else ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Parameters, gathered units, gradients, optimizer states and buffers; activations come on top."""
+        return self.memory.bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """The part of `memory_bytes` that is not offloaded."""
+        return self.memory.bytes - (self.host.bytes if self.host else 0)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that this rank sends in one optimizer step."""
+        return sum(w.wire_bytes for w in self.wire)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested plain values, totals included."""
+        return {
+            "memory_bytes": self.memory_bytes,
+            "wire_bytes": self.wire_bytes,
+            "device_bytes": self.device_bytes,
+            "peak_bytes": self.peak_bytes,
+            "peak_when": self.peak_when,
+            "memory": asdict(self.memory),
+            "wire": [asdict(w) for w in self.wire],
+            "host": asdict(self.host) if self.host else None,
+            "peak": asdict(self.peak) if self.peak else None,
+            "times": self.times.to_dict() if self.times else None,
+        }
+
+    def to_json(self) -> str:
+        """Return the estimate as JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", *_items(self.memory)]
+        if self.host:
+            offloaded, on_device = size(self.host.bytes), size(self.device_bytes)
+            lines += [f"of it offloaded to the host: {offloaded}; on the device {on_device}", *_items(self.host)]
+        if self.peak:
+            lines += [f"peak of a rank: {size(self.peak.bytes)}, in {self.peak_when}", *_items(self.peak)]
+        lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
+        for w in self.wire:
+            lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
+        if self.times:
+            lines.append(str(self.times))
+        return "\n".join(lines)
+
+
+def estimate(
+    plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1, machine: Machine | str | None = None
+) -> Estimate:
+    """Return what each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
+
+    sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
+    machine: what the step's time is predicted for, as in `step_time`; for plans made with an example.
+    """
+    from ..core.memory import memory_at_rest, memory_on_host, step_peak  # imports torch
+
+    train = train or TrainParams()
+    cost = Estimate(
+        memory=memory_at_rest(plan),
+        wire=collectives(plan, train, sources),
+        peak=step_peak(plan, train, sources=sources) if plan.memory_events else None,
+        host=memory_on_host(plan, train),
+    )
+    if machine is None:
+        return cost
+    return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
+
+
+def _items(memory: Memory) -> list[str]:
+    """Return lines with each item that is not 0."""
+    items = [f"{name} {size(value)}" for name, value in asdict(memory).items() if value and name != "when"]
+    return textwrap.wrap(", ".join(items), 116, initial_indent="  ", subsequent_indent="  ")

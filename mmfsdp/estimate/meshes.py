@@ -1,0 +1,80 @@
+"""Compare meshes: a plan on every split of its ranks into replicas and shards, with what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..core.plan import WrapPlan, size
+from ..params import Backend, ParamError, ShardingStrategy, TrainParams
+from .items import Estimate, estimate
+from .seconds import Machine, Times, machine_of, seconds, step_time
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A plan on `dp_replicate x dp_shard` ranks, and what it costs."""
+
+    replicate: int
+    shard: int
+    cost: Estimate
+    times: Times
+    fits: bool
+    """Its peak (without an example, all but activations) is within a rank's memory."""
+
+
+def meshes(
+    plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int | None = None
+) -> list[Mesh]:
+    """Return the plan on every mesh of its ranks, the best first: fits, is quickest (to two digits), sends least to
+    other nodes, holds least. Raises ParamError for DDP."""
+    machine = machine_of(machine) if isinstance(machine, str) else machine
+    if plan.backend is Backend.DDP:
+        raise ParamError("sharding_strategy", "DDP has no mesh to choose; set backend to FSDP2 and FULL_SHARD")
+    choices = []
+    for shard in range(2, plan.world_size + 1):
+        if plan.world_size % shard:
+            continue
+        other = on_mesh(plan, plan.world_size // shard, shard)
+        cost = estimate(other, train)
+        times = step_time(other, train, machine=machine, tokens=tokens)
+        fits = (cost.peak_bytes or cost.memory_bytes) <= machine.capacity
+        choices.append(Mesh(other.replicate, shard, cost, times, fits))
+
+    def rank(mesh: Mesh) -> tuple:
+        step_s = float(f"{mesh.times.overlapped:.2g}")
+        return not mesh.fits, step_s, mesh.times.between, mesh.cost.memory_bytes
+
+    return sorted(choices, key=rank)
+
+
+def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
+    """Return the plan with the same units on other axes of the mesh."""
+    from ..core.units import with_bytes  # imports torch
+
+    zero2 = plan.fsdp.sharding_strategy in (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD_ZERO2)
+    if replicate > 1:
+        strategy = ShardingStrategy.HYBRID_SHARD_ZERO2 if zero2 else ShardingStrategy.HYBRID_SHARD
+        fsdp = plan.fsdp.change(sharding_strategy=strategy, dp_replicate=replicate, dp_shard=shard)
+    else:
+        strategy = ShardingStrategy.SHARD_GRAD_OP if zero2 else ShardingStrategy.FULL_SHARD
+        fsdp = plan.fsdp.change(sharding_strategy=strategy, dp_replicate=None, dp_shard=None)
+    units = tuple(with_bytes(u, fsdp, shard) for u in plan.units)
+    return replace(plan, fsdp=fsdp, world_size=replicate * shard, replicate=replicate, shard=shard, units=units)
+
+
+def mesh_table(choices: list[Mesh], machine: Machine) -> str:
+    """Return the meshes as text, the best first."""
+    rows = [("replicate x shard", "a rank holds", "within nodes", "between nodes", "a step", "bound by")]
+    for mesh in choices:
+        times, memory = mesh.times, size(mesh.cost.peak_bytes or mesh.cost.memory_bytes)
+        bound = times.bound if mesh.fits else f"{times.bound}, over {size(machine.capacity)}"
+        shape, step = f"{mesh.replicate} x {mesh.shard}", seconds(times.overlapped)
+        rows.append((shape, memory, size(times.inside), size(times.between), step, bound))
+    ranks = machine.gpus_per_node
+    lines = [f"what a rank holds, and sends in a step within its node ({ranks} ranks) and to other nodes:"]
+    for shape, memory, inside, between, step, bound in rows:
+        lines.append(f"{shape:>18} {memory:>13} {inside:>13} {between:>14} {step:>10}  {bound}")
+    best = choices[0]
+    head = "best" if best.fits else "none fits; nearest"
+    lines.append(f"{head}: dp_replicate {best.replicate}, dp_shard {best.shard}")
+    return "\n".join(lines)

@@ -1,0 +1,192 @@
+"""Predict the time of a step on a machine, and what bounds it: compute, memory or network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import log2
+from typing import Any
+
+from ..core.plan import WrapPlan
+from ..params import Backend, ParamError, TrainParams
+from .wire import Wire, collectives
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware of the ranks and their network; peak figures of data sheets, or measured ones."""
+
+    flops: float
+    """Per second and rank, in the compute format."""
+    memory: float
+    """Bytes per second and rank, to and from its memory."""
+    bandwidth: float
+    """Bytes per second that a rank sends; to other nodes, where `inside` is given."""
+    latency: float = 2e-5
+    """Seconds before a collective begins to move anything; as much again each time that its nodes double."""
+    efficiency: float = 0.4
+    """Share of `flops` that dense layers reach."""
+    inside: float = 0.0
+    """Bytes per second that a rank sends within its node; 0: as to other nodes."""
+    gpus_per_node: int = 8
+    """Ranks of a node."""
+    capacity: float = 80e9
+    """Bytes of memory that a rank has."""
+    fp32: float = 0.0
+    """Per second and rank, where most of a model computes in fp32; 0: `flops`."""
+    overlap: bool = True
+    """All-gathers and reductions run beside compute; false where the ranks' own cores carry them, as on CPUs."""
+    name: str = "given"
+
+
+_MACHINES = (
+    Machine(989e12, 3.35e12, 450e9, fp32=67e12, name="h100-nvlink"),
+    Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, name="h100-infiniband"),
+    Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, name="a100-nvlink"),
+    Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, name="a100-infiniband"),
+    Machine(312e12, 2.0e12, 3.1e9, 1e-4, fp32=19.5e12, name="a100-ethernet"),
+    Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, name="rtx4090-pcie"),
+    Machine(2e11, 2e10, 6e8, 1.4e-3, capacity=8e9, overlap=False, name="laptop"),
+)
+MACHINES = {machine.name: machine for machine in _MACHINES}
+"""GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name: NVLink within a node, a card of
+400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s Ethernet per GPU. The laptop's are those of two ranks on two cores:
+its seconds are a rough lower bound, since small operators take as long to call as to run."""
+
+OPTIMIZER_PASSES = 7
+"""AdamW reads weights, gradients and two moments, and writes all but the gradients."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one optimizer step."""
+
+    compute: float
+    memory: float
+    """To read the weights, as often as they are computed with, and the optimizer's states."""
+    network: float
+    overlapped: float
+    """If all-gathers and reductions run beside compute, but for those of the first unit."""
+    inside: int = 0
+    """Bytes that a rank sends to others of its node."""
+    between: int = 0
+    """Bytes that it sends to other nodes."""
+    machine: str = ""
+
+    @property
+    def serial(self) -> float:
+        """If no collective runs beside compute."""
+        return max(self.compute, self.memory) + self.network
+
+    @property
+    def bound(self) -> str:
+        """The longest part: compute, memory or network."""
+        parts = self._parts()
+        return max(parts, key=lambda name: parts[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; seconds, and by `parts`."""
+        totals = {"step_s": self.overlapped, "step_s_no_overlap": self.serial, "bound": self.bound}
+        return {**totals, "machine": self.machine, "parts": self._parts()}
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds(value)}" for name, value in self._parts().items())
+        return (
+            f"a step on {self.machine}: {seconds(self.overlapped)}, {seconds(self.serial)} if nothing overlaps; bound "
+            f"by {self.bound} ({parts})"
+        )
+
+    def _parts(self) -> dict[str, float]:
+        return {"compute": self.compute, "memory": self.memory, "network": self.network}
+
+
+def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine:
+    """Return one of MACHINES, some of its figures replaced. Raises ParamError for other names."""
+    if name not in MACHINES:
+        raise ParamError("machine", f"{name!r} is not one of {', '.join(MACHINES)}; or give a Machine")
+    known = [f.name for f in fields(Machine) if f.name != "name"]
+    for key in figures or {}:
+        if key not in known:
+            raise ParamError("machine", f"{key!r} is not one of its figures, {', '.join(known)}")
+    return replace(MACHINES[name], **dict(figures or {}))  # type: ignore[arg-type]
+
+
+def step_time(
+    plan: WrapPlan,
+    train: TrainParams | None = None,
+    *,
+    machine: Machine | str,
+    tokens: int | None = None,
+    sources: int = 1,
+) -> Times:
+    """Return how long an optimizer step takes.
+
+    tokens: of a micro-step on one rank, for a plan made without an example: 2 operations per parameter and token in
+    forward, as many in a backward that passes through, and as many again for gradients of weights (Kaplan et al. 2020).
+    Else the operations that were counted in the plan's example. machine: one of MACHINES, or its figures. Raises
+    ParamError for other names, and where both tokens and example are missing.
+    """
+    machine = machine_of(machine) if isinstance(machine, str) else machine
+    train = train or TrainParams()
+    micro_steps = train.accumulation * sources
+    operations = plan.flops
+    if tokens is not None:
+        operations = 2 * tokens * sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
+    elif not operations:
+        raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
+    compute = operations * micro_steps / _rate(plan, machine)
+    weights = sum(u.unsharded_bytes * (1 + u.grad_flow) for u in plan.units)
+    memory = (weights * micro_steps + OPTIMIZER_PASSES * _gradient_bytes(plan)) / machine.memory
+    inside = between = 0
+    network = 0.0
+    for wire in collectives(plan, train, sources):
+        within, across, duration = _sent(plan, wire, machine)
+        inside, between, network = inside + within, between + across, network + duration
+    local = max(compute, memory)
+    overlapped = local + network
+    if machine.overlap:  # the first unit's all-gather and the last reduction have nothing to run beside
+        first = next((u for u in plan.units if u.sharded and u.params), None)
+        exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
+        overlapped = min(overlapped, max(local, network) + exposed / (machine.inside or machine.bandwidth))
+    return Times(compute, memory, network, overlapped, inside, between, machine.name)
+
+
+def _gradient_bytes(plan: WrapPlan) -> int:
+    from ..core.memory import memory_at_rest  # imports torch
+
+    return memory_at_rest(plan).gradients
+
+
+def _rate(plan: WrapPlan, machine: Machine) -> float:
+    """Return operations per second, in the format of most of what is computed."""
+    in_fp32 = 0
+    for unit in plan.units:
+        in_fp32 += sum(p.numel for p in unit.params if (unit.compute_dtype or p.dtype) == "float32")
+    mostly_fp32 = 2 * in_fp32 > sum(u.numel for u in plan.units)
+    return (machine.fp32 if mostly_fp32 and machine.fp32 else machine.flops) * machine.efficiency
+
+
+def _sent(plan: WrapPlan, wire: Wire, machine: Machine) -> tuple[int, int, float]:
+    """Return (bytes within the node, bytes to other nodes, seconds) of one kind of collective.
+
+    Shards lie within a node as far as they fit; as NCCL does, each GPU's own card takes an equal share of what leaves.
+    """
+    over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1 and plan.shard > 1
+    ranks, stride = (plan.replicate, plan.shard) if over_replicas else (plan.shard, 1)
+    if plan.backend is Backend.DDP or wire.phase == "control":
+        ranks = plan.world_size
+    together = min(ranks, max(1, machine.gpus_per_node // stride))
+    nodes = max(1, ranks // together)
+    between = 0
+    if nodes > 1:  # each node takes in what the others hold, once, through as many cards as it has ranks in the group
+        between = int(wire.wire_bytes * (nodes - 1) / nodes / together * ranks / max(1, ranks - 1))
+    inside = wire.wire_bytes - between
+    duration = wire.wire_bytes / machine.bandwidth
+    if machine.inside:
+        duration = max(inside / machine.inside, between / machine.bandwidth)
+    return inside, between, duration + wire.count * machine.latency * (1 + log2(nodes))
+
+
+def seconds(n: float) -> str:
+    """Return a duration in few characters."""
+    return f"{n:.3g} s" if n >= 1 else f"{n * 1e3:.3g} ms"

@@ -1,0 +1,100 @@
+"""Backbones of transformers, from a name, a folder or a configuration, and the shapes of what a module returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from torch.func import functional_call
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..params import BackboneParams, ParamError
+from ..params.base import unknown_key
+
+OPTIONAL_KEYS = {"head_dim", "rope_theta", "rope_scaling", "rotary_pct", "partial_rotary_factor", "attn_implementation"}
+"""Keys that transformers reads where they are set, although the default configuration does not have them."""
+
+
+def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedModel:
+    """Return the causal LM of `params` in fp32; with `meta` on the meta device, without weights or download.
+
+    Raises ParamError if the weights do not have the shapes that `params.config` promises.
+    """
+    if not params.weights or (meta and params.config):
+        config = load_config(params, "language")
+        with torch.device("meta" if meta else "cpu"):
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if meta:
+        return build_language(params.change(name=params.weights, weights=None), meta=True)
+    model, info = load_from_transformers(
+        AutoModelForCausalLM, params.weights, "language.weights", dtype=torch.float32, output_loading_info=True
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ParamError("language.weights", f"{params.weights!r} lacks {len(missing)} weights, such as {missing[0]}")
+    if params.config:
+        _check_shapes(model, build_language(params, meta=True), params.weights)
+    return model
+
+
+def _check_shapes(model: nn.Module, planned: nn.Module, weights: str) -> None:
+    """Raise ParamError naming a parameter of loaded weights that the configuration does not have in this shape."""
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    planned_shapes = {name: p.shape for name, p in planned.named_parameters()}
+    for name in {**shapes, **planned_shapes}:
+        if shapes.get(name) != planned_shapes.get(name):
+            raise ParamError("language.config", f"{name} is not as in {weights!r}; correct config or remove it")
+
+
+def load_config(params: BackboneParams, field: str) -> Any:
+    """Return transformers' configuration: of `params.config`, which must set model_type, or of `params.name`."""
+    values = dict(params.config)
+    if not values:
+        return load_from_transformers(AutoConfig, params.name, f"{field}.name")
+    if "model_type" not in values:
+        raise ParamError(f"{field}.config", f"{params.config!r} names no model_type; add one, such as llama")
+    model_type = values.pop("model_type")
+    try:
+        default = AutoConfig.for_model(model_type)
+        for key in values:
+            if not hasattr(default, key) and key not in OPTIONAL_KEYS:
+                raise unknown_key(key, default.to_dict()).under(f"{field}.config")
+        return AutoConfig.for_model(model_type, **values)
+    except ParamError:
+        raise
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise ParamError(f"{field}.config", f"{params.config!r} is not a transformers configuration: {error}") from None
+
+
+def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that belongs to the language model. Raises ParamError if there is none."""
+    return load_from_transformers(AutoTokenizer, params.weights or params.name, "language.name")
+
+
+def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: Any) -> Any:
+    """Return `auto_class.from_pretrained(source)`. Raises ParamError naming `field`, which is set to `source`.
+
+    Without a network, HF_HUB_OFFLINE=1 takes what was downloaded before and does not try for half a minute.
+    """
+    try:
+        return auto_class.from_pretrained(source, **kwargs)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        kind = auto_class.__name__.removeprefix("Auto")
+        raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None
+
+
+def output_shape(module: nn.Module, example: torch.Tensor) -> torch.Size:
+    """Return the shape of `module(example)`; costs neither memory nor arithmetic, on whatever device the module is."""
+    return run_on_meta(module, torch.empty_like(example, device="meta")).shape
+
+
+@torch.no_grad()
+def run_on_meta(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return `module(*args, **kwargs)` with the module's tensors on the meta device, where the arguments must be."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    return functional_call(module, on_meta, args, kwargs)

@@ -1,0 +1,162 @@
+"""Encoders: pictures and sounds to tokens, by open_clip's visual towers, transformers' vision models and Whisper.
+
+N pictures or sounds, C channels, H and W pixels, M mel bands, S frames of 10 ms, P tokens of an item, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..params import BackboneParams, BackboneSource, ParamError
+from .backbones import load_config, load_from_transformers, output_shape
+from .open_clip_towers import CLIP_MEAN, CLIP_STD, load_tower, return_feature_maps
+
+HALF = (0.5, 0.5, 0.5)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NORMALIZATION = {
+    "siglip_vision_model": (HALF, HALF),
+    "siglip2_vision_model": (HALF, HALF),
+    "vit": (HALF, HALF),
+    "dinov2": IMAGENET,
+    "dinov2_with_registers": IMAGENET,
+}
+"""Mean and standard deviation of pixels by transformers' model_type; others are CLIP's."""
+
+
+class VisionEncoder(nn.Module):
+    """A visual tower that returns patch tokens. Class and register tokens are left out, as in OpenFlamingo."""
+
+    def __init__(
+        self,
+        visual: Any,
+        *,
+        image_size: int,
+        mean: tuple[float, ...] = CLIP_MEAN,
+        std: tuple[float, ...] = CLIP_STD,
+        feature_layer: int | None = None,
+    ):
+        """feature_layer: of a transformers model, the hidden state to return (-2 is LLaVA's); default its output."""
+        super().__init__()
+        self.visual, self.feature_layer = visual, feature_layer
+        self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
+        if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then returns (pooled, tokens)
+            visual.output_tokens = True
+        elif hasattr(visual, "forward_intermediates"):
+            return_feature_maps(visual)
+        self.item_shape: tuple[int, ...] = (3, image_size, image_size)
+        _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(N, C, H, W), normalized -> (N, P, D)."""
+        pixels = _as_weights(pixels, self.visual)
+        if hasattr(self.visual, "output_tokens"):  # open_clip's ViT
+            pooled, tokens = self.visual(pixels)  # (N, D), (N, P, D)
+            return _with_pooled(tokens, pooled)
+        if hasattr(self.visual, "forward_intermediates"):  # open_clip's other towers
+            maps = self.visual(pixels)
+            maps = maps["image_intermediates"] if isinstance(maps, dict) else maps
+            tokens = maps[-1]
+        else:
+            tokens = self._transformers_tokens(pixels)
+        return tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens  # convolutions give (N, D, h, w)
+
+    def _transformers_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
+        config = self.visual.config
+        options: dict[str, bool] = {}
+        if config.image_size not in (pixels.shape[-1], [*pixels.shape[-2:]]) and config.model_type != "dinov2":
+            options["interpolate_pos_encoding"] = True  # DINOv2 always does so, and takes no such argument
+        if self.feature_layer is not None:
+            options["output_hidden_states"] = True
+        out = self.visual(pixel_values=pixels, **options)
+        tokens = out.last_hidden_state if self.feature_layer is None else out.hidden_states[self.feature_layer]
+        tokens = _with_pooled(tokens, getattr(out, "pooler_output", None))
+        patch = getattr(config, "patch_size", None)
+        if tokens.ndim == 3 and isinstance(patch, int):  # patches come last, after class and register tokens
+            patches = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)
+            tokens = tokens[:, -patches:]
+        return tokens
+
+
+class AudioEncoder(nn.Module):
+    """Whisper's encoder: a sound of fixed length, as log-mel features, to tokens of 20 ms."""
+
+    def __init__(self, audio: Any):
+        super().__init__()
+        self.audio = audio
+        self.item_shape: tuple[int, ...] = (audio.config.num_mel_bins, 2 * audio.config.max_source_positions)
+        _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(N, M, S) -> (N, P, D)."""
+        return self.audio(_as_weights(features, self.audio)).last_hidden_state
+
+
+def _as_weights(items: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """Cast to the dtype of a module's weights. Inside a unit of FSDP1, which casts by itself, none are visible."""
+    weight = next(module.parameters(), None)
+    return items if weight is None else items.to(weight.dtype)
+
+
+def _with_pooled(tokens: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    """Return the tokens. A pooled output that trains is added with factor 0: DDP waits for every gradient."""
+    if pooled is None or not pooled.requires_grad:
+        return tokens
+    return tokens + 0 * pooled.sum()
+
+
+def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder:
+    """Return the vision encoder of `params`; with `meta` on the meta device, without weights or download.
+
+    Raises ParamError for a name or configuration that the library does not know, and for an image size or layer that
+    the encoder does not have.
+    """
+    if params.source is BackboneSource.OPEN_CLIP:
+        visual, preprocessing = load_tower(params, meta=meta)
+    else:
+        visual, preprocessing = _transformers_tower(params, meta)
+    if params.image_size:
+        preprocessing["image_size"] = params.image_size
+    try:
+        return VisionEncoder(visual, **preprocessing, feature_layer=params.feature_layer)
+    except (RuntimeError, ValueError, IndexError, AssertionError, TypeError) as error:
+        field = "image_size" if params.image_size else "feature_layer"
+        raise ParamError(
+            f"vision.{field}", f"{getattr(params, field)} does not suit {type(visual).__name__}: {error}"
+        ) from None
+
+
+def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a vision model of transformers, and the size, mean and std of its pictures."""
+    from transformers import AutoModel
+
+    config = load_config(params, "vision")
+    config = getattr(config, "vision_config", config)
+    if params.weights and not meta:
+        visual = load_from_transformers(AutoModel, params.weights, "vision.weights", config=config, dtype=torch.float32)
+    else:
+        with torch.device("meta" if meta else "cpu"):
+            visual = AutoModel.from_config(config, dtype=torch.float32)
+    mean, std = normalization(config.model_type)
+    return visual, {"image_size": config.image_size, "mean": mean, "std": std}
+
+
+def normalization(model_type: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation that transformers' vision models of a type were trained with."""
+    return NORMALIZATION.get(model_type, (CLIP_MEAN, CLIP_STD))
+
+
+def build_audio(params: BackboneParams, *, meta: bool = False) -> AudioEncoder:
+    """Return the encoder of a Whisper; with `meta` on the meta device, without weights. Raises ParamError."""
+    from transformers import AutoModel
+
+    config = load_config(params, "audio")
+    if config.model_type != "whisper":
+        raise ParamError("audio.config", f"model_type {config.model_type} is not supported; audio takes whisper")
+    if params.weights and not meta:
+        whisper = load_from_transformers(AutoModel, params.weights, "audio.weights", config=config, dtype=torch.float32)
+        return AudioEncoder(whisper.encoder)
+    with torch.device("meta" if meta else "cpu"):
+        return AudioEncoder(AutoModel.from_config(config, dtype=torch.float32).encoder)

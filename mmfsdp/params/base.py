@@ -1,0 +1,222 @@
+"""Base of all parameter models: strict fields with help, one clear error for a mistake, YAML, JSON, and `change`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import to_jsonable_python
+from typing_extensions import Self
+
+T = TypeVar("T")
+
+MAX_MESSAGE_LENGTH = 1200
+MAX_LISTED_CHOICES = 50
+ANY_OTHER = object()
+"""Stands for every value of a field but its default."""
+
+
+class ParamError(ValueError):
+    """A mistake in one parameter: `field` is its dotted name, `message` says in one line what is wrong and the fix."""
+
+    def __init__(self, field: str, message: str):
+        self.field, self.message = field, " ".join(message.split())
+        half = MAX_MESSAGE_LENGTH // 2
+        if len(self.message) > MAX_MESSAGE_LENGTH:
+            self.message = f"{self.message[:half]} [...] {self.message[-half:]}"
+        super().__init__(f"{self.field}: {self.message}")
+
+    def under(self, prefix: str) -> ParamError:
+        """Return the same error with the field named from one level up."""
+        return ParamError(f"{prefix}.{self.field}", self.message)
+
+
+class Params(BaseModel):
+    """Frozen fields and no unknown ones; the docstring under a field is its help, `model_fields[name].description`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
+    """Field -> (another field, its values beside which the field has an effect)."""
+
+    def __init__(self, /, **values: Any):
+        """Raise ParamError for the first mistake, rather than pydantic's error of many lines."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain(type(self), error) from None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the model for nested plain values; absent fields keep their defaults. Raise ParamError."""
+        if not isinstance(values, Mapping):
+            raise ParamError(cls.__name__, f"{values!r} is not a mapping of field names to values")
+        return cls(**{str(key): value for key, value in values.items()})
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read a YAML file. Raise FileNotFoundError, or ParamError for a mistake in the file."""
+        return cls.from_dict(read_yaml(Path(path).read_bytes(), name=str(path)) or {})
+
+    @classmethod
+    def from_yaml_text(cls, text: str) -> Self:
+        """Read a YAML text. Raise ParamError."""
+        return cls.from_dict(read_yaml(text, name="YAML") or {})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a JSON text. Raise ParamError."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ParamError("json", f"is not JSON: {error}") from None
+        return cls.from_dict(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested plain values: dicts, lists, strings, numbers, None."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """Return all values as YAML, and write them to `path` if there is one."""
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_json(self) -> str:
+        """Return all values as JSON."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+
+    def change(self, **changes: Any) -> Self:
+        """Return a validated copy with other values: `train.change(lr=1e-3)`, `run.change(**{"train.lr": 1e-3})`.
+
+        An entry of a list has its number for a name: data.more.0.weight. Raise ParamError.
+        """
+        values = self.to_dict()
+        for name, value in changes.items():
+            *parents, last = name.split(".")
+            parent: Any = values
+            for part in parents:
+                parent = _children(parent).get(part)
+            if last not in _children(parent):
+                raise unknown_key(name, leaves(self.to_dict()))
+            if isinstance(value, Params):
+                value = value.to_dict()
+            parent[int(last) if isinstance(parent, list) else last] = value
+        return self.from_dict(values)
+
+    def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
+        """Return why the field cannot have this value beside the other fields, or "" where it can.
+
+        Without a value: why the field cannot have any other value than its default.
+        """
+        if value == type(self).model_fields[name].get_default(call_default_factory=True) or name not in self.NEEDS:
+            return ""
+        needed, values = self.NEEDS[name]
+        now = getattr(self, needed)
+        if now in values:
+            return ""
+        choices = " or ".join(map(str, values))
+        return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
+
+    @model_validator(mode="after")
+    def _check_available(self) -> Self:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            reason = self.unavailable(name, value)
+            if reason:
+                shown = value.value if isinstance(value, Enum) else repr(value)
+                raise ParamError(name, f"{shown} {reason}")
+        return self
+
+
+def explain(cls: type[BaseModel], error: ValidationError) -> ParamError:
+    """Return pydantic's first complaint as one line: field, value, the choices or limits, near names."""
+    first = error.errors(include_url=False)[0]
+    kind, place, value = first["type"], first["loc"], first["input"]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ParamError):  # of a model inside this one, or of a check across fields
+        return ParamError(".".join(map(str, (*place, cause.field))), cause.message)
+    name = str(place[0])
+    if kind == "extra_forbidden":
+        return unknown_key(name, cls.model_fields)
+    if kind == "value_error":
+        return ParamError(name, str(cause))
+    if kind == "string_pattern_mismatch":
+        examples = " or ".join(map(str, cls.model_fields[name].examples or ()))
+        return ParamError(name, f"{value!r} is not allowed; write it as in {examples}")
+    if kind.startswith("model"):
+        name = ".".join(map(str, place))
+    # pydantic's messages begin with a noun: "Input should be a valid integer", "String should match pattern ...".
+    return ParamError(name, f"{value!r} {first['msg'].partition(' ')[2]}")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key that a mapping has twice: PyYAML drops the first value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str | bytes, *, name: str) -> Any:
+    """Return the plain data of a YAML text. Raise ParamError; name: what the error calls the text."""
+    try:
+        values = yaml.load(text, _Loader)  # a SafeLoader
+        json.dumps(values)  # refuses dates, and a list that contains itself
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+        raise ParamError(name, f"is not YAML of plain data: {error}") from None
+    return values
+
+
+def plain(value: Any) -> Any:
+    """Return enums as strings, models and dataclasses as dicts and tuples as lists, all the way down."""
+    return to_jsonable_python(value)
+
+
+def from_plain(kind: type[T], values: Any) -> T:
+    """Return an object of a dataclass or model from what `plain` returns: as its types say, all the way down."""
+    return TypeAdapter(kind).validate_python(values)
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted name -> value of everything in nested mappings but the non-empty mappings themselves."""
+    by_name: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            by_name |= leaves(value, f"{prefix}{key}.")
+        else:
+            by_name[f"{prefix}{key}"] = value
+    return by_name
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return how an error about an unknown word goes on: the nearest known word, and all unless there are too many."""
+    by_lower = {choice.lower(): choice for choice in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.4)
+    choices = f"choose {', '.join(by_lower.values())}"
+    if not near:
+        return f"; {choices}"
+    hint = f"; did you mean {by_lower[near[0]]}?"
+    return hint if len(by_lower) > MAX_LISTED_CHOICES else f"{hint} C{choices[1:]}"
+
+
+def unknown_key(key: str, known: Iterable[str]) -> ParamError:
+    """Return the error for a key that no field has, with near names."""
+    return ParamError(key, f"no such field{did_you_mean(key, known)}")
+
+
+def _children(value: Any) -> dict[str, Any]:
+    """Return what a dotted name may go on with."""
+    if isinstance(value, list):
+        return {str(i): item for i, item in enumerate(value)}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,29 @@
+"""`python -m mmfsdp.run FOLDER`: supervise a local run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
+
+`... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER sweep`: start the runs of a sweep.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.umask(os.umask(0o022) | 0o022)  # also files that ranks, submitit and Slurm write are writable by their owner alone
+
+folder, role = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "start"
+if role == "watchdog":
+    from .hang import watch_job
+
+    watch_job(folder, rank0_pid=int(sys.argv[3]))
+elif role == "sweep":
+    from .sweep import run_sweep
+
+    run_sweep(folder)
+else:
+    from .supervisor import supervise, wait_for_record
+
+    if wait_for_record(folder).executor == "slurm":
+        from .slurm import submit
+
+        submit(folder)
+    else:
+        supervise(folder)

@@ -1,0 +1,217 @@
+"""Read and write the files of a run folder: paths, whole files, metrics rows, events, and files that grow.
+
+Any process may read these files while they are written, and may find half a line after a crash. So a whole file is
+written under a temporary name and renamed, a row is appended in one system call, and readers skip damaged rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+PathLike = str | os.PathLike[str]
+Row = dict[str, Any]
+
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of opening a file that does not exist."""
+
+FILE_MODE = 0o644
+"""Files of a run are never writable by group or others, whatever the umask."""
+
+EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
+
+RECENT_EVENTS_BYTES = 1 << 17
+"""Size of the end of events.jsonl that holds more events than a page shows."""
+
+_LAST_ROWS_BYTES = 20_000
+
+
+def open_own(path: PathLike, mode: str) -> IO[bytes]:
+    """Open an unbuffered binary file that, if it is new, only its owner may write."""
+    return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, FILE_MODE))
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Replace a file at once: readers see the old text or the new one, also after a crash."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    data = memoryview(text.encode("utf-8"))
+    try:
+        with open_own(temporary, "wb") as file:
+            while data:  # a nearly full disk takes only a part at a time
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: PathLike, value: Any) -> None:
+    """Replace a file by a value as JSON, as `write_text` does."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: PathLike) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no such file or it holds anything else."""
+    try:
+        value = json.loads(Path(path).read_bytes())
+    except (*NO_FILE, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def owner_hint(path: PathLike) -> str:
+    """Return `; it belongs to NAME`, to be appended to a refusal to read or change a file; empty if unknown."""
+    try:
+        return f"; it belongs to {Path(path).owner()}"
+    except (OSError, KeyError):
+        return ""
+
+
+def metrics_path(folder: PathLike, rank: int = 0) -> Path:
+    """Return the path of a rank's metrics."""
+    return Path(folder) / (f"metrics-rank{rank}.jsonl" if rank else "metrics.jsonl")
+
+
+def heartbeat_path(folder: PathLike, rank: int) -> Path:
+    """Return the path of a rank's heartbeat."""
+    return Path(folder) / "logs" / f"rank{rank}.beat"
+
+
+def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
+    """Return (rank, path) of every rank log, oldest job first."""
+    logs = []
+    try:
+        with os.scandir(Path(folder) / "logs") as entries:
+            for entry in entries:
+                match = re.fullmatch(r".+_(\d+)_log\.out", entry.name)
+                if match and entry.is_file():
+                    logs.append((entry.stat().st_mtime, int(match[1]), Path(entry.path)))
+    except NO_FILE:
+        return []
+    return [(rank, path) for _, rank, path in sorted(logs)]
+
+
+def last_log_lines(folder: PathLike, rank: int, *, size: int = 4000) -> str:
+    """Return the last `size` bytes that a rank has written, from the start of a line; empty if there are none."""
+    paths = [path for number, path in log_paths(folder) if number == rank]
+    if not paths:
+        return ""
+    log = GrowingFile(paths[-1])
+    text = log.read(size, newest=True).decode("utf-8", "replace")
+    return text.partition("\n")[2] if log.skipped and "\n" in text else text
+
+
+@dataclass
+class GrowingFile:
+    """Read what is appended to a file, each byte once. Everything that follows a log or metrics reads through this."""
+
+    path: Path
+    offset: int = 0
+    """Bytes read or skipped so far."""
+    restarted: bool = False
+    """True if the last read found a new or shorter file of this name, and began at its start."""
+    skipped: int = 0
+    """Bytes that the last read left out."""
+    _inode: int = field(default=0, repr=False)
+
+    def read(self, limit: int = -1, *, newest: bool = False) -> bytes:
+        """Return at most `limit` new bytes (-1: all): the oldest of them, or with `newest` the last ones."""
+        self.restarted, self.skipped = False, 0
+        try:
+            stat = os.stat(self.path)
+            if (stat.st_ino, stat.st_size) == (self._inode, self.offset):
+                return b""  # of a thousand ranks, most have written nothing: do not open their files
+            file = open(self.path, "rb")
+        except NO_FILE:
+            return b""
+        with file:
+            stat = os.fstat(file.fileno())
+            if stat.st_ino != self._inode or stat.st_size < self.offset:
+                self.restarted = self.offset > 0
+                self._inode, self.offset = stat.st_ino, 0
+            if newest and limit >= 0:
+                self.skipped = max(0, stat.st_size - self.offset - limit)
+            file.seek(self.offset + self.skipped)
+            data = file.read(limit)
+        self.offset += self.skipped + len(data)
+        return data
+
+
+def parse_rows(lines: bytes) -> list[Row]:
+    """Return the JSON objects in some lines; damaged lines are skipped."""
+    rows = []
+    for line in lines.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = -1) -> list[Row]:
+    """Return a rank's metrics, one row per step; with `last_bytes` only those in the end of the file."""
+    return parse_rows(GrowingFile(metrics_path(folder, rank)).read(last_bytes, newest=True))
+
+
+def last_row(folder: PathLike, rank: int = 0) -> Row:
+    """Return a rank's newest metrics; {} if there are none."""
+    rows = read_metrics(folder, rank, last_bytes=_LAST_ROWS_BYTES)
+    return rows[-1] if rows else {}
+
+
+class MetricsWriter:
+    """Append rows to a rank's metrics, one JSON line each, visible to readers at once.
+
+    With `after`, rows of later steps are removed first: a resumed run does these steps again.
+    """
+
+    def __init__(self, folder: PathLike, rank: int = 0, *, after: int | None = None):
+        path = metrics_path(folder, rank)
+        if after is not None:
+            rows = read_metrics(folder, rank)
+            earlier_rows = [row for row in rows if row.get("step", 0) <= after]
+            if len(earlier_rows) < len(rows):
+                write_text(path, "".join(json.dumps(row) + "\n" for row in earlier_rows))
+        self._file = open_own(path, "a+b")
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, size - 1))
+        if self._file.read(1) not in (b"", b"\n"):  # half a line, from a crash
+            self._file.write(b"\n")
+
+    def write(self, row: Row) -> None:
+        """Append one row. Numbers of other libraries become floats."""
+        self._file.write(json.dumps(row, default=float).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
+    """Append to events.jsonl. Ranks, supervisor and others write to it, so each event is one system call."""
+    assert kind in EVENT_KINDS, kind
+    row = json.dumps({"time": time.time(), "step": step, "kind": kind, "text": text})
+    with open_own(Path(folder) / "events.jsonl", "ab") as file:
+        file.write(row.encode() + b"\n")
+
+
+def read_events(folder: PathLike, *, last_bytes: int = -1) -> list[Row]:
+    """Return the events of a run, oldest first; with `last_bytes` only those in the end of the file."""
+    rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read(last_bytes, newest=True))
+    return [row for row in rows if row.get("kind") in EVENT_KINDS and isinstance(row.get("step"), int)]
+
+
+def event_marks(folder: PathLike) -> list[tuple[int, str]]:
+    """Return (step, text) of the newest 50 events that a curve marks: all but saves."""
+    events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
+    return [(event["step"], str(event.get("text", ""))) for event in events if event["kind"] != "saved"][-50:]

@@ -1,0 +1,123 @@
+"""The job of every rank: submitit calls `run_rank` with the run folder, on a laptop as on Slurm."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+from submitit import JobEnvironment
+
+from .folder import add_event, last_row, write_json
+from .hang import start_watchdog
+from .local import process_start
+from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
+from .record import RunRecord, check_entry
+from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
+
+VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
+"""CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
+
+
+def import_entry(entry: str) -> Callable[[Path], Any]:
+    """Import the entry function `module:function`."""
+    module, _, name = check_entry(entry).partition(":")
+    return getattr(import_module(module), name)
+
+
+def run_rank(folder: str) -> None:
+    """Call the run's entry function as one rank, and report its end in logs/rank<N>.json.
+
+    Raises what the entry function raises, after the traceback is on disk: the first cause must be known before the
+    other ranks fail because of it. A preempted rank exits with 0: see preempt.py.
+    """
+    path = Path(folder)
+    record = RunRecord.read(path)
+    assert record, f"{folder} has no run.json"
+    job = JobEnvironment()
+    set_environment(job, record)
+    process = {"rank": job.global_rank, "host": socket.gethostname(), "pid": os.getpid()}
+    process["start"] = process_start(os.getpid())
+
+    def report(**status: Any) -> None:
+        write_json(path / "logs" / f"rank{job.global_rank}.json", process | {"time": time.time()} | status)
+
+    if (path / "cancel").exists():
+        raise SystemExit("cancelled")
+    listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
+    try:
+        report(state="running")
+        if record.executor == "slurm" and job.global_rank == 0:
+            start_watchdog(path)
+            _add_requeued_event(path)
+        import_entry(record.entry)(path)
+    except Preempted as preempted:
+        report(state="preempted", step=preempted.step)
+        if preemption_requested(PREEMPT_SIGNAL):  # after SIGTERM, Slurm itself requeues the job or ends it
+            (path / "logs" / PREEMPTED_FILE).touch()
+        raise SystemExit(0) from None
+    except BaseException as error:
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        report(state="failed", error=text[:500], traceback=traceback.format_exc()[-20_000:])
+        raise
+    report(state="done")
+
+
+def _add_requeued_event(folder: Path) -> None:
+    count = os.environ.get(RESTART_COUNT, "0")
+    if count != "0":
+        step = last_row(folder).get("step", 0)
+        add_event(folder, "requeued", step=step, text=f"Slurm has started the job again (restart {count})")
+
+
+def set_environment(job: JobEnvironment, record: RunRecord) -> None:
+    """Set the environment variables that torch.distributed reads, before torch is imported."""
+    local_ranks = job.num_tasks // job.num_nodes
+    os.environ.update(
+        RANK=str(job.global_rank),
+        LOCAL_RANK=str(job.local_rank),
+        WORLD_SIZE=str(job.num_tasks),
+        LOCAL_WORLD_SIZE=str(local_ranks),
+    )
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the hang detector asks for the stack of a rank by SIGUSR1
+    if record.executor == "local":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if VISIBLE_DEVICES in os.environ:
+            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[VISIBLE_DEVICES]
+    else:
+        cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // local_ranks
+        os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
+        if "SLURM_JOB_GPUS" not in os.environ and "SLURM_STEP_GPUS" not in os.environ:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # this job has no GPU: those of the node are other jobs'
+        _set_master_address(job.hostnames[0])
+    if record.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _set_master_address(first_node: str) -> None:
+    """Set MASTER_ADDR, and for gloo the network interface that leads there: a host's own name may lead nowhere.
+
+    Raises OSError if the node's name does not resolve, rather than waiting minutes for it.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(first_node, 9, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        here = socket.gethostname()
+        raise OSError(f"the job's first node, {first_node!r}, has no address on {here}: {error}") from None
+    os.environ["MASTER_ADDR"] = first_node
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        trial.connect(address)  # sends nothing
+        own_address = trial.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own_address in [item.address for item in addresses]:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

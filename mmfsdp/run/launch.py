@@ -1,0 +1,346 @@
+"""Launch a run; and Run, a handle on a run folder, the same in the process that launched it and in any other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import mmfsdp
+
+from ..checkpoint.folder import checkpoint_step, complete_checkpoints, drop_after
+from ..params import LaunchParams, ParamError, RunParams
+from .folder import PathLike, owner_hint, read_events, read_json, read_metrics, write_text
+from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
+from .preempt import simulate_preemption
+from .record import TRAIN, RunRecord, RunState, Status, check_entry, write_status
+from .slurm_state import ENDED, cancel_job, current_state, job_number
+from .state import SWEEP_FILE, is_run, run_state
+from .watch import read_log
+
+KILL_AFTER_S = 2.0
+"""Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
+
+
+def launch(params: RunParams, *, entry: str = TRAIN) -> Run:
+    """Start a run and return at once. Its ranks outlive the caller: interrupt, restart and death.
+
+    `entry` ("module:function", see record.py) is called with the run folder on every rank, the variables of
+    torch.distributed set. Raises ParamError if the run's name is taken or if Slurm refuses it at once. Mistakes that
+    only a plan shows end the run a few seconds later, before its first step; its state names them.
+    """
+    entry = check_entry(entry)
+    check(params)
+    folder = make_folder(params.launch)
+    try:
+        start_in(folder, params, entry)
+    except OSError:
+        shutil.rmtree(folder)  # the disk is full: leave no half a run
+        raise
+    return Run(folder)
+
+
+def check(params: RunParams) -> None:
+    """Raise ParamError for data that is not there, and for what this machine or Slurm is known to refuse.
+
+    Plans are checked later, by the ranks.
+    """
+    params.data.check_paths()
+    if params.launch.executor.value == "slurm":
+        from .slurm import check_slurm
+
+        check_slurm(params)
+    else:
+        params.fsdp.check_machine()
+
+
+def make_folder(params: LaunchParams) -> Path:
+    """Make a new run folder that its owner alone may open; with `replace`, rename a finished run of that name first."""
+    parent = Path(os.path.expanduser(params.folder)).absolute()
+    folder = parent / params.name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        if params.replace and _is_over(folder):
+            number = 1
+            while folder.with_name(f"{params.name}-{number}").exists():
+                number += 1
+            folder.rename(folder.with_name(f"{params.name}-{number}"))
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        if os.path.exists(folder):
+            raise ParamError("launch.name", _name_taken(folder)) from None
+        words = f"{str(parent)!r} cannot hold runs ({error}); choose another{owner_hint(parent)}"
+        raise ParamError("launch.folder", words) from None
+    (folder / "logs").mkdir()
+    return folder
+
+
+def _is_over(folder: Path) -> bool:
+    """Return True for the folder of a run that has ended, or of a sweep whose members all have."""
+    if is_run(folder):
+        return run_state(folder).done
+    members = (read_json(folder / SWEEP_FILE) or {}).get("members", [])
+    runs = [path for path in folder.glob("*/") if is_run(path)]
+    return bool(members) and len(runs) == len(members) and all(run_state(path).done for path in runs)
+
+
+def _name_taken(folder: Path) -> str:
+    """Return why a run cannot have the name of an existing folder."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{str(folder)!r} exists already and is not yours; choose another name{owner_hint(folder)}"
+    if not is_run(folder):
+        return f"{str(folder)!r} exists already and is not a run; choose another name"
+    state = run_state(folder)
+    if not state.done:
+        return f"the run {str(folder)!r} is {state}; choose another name, or cancel it first"
+    return (
+        f"the run {str(folder)!r} exists already ({state}); choose another name, or set launch.replace to true, "
+        f"which renames the old one to {folder.name}-1"
+    )
+
+
+def start_in(folder: Path, params: RunParams, entry: str) -> None:
+    """Start the supervisor of a run, or on Slurm the process that submits it, in a session of its own."""
+    write_text(folder / "params.yaml", params.to_yaml())
+    identity = uuid.uuid4().hex
+    environment = os.environ | {RUN_VARIABLE: identity}
+    process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
+    make_record(params, entry, identity=identity, pid=process.pid).write(folder)
+
+
+def start_detached(
+    folder: Path, role: str, *, log: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `python -m mmfsdp.run FOLDER ROLE` in a session of its own, which outlives this process."""
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mmfsdp.run", str(folder), role],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=environment,
+        )
+    threading.Thread(target=process.wait, daemon=True).start()  # reap the child process if it ends first
+    return process
+
+
+def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> RunRecord:
+    """Return the content of run.json for a run that process `pid` takes care of."""
+    threads = params.launch.threads or 0
+    if not threads and params.launch.executor.value == "local":
+        threads = max(1, _cores() // params.launch.ranks)
+    return RunRecord(
+        executor=params.launch.executor.value,
+        entry=entry,
+        ranks=params.launch.ranks,
+        steps=params.train.steps,
+        nodes=params.launch.nodes,
+        threads=threads,
+        timeout_min=params.launch.timeout_min,
+        hang_timeout_s=params.launch.silence_s,
+        device=params.train.device.value,
+        host=socket.gethostname(),
+        pid=pid,
+        start=process_start(pid) or time.time(),
+        identity=identity,
+        created=time.time(),
+        version=mmfsdp.__version__,
+        commit=_commit(),
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def reopen(folder: Path, params: RunParams, *, step: int | None = None) -> str:
+    """Remove from a folder what ends its run, and later checkpoints than `step`. Return the run's entry.
+
+    Raises ParamError if the run is not over, or is complete.
+    """
+    record, state, checkpoints = RunRecord.read(folder), run_state(folder), folder / "checkpoints"
+    entry = check_entry(record.entry if record else TRAIN)
+    if not state.done:
+        raise ParamError("run", f"{folder} is {state}; cancel it before it is resumed")
+    newest = complete_checkpoints(checkpoints)[-1:]
+    if state.ok and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
+        raise ParamError("train.steps", f"all {params.train.steps} of {folder} are done; ask for more, or --step back")
+    if step is not None:
+        try:
+            drop_after(checkpoints, step)
+        except ValueError as error:
+            raise ParamError("step", str(error).removeprefix("step: ")) from None
+    for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # Slurm reuses job ids
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    return entry
+
+
+class Run:
+    """A run, known by its folder alone; it holds nothing that another process could not know."""
+
+    def __init__(self, path: PathLike):
+        self.path = Path(os.path.expanduser(path)).absolute()
+
+    @classmethod
+    def open(cls, path: PathLike) -> Run:
+        """Return a handle on an existing run. Raises ParamError naming the runs beside it if there is none."""
+        run = cls(path)
+        if is_run(run.path):
+            return run
+        parent = run.path.parent
+        for folder in (parent, run.path):
+            if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+                raise ParamError("run", f"{str(folder)!r} cannot be opened{owner_hint(folder)}")
+        neighbors = sorted(path.name for path in parent.iterdir() if is_run(path)) if parent.is_dir() else []
+        raise ParamError("run", f"{str(run.path)!r} is not a run; {parent} holds {', '.join(neighbors) or 'none'}")
+
+    @property
+    def name(self) -> str:
+        """Name of the run: its folder's."""
+        return self.path.name
+
+    @property
+    def params(self) -> RunParams:
+        """Parameters of the run."""
+        return RunParams.from_yaml(self.path / "params.yaml")
+
+    @property
+    def record(self) -> RunRecord | None:
+        """Content of run.json; None if its launch was interrupted."""
+        return RunRecord.read(self.path)
+
+    @property
+    def job(self) -> str | None:
+        """Number of its Slurm job, once it is submitted."""
+        return job_number(self.path) if self.record and self.record.executor == "slurm" else None
+
+    def own(self) -> Run:
+        """Return this run. Raises ParamError naming its owner if this user may not change it."""
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ParamError("run", f"{str(self.path)!r} is not yours to change{owner_hint(self.path)}")
+        return self
+
+    def state(self) -> RunState:
+        """Return its state now."""
+        return run_state(self.path)
+
+    def wait(self, timeout: float | None = None) -> RunState:
+        """Wait until it is done, at most `timeout` seconds, and return its state then."""
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            state = self.state()
+            if state.done or time.monotonic() > end:
+                return state
+            time.sleep(0.1)
+
+    def cancel(self, *, timeout: float | None = None) -> RunState:
+        """Stop all its processes and return its state once they are gone; a finished run is left as it is.
+
+        Works from any machine that sees the folder, by asking the supervisor. Raises ParamError if the run is another
+        person's, TimeoutError if processes are left after `timeout` seconds (unset: 10; on Slurm 30), which can only be
+        when they are on another machine.
+        """
+        state = self.state()
+        if state.done:
+            return state
+        (self.own().path / "cancel").touch()
+        if (record := self.record) and record.executor == "slurm":
+            return self._cancel_job(timeout or 30)
+        return self._cancel_local(timeout or 10)
+
+    def _cancel_local(self, timeout: float) -> RunState:
+        end = time.monotonic() + timeout
+        while not self._has_ended():
+            record = self.record
+            if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):
+                stop_processes(record)  # there is no supervisor to do it
+            if time.monotonic() > end and not self._has_ended():
+                raise TimeoutError(f"{self.name} is still running {timeout:g} s after its cancel: {self.state()}")
+            time.sleep(0.05)
+        return self.state()
+
+    def _has_ended(self) -> bool:
+        record = self.record
+        return self.state().done and not (record and is_here(record) and processes_of(record))
+
+    def _cancel_job(self, timeout: float) -> RunState:
+        """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`."""
+        end, kill_at, error = time.monotonic() + timeout, float("inf"), ""
+        number = None
+        while not self.state().done:
+            if number is None and self.job:  # before, the process that submits it sees the file
+                number, kill_at = self.job, time.monotonic() + KILL_AFTER_S
+                error = cancel_job(number)
+            elif number and time.monotonic() > kill_at:
+                error = cancel_job(number, kill=True)
+                kill_at = float("inf")
+            if number and current_state(number) in ENDED:
+                write_status(self.path, RunState(Status.CANCELLED, "cancelled"), finished=time.time())
+            if time.monotonic() > end and not self.state().done:
+                raise TimeoutError(f"{self.name} is still running {timeout:g} s after its cancel: {error}")
+            time.sleep(0.2)
+        return self.state()
+
+    def drill(self) -> None:
+        """Preempt it as a cluster would: its ranks save, end and start again. Returns at once.
+
+        Raises ParamError if its ranks are not running.
+        """
+        simulate_preemption(self.own().path)
+
+    def resume(self, *, step: int | None = None, params: RunParams | None = None) -> Run:
+        """Start it again where it ended, from its newest complete checkpoint or that of `step`; returns at once.
+
+        `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. Raises
+        ParamError if it is still running or has done all its steps.
+        """
+        params = params or self.own().params
+        check(params)
+        entry = reopen(self.own().path, params, step=step)
+        start_in(self.path, params, entry)
+        return self
+
+    def logs(self, rank: int = 0, *, size: int = 1 << 20) -> str:
+        """Return what a rank has printed so far: its newest `size` bytes, colors the only control sequences."""
+        return read_log(self.path, self._checked(rank), size=size)
+
+    def metrics(self, rank: int = 0) -> list[dict[str, Any]]:
+        """Return a rank's metrics so far, one row per step."""
+        return read_metrics(self.path, self._checked(rank))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what happened to it so far, oldest first: time, step, kind and text."""
+        return read_events(self.path)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the content of result.json; None until it is written."""
+        return read_json(self.path / "result.json")
+
+    def _checked(self, rank: int) -> int:
+        record = self.record
+        if record and not 0 <= rank < record.ranks:
+            raise ValueError(f"rank: {rank} is not a rank of {self.name}; they are 0 to {record.ranks - 1}")
+        return rank
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.state()}>"

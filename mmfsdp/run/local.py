@@ -1,0 +1,154 @@
+"""The processes of a run on this machine: which they are, how to stop them, and the state that they leave a run in.
+
+All processes of a local run are in one session, which its supervisor leads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from .folder import NO_FILE
+from .record import RunRecord, RunState, Status, all_done, first_failure, rank_statuses, read_status
+
+START_TOLERANCE_S = 60.0
+"""Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""
+
+OTHER_HOST_TIMEOUT_S = 180.0
+"""Seconds without a sign of life after which a run on another machine is lost; clocks and caches differ."""
+
+LOOPBACK = "127.0.0.1"
+"""Address by which the ranks of a local run find each other: no other machine reaches it."""
+
+RUN_VARIABLE = "MMFSDP_RUN"
+"""Environment variable that marks every process of a run; its value is the identity of the run."""
+
+
+def process_start(pid: int) -> float | None:
+    """Return the time when a process started (unix seconds); None if it is gone or a zombie."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
+        return None
+
+
+def oom_kills() -> int:
+    """Return how many processes Linux has killed for lack of memory since it started; 0 on other systems."""
+    path = Path("/proc/vmstat")
+    found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    return int(found[1]) if found else 0
+
+
+def is_same_process(pid: int, start: float) -> bool:
+    """Return True if the process with this id is alive and is the one that started at `start`."""
+    actual_start = process_start(pid)
+    return actual_start is not None and abs(actual_start - start) < START_TOLERANCE_S
+
+
+def is_here(record: RunRecord) -> bool:
+    """Return True if the run's processes are on this machine."""
+    return record.host == socket.gethostname()
+
+
+def is_supervised(record: RunRecord) -> bool:
+    """Return True if the supervisor is alive. Only on its own machine."""
+    return is_same_process(record.pid, record.start)
+
+
+def processes_of(record: RunRecord) -> list[psutil.Process]:
+    """Return the living processes of a run: those in its supervisor's session, also after the supervisor died."""
+    leader_start = process_start(record.pid)
+    if leader_start is not None and abs(leader_start - record.start) >= START_TOLERANCE_S:
+        return []  # The pid was reused, so none of our processes is alive: they would have kept the session's id.
+    processes = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) != record.pid:
+                continue
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            # Without its leader, a session of this id might be somebody else's: ask the process itself.
+            if leader_start is not None or process.environ().get(RUN_VARIABLE) == record.identity:
+                processes.append(process)
+        except (psutil.Error, OSError):
+            continue  # it ended meanwhile, or is another user's
+    return processes
+
+
+def stop_processes(record: RunRecord, *, grace_s: float = 2.0) -> bool:
+    """Stop every process of a run but the caller: SIGTERM, then SIGKILL. Return True if all are gone."""
+    for number, seconds in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        end = time.monotonic() + seconds
+        signalled: set[psutil.Process] = set()
+        while True:
+            others = {process for process in processes_of(record) if process.pid != os.getpid()}
+            if not others:
+                return True
+            for process in others - signalled:
+                try:
+                    process.send_signal(number)
+                except psutil.Error:
+                    pass  # it is gone
+            signalled |= others
+            if time.monotonic() > end:
+                break
+            time.sleep(0.02)
+    return False
+
+
+def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
+    """Return the state of a run whose ranks are processes of one machine."""
+    supervised = not is_here(record) or is_supervised(record)
+    state = read_status(folder)  # after the look at the supervisor, which writes this file before it ends
+    if state.done:
+        return state
+    if state.status is Status.STARTING and has_steps:
+        state = replace(state, status=Status.RUNNING)
+    if not is_here(record):
+        state = _state_elsewhere(folder, record, state)
+    elif not supervised:
+        return _state_without_supervisor(folder, record, state)
+    if (folder / "cancel").exists() and not state.done:
+        return replace(state, reason="being cancelled")
+    return state
+
+
+def _state_elsewhere(folder: Path, record: RunRecord, state: RunState) -> RunState:
+    """Return the state of a run on another machine, known from its files alone."""
+    ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
+    age = min(age for age in ages if age is not None)
+    if age > OTHER_HOST_TIMEOUT_S:
+        return RunState(Status.LOST, f"no sign of life from {record.host} for {age:.0f} s")
+    return replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
+
+
+def _state_without_supervisor(folder: Path, record: RunRecord, state: RunState) -> RunState:
+    """Return the state of a run after its supervisor died, from what the ranks reported."""
+    if processes_of(record):
+        return replace(state, reason="its supervisor was killed; the ranks are still running")
+    if (folder / "cancel").exists():
+        return RunState(Status.CANCELLED, "cancelled")
+    statuses = rank_statuses(folder, record)
+    if all_done(statuses):
+        return RunState(Status.COMPLETED)
+    lost = RunState(
+        Status.LOST, "its processes are gone without a result: killed, no disk space, or the machine was restarted"
+    )
+    return first_failure(statuses) or lost
+
+
+def file_age(path: Path) -> float | None:
+    """Return the seconds since a file was last written; None if there is no such file."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except NO_FILE:
+        return None

@@ -1,0 +1,106 @@
+"""Preemption: the cluster takes the nodes away, and the run goes on later as if nothing had happened.
+
+The whole story of a preempted Slurm job, in order:
+
+1. **Signal.** Slurm sends PREEMPT_SIGNAL to every rank 90 s before the time limit (`signal_delay_s` in slurm.py). A
+   preemption by another job comes as SIGTERM, and so does one under torchrun.
+2. **Flag.** `listen_for_preemption`, called by every rank at its start (job.py), makes the signal only set a flag.
+3. **Vote.** The training step asks `preemption_requested()` on every rank and all-reduces the answer together with
+   the gradient norm: if one rank was asked, all of them stop after the same step.
+4. **Save.** All ranks write a checkpoint of that step, and raise `Preempted` (train/loop.py).
+5. **Exit code.** A preempted rank leaves the file logs/ranks.preempted and exits with 0 (`run_rank` in job.py): with
+   any other code srun would kill the ranks that are still ending. Without Slurm, as under torchrun, it exits with
+   EXIT_REQUEUE.
+6. **Requeue.** The batch script finds that file and calls `scontrol requeue` (`_after_ranks` in slurm.py). After
+   SIGTERM Slurm requeues the job itself.
+7. Slurm starts the same job again, and the ranks resume from the newest complete checkpoint.
+
+A local run is preempted by the same signal; its supervisor starts the ranks again (supervisor.py).
+To change what happens, change this file and slurm.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..params import ParamError
+from .folder import add_event, read_events
+from .local import is_here, is_same_process
+from .record import RunRecord, rank_statuses
+from .slurm_state import job_number, signal_job
+from .state import run_state
+
+PREEMPT_SIGNAL = signal.SIGUSR2
+"""Asks a rank to save, end and be started again."""
+EXIT_REQUEUE = 75
+"""Exit code of a preempted rank (EX_TEMPFAIL: try again later), as torchrun and schedulers understand it."""
+
+_received: set[int] = set()
+
+
+class Preempted(SystemExit):
+    """Raised by the training after it saved `step` because of a preemption; started again, it goes on from there."""
+
+    def __init__(self, step: int):
+        super().__init__(EXIT_REQUEUE)
+        self.step = step
+
+
+def listen_for_preemption(*, sigterm: bool) -> None:
+    """Make PREEMPT_SIGNAL, and with `sigterm` also SIGTERM, only set a flag. Only in the main thread.
+
+    PREEMPT_SIGNAL is blocked, too, and child processes inherit that: Slurm sends it to all processes of a job, and it
+    would kill data workers.
+    """
+    numbers = (PREEMPT_SIGNAL, signal.SIGTERM) if sigterm else (PREEMPT_SIGNAL,)
+    for number in numbers:
+        signal.signal(number, lambda number, _: _received.add(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPT_SIGNAL})
+
+
+def preemption_requested(*numbers: int) -> bool:
+    """Return True if a signal has asked this rank to stop; with `numbers`, if one of those signals did."""
+    received = _received | ({PREEMPT_SIGNAL} & signal.sigpending())
+    return bool(received & set(numbers)) if numbers else bool(received)
+
+
+def simulate_preemption(folder: Path) -> None:
+    """Send PREEMPT_SIGNAL to every rank of a run, as a cluster would: a drill. Returns at once.
+
+    Raises ParamError if not all ranks are running, or if they cannot be signalled from this machine.
+    """
+    record, state = RunRecord.read(folder), run_state(folder)
+    statuses = rank_statuses(folder, record) if record else []
+    if record is None or state.done or any(status.get("state") != "running" for status in statuses):
+        raise ParamError("run", f"{folder} is {state}; a drill needs a run whose ranks are all running")
+    if record.executor == "local" and not is_here(record):
+        raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
+    add_event(folder, "drill", step=state.step, text="drill: all ranks are sent the preemption signal")
+    if record.executor == "slurm":
+        if error := signal_job(job_number(folder) or "", PREEMPT_SIGNAL.name.removeprefix("SIG")):
+            raise ParamError("run", f"scancel cannot signal the ranks of {folder}: {error}")
+        return
+    for status in statuses:
+        if is_same_process(status["pid"], status["start"]):
+            os.kill(status["pid"], PREEMPT_SIGNAL)
+
+
+def events_until_resumed(folder: Path, *, since: float) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run from `since` (unix seconds) on, as they come, up to its resumption or its end."""
+    count = len([event for event in read_events(folder) if event["time"] < since])
+    while True:
+        done = run_state(folder).done
+        events = read_events(folder)[count:]
+        count += len(events)
+        for event in events:
+            yield event
+            if event["kind"] == "resumed":
+                return
+        if done:
+            return
+        time.sleep(0.1)

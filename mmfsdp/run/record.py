@@ -1,0 +1,199 @@
+"""The records of a run: who runs it (run.json), how it is (status.json), and what each rank reports."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..params import ParamError
+from .folder import read_json, write_json
+
+TRAIN = "mmfsdp.train:run"
+TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
+ENTRIES = {
+    TRAIN: TRAIN,
+    TRAIN_AND_CAPTION: TRAIN_AND_CAPTION,
+    "mmfsdp.evaluate:train_and_caption": TRAIN_AND_CAPTION,  # in run folders of earlier versions
+}
+"""The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
+import what that person has written there."""
+
+ENTRIES_VARIABLE = "MMFSDP_ENTRIES"
+"""Environment variable with further modules of entries, separated by commas: for tests."""
+
+
+class Status(str, Enum):
+    """The phase that a run is in."""
+
+    QUEUED = "QUEUED"
+    """Launched; its ranks are not started yet."""
+    STARTING = "STARTING"
+    """Its ranks are started; no step is done yet."""
+    RUNNING = "RUNNING"
+    """It has done steps."""
+    COMPLETED = "COMPLETED"
+    """Every rank finished."""
+    FAILED = "FAILED"
+    """A rank failed, or the time limit was reached."""
+    CANCELLED = "CANCELLED"
+    """Somebody stopped it."""
+    LOST = "LOST"
+    """Its processes are gone and left no result."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def done(self) -> bool:
+        """True if the status is final."""
+        return self not in (Status.QUEUED, Status.STARTING, Status.RUNNING)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run at one moment."""
+
+    status: Status
+    reason: str = ""
+    """Why it is in that state; empty where the status says all."""
+    rank: int | None = None
+    """The rank that failed first."""
+    traceback: str = ""
+    """That rank's traceback, or its last log lines if it died without one."""
+    step: int = 0
+    """Optimizer steps done."""
+    steps: int = 0
+    """Optimizer steps in total."""
+    heartbeat: float | None = field(default=None, compare=False)
+    """Seconds since rank 0 wrote its last metrics; None before the first."""
+
+    @property
+    def done(self) -> bool:
+        """True if the state is final."""
+        return self.status.done
+
+    @property
+    def ok(self) -> bool:
+        """True if the run completed."""
+        return self.status is Status.COMPLETED
+
+    def __str__(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.status}, step {self.step} of {self.steps}{reason}"
+
+
+def read_status(folder: Path) -> RunState:
+    """Return what status.json says; QUEUED if it is missing or damaged."""
+    values = read_json(folder / "status.json") or {}
+    try:
+        status = Status(values.get("status", "QUEUED"))
+    except ValueError:
+        status = Status.QUEUED
+    return RunState(status, values.get("reason", ""), values.get("rank"), values.get("traceback", ""))
+
+
+def write_status(folder: Path, state: RunState, **more: Any) -> None:
+    """Write a state, and more (job, submitted, finished), into status.json; what else it holds is kept."""
+    values = read_json(folder / "status.json") or {}
+    values |= {"status": state.status, "reason": state.reason, "rank": state.rank, "traceback": state.traceback}
+    write_json(folder / "status.json", values | more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The content of run.json: who runs this, and where."""
+
+    executor: str
+    """Starter of the ranks: local or slurm."""
+    entry: str
+    """The function that every rank calls with the run folder, as module:function."""
+    ranks: int
+    steps: int
+    threads: int
+    """CPU threads per rank; 0 for all that Slurm gives it."""
+    timeout_min: int
+    device: str
+    host: str
+    pid: int
+    """The supervisor, which leads the session of all processes of the run; on Slurm, the process that submits."""
+    start: float
+    """Time when that process started, in unix seconds."""
+    identity: str
+    """Value of MMFSDP_RUN in every process of the run."""
+    created: float
+    """Unix seconds."""
+    version: str
+    commit: str
+    """Git commit of the folder that it was launched from; empty outside of git."""
+    hang_timeout_s: float = 60.0
+    """Seconds without a heartbeat after which a rank counts as hung."""
+    nodes: int = 1
+
+    def write(self, folder: Path) -> None:
+        """Write run.json."""
+        write_json(folder / "run.json", asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord | None:
+        """Return the content of run.json; None if it is missing or damaged."""
+        values = read_json(folder / "run.json") or {}
+        if "silence_s" in values:  # the name of hang_timeout_s in folders of earlier versions
+            values["hang_timeout_s"] = values["silence_s"]
+        names = {f.name for f in fields(cls)}
+        try:
+            return cls(**{name: value for name, value in values.items() if name in names})
+        except TypeError:
+            return None
+
+
+def check_entry(entry: str) -> str:
+    """Return today's name of an entry function. Raises ParamError for one that is not in ENTRIES."""
+    if entry in ENTRIES:
+        return ENTRIES[entry]
+    if entry.partition(":")[0] in os.environ.get(ENTRIES_VARIABLE, "").split(","):
+        return entry
+    raise ParamError("entry", f"{entry!r} is not an entry of mmfsdp; it must be {TRAIN} or {TRAIN_AND_CAPTION}")
+
+
+def rank_status(folder: Path, rank: int) -> dict[str, Any]:
+    """Return what a rank last reported: state (running, preempted, failed, done), pid, time, and more; else {}."""
+    return read_json(folder / "logs" / f"rank{rank}.json") or {}
+
+
+def rank_statuses(folder: Path, record: RunRecord) -> list[dict[str, Any]]:
+    """Return what each rank last reported, in order of the ranks."""
+    return [rank_status(folder, rank) for rank in range(record.ranks)]
+
+
+def first_failure(statuses: list[dict[str, Any]]) -> RunState | None:
+    """Return the FAILED state of the rank that failed first, the likely cause; None if no rank reported a failure."""
+    failed = [status for status in statuses if status.get("state") == "failed"]
+    if not failed:
+        return None
+    first = min(failed, key=lambda status: status.get("time", 0.0))
+    error = first.get("error", "failed")
+    reason = f"rank {first.get('rank')}: {error}{advice(error)}"
+    return RunState(Status.FAILED, reason, first.get("rank"), first.get("traceback", ""))
+
+
+def all_done(statuses: list[dict[str, Any]]) -> bool:
+    """Return True if every rank reported that it finished."""
+    return all(status.get("state") == "done" for status in statuses)
+
+
+LESS_MEMORY = (
+    "; to need less memory, lower train.batch_size and raise train.accumulation, or set fsdp.activation_checkpointing"
+)
+_MEMORY_ERROR = "MemoryError|can't allocate memory|bad_alloc"
+_DISK_ERROR = "No space left on device|Disk quota exceeded"
+
+
+def advice(error: str) -> str:
+    """Return what to do about an error message, to be appended to it; empty if there is no advice."""
+    if re.search(_DISK_ERROR, error):
+        return "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
+    return LESS_MEMORY if re.search(_MEMORY_ERROR, error) else ""

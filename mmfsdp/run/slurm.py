@@ -1,0 +1,219 @@
+"""The Slurm job of a run: the text of its batch file, and its submission. Both by submitit, from one executor."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from submitit import SlurmExecutor
+from submitit.core.utils import DelayedSubmission, FailedJobError
+
+from ..params import Executor, LaunchParams, ParamError, RunParams
+from ..params.run import with_cluster
+from .folder import write_text
+from .job import run_rank
+from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
+from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, cancel_job
+
+MAX_PREEMPT_NOTICE_S = 90
+"""Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""
+
+TEST_TIMEOUT_S = 0.5
+"""Seconds that `sbatch --test-only` may take; a later refusal is in the run's state."""
+
+BATCH_FILE = "member.sh"
+"""File in logs/ of a run in a job array: its batch script."""
+
+REFUSED_FIELDS = {
+    "account": "account", "partition": "partition", "qos": "qos", "feature": "constraint",
+    "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
+    "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
+    "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",
+    "node count": "nodes", "more processors": "ranks",
+}  # fmt: skip
+"""Part of sbatch's error message, in lower case -> the field of launch to change."""
+
+
+class _Executor(SlurmExecutor):
+    """Can be created where there is no Slurm, too, so that a batch file can be shown anywhere."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+
+def sbatch_text(params: RunParams) -> str:
+    """Return the batch file that sbatch will receive, to the byte. Raises ParamError as `launch` does."""
+    executor = slurm_executor(params)
+    return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+
+def slurm_executor(params: RunParams) -> SlurmExecutor:
+    """Return submitit's executor with all options of a run. Raises ParamError naming the field that is wrong."""
+    if params.launch.executor is not Executor.SLURM:
+        raise ParamError("launch.executor", f"{params.launch.executor} submits no job; set it to slurm")
+    launch = with_cluster(params.launch)
+    logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
+    python = shlex.join((launch.python or sys.executable).split())
+    cpus = launch.cpus_per_task or launch.threads
+    sbatch_options: dict[str, str | bool] = {"requeue": True}
+    for option in launch.sbatch:
+        name, equals, value = option.partition("=")
+        sbatch_options[name] = value if equals else True
+    if launch.reservation:
+        sbatch_options["reservation"] = launch.reservation
+    srun_options = ["--kill-on-bad-exit=1", "--distribution=block"]
+    if cpus:
+        srun_options.append(f"--cpus-per-task={cpus}")
+    options = {
+        "job_name": launch.name,
+        "nodes": launch.nodes,
+        "ntasks_per_node": launch.ranks_per_node,
+        "gpus_per_node": launch.gpus(params.train.device) or None,
+        "cpus_per_task": cpus,
+        "mem": launch.mem,
+        "time": launch.timeout_min,
+        "partition": launch.partition,
+        "account": launch.account,
+        "qos": launch.qos,
+        "constraint": launch.constraint,
+        "exclude": launch.exclude,
+        "signal_delay_s": min(MAX_PREEMPT_NOTICE_S, 15 * launch.timeout_min),
+        "additional_parameters": sbatch_options,
+        "stderr_to_stdout": True,
+        "srun_args": srun_options,
+        "setup": _before_ranks(launch, logs, python),
+        "teardown": _after_ranks(logs),
+    }
+    executor = _Executor(logs, python=python)
+    executor.update_parameters(**{name: value for name, value in options.items() if value is not None})
+    return executor
+
+
+_FIND_PORT = "import random,socket as s;print(next(p for p in random.sample(range(20000,32000),999) "
+_FIND_PORT += "if s.socket().connect_ex(('127.0.0.1',p))))"
+"""Prints a free port of the first node, outside the range of outgoing connections."""
+
+
+def _before_ranks(launch: LaunchParams, logs: Path, python: str) -> list[str]:
+    """Return the lines of the batch script before srun."""
+    lines = [f"module load {shlex.quote(module)}" for module in launch.modules]
+    lines += [shlex.join(line.split()) for line in launch.setup]
+    lines += [f"rm -f {shlex.quote(str(logs))}/rank*"]  # what ranks reported before the job was requeued
+    lines += [f'export MASTER_PORT=$({python} -c "{_FIND_PORT}")']
+    return lines
+
+
+def _after_ranks(logs: Path) -> list[str]:
+    """Return the lines of the batch script after srun: requeue a preempted job, else leave its exit code."""
+    preempted, cancelled = shlex.quote(str(logs / PREEMPTED_FILE)), shlex.quote(str(logs.parent / "cancel"))
+    return [
+        "code=$?",
+        f"[ -e {preempted} ] && [ ! -e {cancelled} ] && scontrol requeue $SLURM_JOB_ID && sleep 60",
+        f"echo $code > {shlex.quote(str(logs / EXIT_CODE_FILE))}",
+        "exit $code",
+    ]
+
+
+def check_slurm(params: RunParams) -> None:
+    """Raise ParamError with Slurm's own words for what it refuses, if `sbatch --test-only` says so at once."""
+    if not shutil.which("sbatch"):
+        words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
+        raise ParamError("launch.executor", words)
+    text, environment = sbatch_text(params), job_environment()
+    command = ["sbatch", "--test-only"]
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, env=environment, timeout=TEST_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return
+    if done.returncode and "configuration is not available" not in done.stderr:  # which may be for now only
+        field, _, words = refusal(done.stderr).partition(": ")
+        raise ParamError(field, words)
+
+
+def submit(folder: Path) -> None:
+    """Submit a run from its folder, and write the job's number, or why it is refused, into status.json."""
+    enter_job_environment()
+    if (folder / "cancel").exists():
+        return write_status(folder, RunState(Status.CANCELLED, "cancelled"))
+    params, record = RunParams.from_yaml(folder / "params.yaml"), RunRecord.read(folder)
+    if error := plan_error(params, record.entry if record else ""):
+        return refuse(folder, error)
+    try:
+        job = slurm_executor(params).submit(run_rank, str(folder))
+    except (FailedJobError, ValueError) as error:
+        return refuse(folder, refusal(str(error)))
+    write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
+    if (folder / "cancel").exists():
+        cancel_job(job.job_id)
+
+
+def write_call(params: RunParams, folder: Path) -> None:
+    """Write what a task of a job array needs to run a run: its batch file, and submitit's pickled call."""
+    write_text(folder / "logs" / BATCH_FILE, sbatch_text(params))
+    call = DelayedSubmission(run_rank, str(folder))
+    call.set_timeout(params.launch.timeout_min, 1)
+    call.dump(folder / "logs" / "member_submitted.pkl")
+
+
+def accept_call(folder: Path, *, job: str) -> None:
+    """Give the call the name that submitit looks for, and write the job's number into status.json."""
+    (folder / "logs" / "member_submitted.pkl").rename(folder / "logs" / f"{job}_submitted.pkl")
+    write_status(folder, RunState(Status.QUEUED), job=job, submitted=time.time())
+
+
+def plan_error(params: RunParams, entry: str) -> str:
+    """Return the error in a run's plan, so that no job waits in the queue only to fail; empty if there is none."""
+    if entry not in (TRAIN, TRAIN_AND_CAPTION):
+        return ""
+    from ..train.preview import check
+
+    try:
+        with suppress(OSError, ImportError):  # the nodes may have what this machine lacks
+            check(params)
+    except ParamError as error:
+        return str(error)
+    return ""
+
+
+def refuse(folder: Path, reason: str) -> None:
+    """Write into status.json that a run is not submitted, and why."""
+    write_status(folder, RunState(Status.FAILED, reason), finished=time.time())
+
+
+def refusal(error: str) -> str:
+    """Return Slurm's error message after its field, such as `launch.partition: sbatch: error: invalid partition`."""
+    lines = [line for line in error.splitlines() if re.match("sbatch|slurm|allocation", line)]
+    words = " ".join(lines) or error.strip()
+    for part, field in REFUSED_FIELDS.items():
+        if part in words.lower():
+            return f"launch.{field}: {words[:500]}"
+    return f"launch.executor: {words[:500]}"
+
+
+def job_environment() -> dict[str, str]:
+    """Return this process's environment without what an allocation, another run or a choice of GPUs has left in it."""
+    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+    names = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    names.add("CUDA_VISIBLE_DEVICES")
+    environment = {}
+    for name, value in os.environ.items():
+        if name == "SLURM_CONF" or not (name.startswith(prefixes) or name in names):
+            environment[name] = value
+    return environment
+
+
+def enter_job_environment() -> None:
+    """Give this process, which submits and then ends, the environment that jobs are to have."""
+    environment = job_environment() | {"SUBMITIT_LOG_LEVEL": "CRITICAL", "PYTHONUNBUFFERED": "1"}
+    os.environ.clear()
+    os.environ.update(environment)

@@ -1,0 +1,322 @@
+"""The state of a run that is a Slurm job: from the files of its ranks first, then from squeue and sacct."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .folder import last_log_lines, read_json
+from .local import is_here, is_supervised
+from .record import (
+    RunRecord,
+    RunState,
+    Status,
+    all_done,
+    first_failure,
+    rank_status,
+    rank_statuses,
+    read_status,
+    write_status,
+)
+
+EXIT_CODE_FILE = "ranks.end"
+"""File in logs/: the exit code of srun, written by the batch script after all ranks ended."""
+PREEMPTED_FILE = "ranks.preempted"
+"""File in logs/: the ranks were preempted and have saved, so the batch script requeues the job. See preempt.py."""
+RESTART_COUNT = "SLURM_RESTART_COUNT"
+"""Environment variable of a job: how often it was requeued; missing the first time."""
+
+SQUEUE_INTERVAL_S = 20.0
+"""Seconds between two calls of squeue by one process."""
+COMMAND_TIMEOUT_S = 10.0
+SUBMIT_TIMEOUT_S = 60.0
+"""Seconds that a submission may take."""
+UNKNOWN_TIMEOUT_S = 30.0
+"""Seconds after which Slurm should know a job that was submitted to it."""
+
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+"""Slurm's states of jobs that have not started, or not started again."""
+ENDED = {
+    "TIMEOUT": "the time limit was reached; raise launch.timeout_min",
+    "DEADLINE": "its deadline has passed",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
+    "OUT_OF_MEMORY": "out of memory; raise launch.mem",
+    "PREEMPTED": "preempted, and this cluster does not requeue it",
+    "FAILED": "",
+    "COMPLETED": "",
+    "CANCELLED": "cancelled by scancel or the cluster's administrators",
+    "REVOKED": "moved to another cluster",
+}
+"""Slurm's final states of jobs -> the reason to show; empty where the ranks' own reports say more."""
+
+WAITING_HINTS = {
+    "TimeLimit": "launch.timeout_min", "NodeLimit": "launch.nodes", "QOS": "launch.qos", "Assoc": "launch.account",
+    "Account": "launch.account", "Constraints": "launch.constraint", "Reservation": "launch.reservation",
+    "PartitionConfig": "launch.partition, launch.nodes or launch.gpus_per_node", "Partition": "launch.partition",
+}  # fmt: skip
+"""Part of Slurm's reason for waiting -> the field to look at."""
+
+
+def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
+    """Return the state of a run on Slurm. A final state is written into the folder: Slurm forgets finished jobs."""
+    state = read_status(folder)
+    number = job_number(folder)
+    if state.done and not _has_started_again(folder):
+        return state
+    if number is None:
+        return _submission_state(folder, record)
+    state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
+    if (folder / "cancel").exists() and not state.ok:
+        if state.done:
+            state = RunState(Status.CANCELLED, "cancelled")
+        else:
+            state = replace(state, reason="being cancelled")
+    if state.done:
+        try:
+            write_status(folder, state, finished=time.time())
+        except OSError:
+            pass  # another user's run: whoever looks next works it out again
+    return state
+
+
+def job_number(folder: Path) -> str | None:
+    """Return the run's Slurm job; None before it is submitted."""
+    number = (read_json(folder / "status.json") or {}).get("job")
+    return str(number) if number else None
+
+
+def _has_started_again(folder: Path) -> bool:
+    """Return True if the job was requeued after it had ended, by an administrator or because a node failed."""
+    finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
+    status = rank_status(folder, 0)
+    return status.get("state") == "running" and status.get("time", 0.0) > finished
+
+
+def _submission_state(folder: Path, record: RunRecord) -> RunState:
+    """Return the state of a run that has no job number yet."""
+    submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
+    if submitting:
+        return RunState(Status.QUEUED, "being submitted")
+    if (folder / "cancel").exists():
+        return RunState(Status.CANCELLED, "cancelled")
+    return RunState(Status.LOST, f"its submission from {record.host} was interrupted")
+
+
+def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
+    """Return the final state of a job whose ranks have all ended by themselves; None if only Slurm can tell."""
+    exit_code = _exit_code(folder)
+    if exit_code is None:
+        return None
+    if (folder / "logs" / PREEMPTED_FILE).exists():
+        return RunState(Status.FAILED, "preempted, but `scontrol requeue` failed; resume it")
+    statuses = rank_statuses(folder, record)
+    if exit_code == 0 and all(status.get("state") != "preempted" for status in statuses):
+        return RunState(Status.COMPLETED)
+    if "srun: error: Node failure on " in last_log_lines(folder, 0, size=40_000):
+        return None  # Slurm requeues a job that has lost a node
+    return first_failure(statuses)
+
+
+def _exit_code(folder: Path) -> int | None:
+    """Return the exit code that the batch script has left; None before its end."""
+    try:
+        return int((folder / "logs" / EXIT_CODE_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps: bool) -> RunState:
+    """Return the state of a job that has not ended, as far as its files tell."""
+    rank0 = rank_status(folder, 0)
+    job = find_job(number, user=folder.stat().st_uid)
+    trouble = f"; {job.error}" if job.error else ""
+    if job.state in ENDED:
+        return _ended_state(folder, record, number, job)
+    if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
+        return RunState(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}{trouble}")
+    if (folder / "logs" / PREEMPTED_FILE).exists():
+        return RunState(Status.QUEUED, f"job {number}: preempted; requeued")
+    if not job.state and not job.error:
+        changed = max((folder / "status.json").stat().st_mtime, rank0.get("time", 0.0))
+        if job.asked > changed + UNKNOWN_TIMEOUT_S:
+            return _ended_state(folder, record, number, job)
+    if not (job.state or job.error or rank0):
+        return RunState(Status.QUEUED, f"job {number} was submitted")
+    status = Status.QUEUED
+    if has_steps:
+        status = Status.RUNNING
+    elif job.state or rank0:
+        status = Status.STARTING
+    if failure := first_failure(rank_statuses(folder, record)):
+        return replace(failure, status=status, reason=failure.reason + trouble)  # final once all ranks have ended
+    nodes = f" on {job.nodes}" if job.nodes else ""
+    return RunState(status, f"job {number}{nodes}{trouble}")
+
+
+def _waiting_reason(job: Job) -> str:
+    """Return why a job waits and until when, such as ` (Resources), expected to start at 14:05`."""
+    text = f" ({job.reason})" if job.reason else ""
+    for part, field_name in WAITING_HINTS.items():
+        if part in job.reason:
+            text += f"; look at {field_name}"
+            break
+    if job.start:
+        start = datetime.fromisoformat(job.start)
+        today = start.date() == datetime.now().date()
+        text += f", expected to start at {start.strftime('%H:%M' if today else '%Y-%m-%d %H:%M')}"
+    return text
+
+
+def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunState:
+    """Return the final state of a job that has ended, or that Slurm no longer knows."""
+    statuses = rank_statuses(folder, record)
+    if all_done(statuses):
+        return RunState(Status.COMPLETED)
+    if job.state == "CANCELLED":
+        by = f" ({job.reason})" if job.reason else ""
+        return RunState(Status.CANCELLED, ENDED[job.state] + by)
+    if failure := first_failure(statuses):
+        return failure
+    if not job.state:
+        return RunState(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
+    if ENDED[job.state]:
+        return RunState(Status.FAILED, ENDED[job.state])
+    return _silent_death(folder, statuses, job.reason)
+
+
+_TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+_FOLDER_ERROR = re.compile(r"error: .*(?:[Cc]ould not open std\w+ file|Could not chdir|IO setup failed).*")
+
+
+def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
+    """Return the state of a job whose ranks reported nothing at their end: what srun printed about them."""
+    log = last_log_lines(folder, 0, size=40_000)
+    folder_error = _FOLDER_ERROR.search(log)
+    if folder_error or (not log and re.search("LaunchFail|:53", reason)):  # the job's own log cannot be opened
+        error = folder_error[0] if folder_error else reason
+        words = f"a node cannot see {folder} ({error}); put launch.folder where all nodes can write"
+        silent_ranks = [rank for rank, status in enumerate(statuses) if not status]
+        return RunState(Status.FAILED, words, silent_ranks[0] if silent_ranks else None, log[-4000:])
+    if match := _TASK_ERROR.search(log):
+        node, tasks, error = match.groups()
+        rank = int(re.split("[,-]", tasks)[0])
+        when = "" if statuses[rank] else " before it started"
+        return RunState(Status.FAILED, f"rank {rank} on {node}: {error}{when}", rank, last_log_lines(folder, rank))
+    lines = log.strip().splitlines()
+    last_line = lines[-1] if lines else f"no rank has reported anything ({reason})"
+    return RunState(Status.FAILED, last_line[:500], traceback=log[-4000:])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job at one moment, in Slurm's words."""
+
+    state: str = ""
+    """Such as PENDING, RUNNING or NODE_FAIL; empty if Slurm does not know the job."""
+    reason: str = ""
+    start: str = ""
+    """Local time when it started or is expected to; empty if unknown."""
+    nodes: str = ""
+    asked: float = 0.0
+    """Time of Slurm's answer, in unix seconds; 0 if there was none yet."""
+    error: str = ""
+    """Why Slurm does not answer now."""
+
+
+@dataclass
+class _Queue:
+    """The jobs of one user: one call of squeue answers for all of them."""
+
+    user: int
+    asked: float = 0.0
+    answered: float = 0.0
+    error: str = ""
+    jobs: dict[str, Job] = field(default_factory=dict)
+    past_jobs: dict[str, Job] = field(default_factory=dict)
+    """Jobs that squeue no longer knows, as sacct knows them; asked for once between two calls of squeue."""
+
+    def find(self, number: str) -> Job:
+        if not 0 <= time.time() - self.asked < SQUEUE_INTERVAL_S:
+            self.refresh()
+        job = self.jobs.get(number)
+        if job is None and not self.error:
+            if number not in self.past_jobs:
+                self.past_jobs[number] = _accounted_job(number)
+            job = self.past_jobs[number]
+        return replace(job or Job(), asked=self.answered, error=self.error)
+
+    def refresh(self) -> None:
+        self.asked = time.time()
+        columns = "--format=%i|%T|%r|%S|%N"
+        done = run_command("squeue", "--noheader", "--array", "--states=all", columns, f"--user={self.user}")
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            self.error = f"squeue: {lines[-1] if lines else 'no answer'}"
+            return
+        self.jobs = {}
+        for line in done.stdout.splitlines():
+            number, *values = line.split("|")
+            known = ["" if value in ("None", "N/A", "(null)") else value for value in values]
+            self.jobs[number] = Job(*known)  # type: ignore[arg-type]  # state, reason, start, node: all text
+        self.past_jobs = {}
+        self.answered, self.error = time.time(), ""
+
+
+_queues: dict[int, _Queue] = {}
+_lock = threading.Lock()
+
+
+def find_job(number: str, *, user: int) -> Job:
+    """Return what Slurm says about a job of that user. Asks squeue at most every SQUEUE_INTERVAL_S seconds."""
+    with _lock:
+        return _queues.setdefault(user, _Queue(user)).find(number)
+
+
+def _accounted_job(number: str) -> Job:
+    """Return what sacct says about a job; an empty Job where the cluster keeps no accounting."""
+    columns = "--format=State,Start,NodeList"
+    done = run_command("sacct", "--noheader", "--parsable2", "--allocations", columns, f"--jobs={number}")
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return Job()
+    state, start, nodes = lines[-1].split("|")
+    state, _, reason = state.partition(" ")  # such as "CANCELLED by 1000"
+    return Job(state, reason, start, nodes)
+
+
+def current_state(number: str) -> str:
+    """Return Slurm's state of a job, asked for at this moment; empty if Slurm does not know it or does not answer."""
+    done = run_command("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={number}")
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def cancel_job(number: str, *, kill: bool = False) -> str:
+    """End a job; with `kill`, at once. Return scancel's error message; empty if there is none."""
+    options = ["--signal=KILL", "--full"] if kill else []
+    return run_command("scancel", *options, number).stderr.strip()
+
+
+def signal_job(number: str, name: str) -> str:
+    """Send a signal, such as USR2, to all ranks of a job. Return scancel's error message; empty if there is none."""
+    return run_command("scancel", f"--signal={name}", number).stderr.strip()
+
+
+def run_command(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed."""
+    if not shutil.which(command[0]):
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    try:
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=COMMAND_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        words = f"{command[0]} did not answer within {COMMAND_TIMEOUT_S:g} s"
+        return subprocess.CompletedProcess(command, 124, "", words)

@@ -1,0 +1,193 @@
+"""The true state of a run and of each of its ranks, from any process and after any crash; and a list of all runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .folder import PathLike, heartbeat_path, last_row, metrics_path, read_metrics
+from .local import file_age, local_state
+from .record import RunRecord, RunState, Status, rank_status
+from .slurm_state import job_number, slurm_state
+
+LAUNCH_TIMEOUT_S = 10.0
+"""Seconds that a launch may take to write run.json."""
+
+SWEEP_FILE = "sweep.json"
+"""The file that makes a folder a sweep: a folder of runs."""
+
+QUIET_S = 10.0
+"""Seconds without a heartbeat after which a rank stands out; or five of its steps, if they are longer."""
+
+STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state}
+
+
+def is_run(folder: PathLike) -> bool:
+    """Return True if a folder is a run's, also a run that is still being launched."""
+    return any(os.path.isfile(Path(folder) / name) for name in ("run.json", "params.yaml"))
+
+
+def run_state(path: PathLike) -> RunState:
+    """Return the state of a run, from its folder, its processes and its Slurm job."""
+    folder = Path(path)
+    record = RunRecord.read(folder)
+    if record is None:
+        age = file_age(folder)
+        if age is not None and age < LAUNCH_TIMEOUT_S:
+            return RunState(Status.QUEUED, "being launched")
+        return RunState(Status.LOST, "it has no complete run.json: its launch was interrupted")
+    rows = read_metrics(folder, last_bytes=20_000)
+    state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(rows))
+    if not rows:
+        return replace(state, steps=record.steps)
+    return replace(state, step=rows[-1].get("step", 0), steps=record.steps, heartbeat=file_age(metrics_path(folder)))
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """One rank at one moment."""
+
+    rank: int
+    status: str = "waiting"
+    """waiting, running, quiet, failed, stopped or done."""
+    activity: str = ""
+    """Its last heartbeat: what it was about to do."""
+    step: int | None = None
+    age_s: float | None = None
+    """Seconds since its last heartbeat."""
+    memory_bytes: int | None = None
+    """Peak memory after its last step."""
+    tokens_per_s: float | None = None
+    """Label tokens of this rank per second, in its last step."""
+    error: str = ""
+    traceback: str = ""
+
+
+def read_ranks(path: PathLike, ranks: int, state: RunState) -> list[RankProgress]:
+    """Return every rank of a run as it is now; `state` is that of the run."""
+    return [_read_rank(Path(path), rank, state) for rank in range(ranks)]
+
+
+def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
+    status, row, beat = rank_status(folder, rank), last_row(folder, rank), heartbeat_path(folder, rank)
+    age_s = None if state.done else file_age(beat)
+    activity = beat.read_text(errors="replace").strip()[:40] if beat.is_file() else ""
+    match = re.match(r"step (\d+)", activity)
+    error, traceback = "", ""
+    if status.get("state") == "failed":
+        error, traceback = status.get("error", ""), status.get("traceback", "")
+    elif state.rank == rank:
+        error, traceback = state.reason, state.traceback
+    return RankProgress(
+        rank,
+        status=_rank_state(rank, status.get("state", ""), state, age_s, row.get("step_s") or 0.0),
+        activity=activity,
+        step=int(match[1]) if match else row.get("step"),
+        age_s=age_s,
+        memory_bytes=row.get("memory_bytes"),
+        tokens_per_s=row.get("rank_tokens_per_s"),
+        error=error,
+        traceback=traceback,
+    )
+
+
+def _rank_state(rank: int, reported: str, state: RunState, age_s: float | None, step_s: float) -> str:
+    """Return the status of a rank in one word."""
+    if reported in ("failed", "done"):
+        return reported
+    if state.rank == rank and state.status is Status.FAILED:
+        return "failed"
+    if state.done:
+        return "done" if state.ok else "stopped"
+    if age_s is None:
+        return "waiting"
+    return "quiet" if age_s > max(QUIET_S, 5 * step_s) else "running"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in a list."""
+
+    path: Path
+    name: str
+    """Relative to the folder that is listed: a run of a sweep comes as SWEEP/NAME."""
+    state: RunState
+    loss: float | None
+    created: float | None
+    """Unix seconds; None if unknown."""
+    where: str
+    """Machine, or Slurm job."""
+
+
+def find_runs(folder: PathLike) -> list[RunSummary]:
+    """Return the runs in a folder and in its sweeps, oldest first; for a run's own folder, that run."""
+    folder = Path(folder)
+    if is_run(folder):
+        summaries = [_summary(folder, folder.resolve().name)]
+    else:
+        summaries = _summaries_in(folder)
+        for path in _subfolders(folder):
+            if (path / SWEEP_FILE).is_file():
+                summaries += _summaries_in(path, prefix=f"{path.name}/")
+    return sorted(summaries, key=lambda run: (run.created or 0.0, run.name))
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder that this user may read."""
+    if not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
+
+
+def _summaries_in(folder: Path, *, prefix: str = "") -> list[RunSummary]:
+    return [_summary(path, prefix + path.name) for path in _subfolders(folder) if is_run(path)]
+
+
+def _summary(path: Path, name: str) -> RunSummary:
+    record, loss = RunRecord.read(path), last_row(path).get("loss")
+    where = ""
+    if record is not None:
+        where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
+    created = record.created if record else None
+    return RunSummary(path, name, run_state(path), loss if isinstance(loss, float) else None, created, where)
+
+
+def runs_table(runs: Sequence[RunSummary]) -> str:
+    """Return a list of runs as text: name, state, step of steps, loss, age, where, reason."""
+    lines = [("name", "state", "step", "loss", "age", "where", "")]
+    for run in runs:
+        loss = "" if run.loss is None else f"{run.loss:.4g}"
+        old = "" if run.created is None else age(time.time() - run.created)
+        step = f"{run.state.step}/{run.state.steps}"
+        lines.append((run.name, str(run.state.status), step, loss, old, run.where, run.state.reason[:100]))
+    return text_table(lines)
+
+
+def text_table(lines: Sequence[Sequence[str]]) -> str:
+    """Return columns as wide as their widest cell, two spaces apart; control characters become spaces."""
+    printable_lines = []
+    for line in lines:
+        printable_lines.append([_printable(cell) for cell in line])
+    widths = [max(map(len, column)) for column in zip(*printable_lines, strict=True)]
+    rows = []
+    for line in printable_lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        rows.append("  ".join(cells).rstrip())
+    return "\n".join(rows)
+
+
+def _printable(text: str) -> str:
+    """Return a text with control characters replaced by spaces: a terminal would obey them."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def age(seconds: float) -> str:
+    """Return a time in its largest whole unit, such as `3 min`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,229 @@
+"""The supervisor of a local run: starts its ranks, watches every one of them, and writes the final state.
+
+It leads a session of its own, in which all processes of the run are, so that nothing that happens to the notebook or
+terminal reaches them. submitit starts the ranks, but would report a failed rank only after all others have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import submitit
+
+from .folder import add_event, last_log_lines, last_row
+from .hang import HangDetector, dump_stack_here
+from .job import VISIBLE_DEVICES, run_rank
+from .local import LOOPBACK, file_age, oom_kills, stop_processes
+from .record import (
+    LESS_MEMORY,
+    RunRecord,
+    RunState,
+    Status,
+    advice,
+    all_done,
+    first_failure,
+    rank_statuses,
+    write_status,
+)
+
+POLL_S = 0.1
+SETTLE_S = 0.3
+"""Seconds after a first failure in which a rank that died silently is still taken for its cause."""
+TOUCH_INTERVAL_S = 10.0
+"""Seconds between two touches of status.json, by which other machines know that the supervisor lives."""
+EXIT_TIMEOUT_S = 30.0
+"""Seconds that processes may take to end after all ranks are done."""
+
+
+def supervise(folder: Path) -> None:
+    """Run one run from its folder, to its end."""
+    record = wait_for_record(folder)
+    try:
+        state = Supervisor(folder, record).run()
+        write_status(folder, replace(state, status=Status.STARTING))  # the cause at once, the end once all is stopped
+    except Exception as error:
+        reason = f"the supervisor failed: {error}{advice(str(error))}"
+        state = RunState(Status.FAILED, reason, traceback=traceback.format_exc())
+    stop_processes(record)
+    write_status(folder, state, finished=time.time())
+    if state.status is Status.FAILED:
+        add_event(folder, "failed", step=last_row(folder).get("step", 0), text=state.reason)
+
+
+def wait_for_record(folder: Path) -> RunRecord:
+    """Return run.json, which the launching process writes once it knows this process's id.
+
+    Of two processes that resume a run at the same time, only one finds its id there.
+    """
+    for _ in range(1000):
+        record = RunRecord.read(folder)
+        if record and record.pid == os.getpid():
+            return record
+        time.sleep(0.01)
+    raise SystemExit(f"{folder} has no run.json for process {os.getpid()}")
+
+
+class Supervisor:
+    """One run: its submitit job and the processes of its ranks."""
+
+    def __init__(self, folder: Path, record: RunRecord):
+        self.folder, self.record = folder, record
+        self.end = time.monotonic() + 60 * record.timeout_min
+        self.received_signal: int | None = None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _: Any) -> None:
+        self.received_signal = number
+
+    def run(self) -> RunState:
+        """Start the ranks and watch them to the end; start them again each time they are preempted."""
+        while True:
+            state = self.stop_requested()
+            if state is None:
+                self.start_ranks()
+                state = self.watch()
+            if state is not None:
+                return state
+            step = last_row(self.folder).get("step", 0)
+            add_event(self.folder, "requeued", step=step, text="preempted; the ranks are started again")
+            for path in (self.folder / "logs").glob("rank*.*"):  # of the ranks that have ended
+                path.unlink()
+
+    def start_ranks(self) -> None:
+        """Start all ranks."""
+        self.processes: dict[int, psutil.Process] = {}
+        self.oom_kills = oom_kills()
+        self.job = submit_local(self.folder, self.record)
+        write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
+
+    def watch(self) -> RunState | None:
+        """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
+        detector = HangDetector(self.folder, self.record, since=time.time(), dump_stack=dump_stack_here)
+        while True:
+            state = self.stop_requested() or self.failure()
+            if state:
+                return state
+            statuses = rank_statuses(self.folder, self.record)
+            if all(status.get("state") in ("done", "preempted") for status in statuses):
+                return self.wait_for_exit(preempted=not all_done(statuses))
+            if state := detector.check(self.processes):
+                return state
+            if (file_age(self.folder / "status.json") or 0.0) > TOUCH_INTERVAL_S:
+                os.utime(self.folder / "status.json")
+            time.sleep(POLL_S)
+
+    def stop_requested(self) -> RunState | None:
+        """Return the final state of a run that was cancelled or has reached its time limit."""
+        if (self.folder / "cancel").exists():
+            return RunState(Status.CANCELLED, "cancelled")
+        if self.received_signal:
+            return RunState(Status.CANCELLED, f"stopped by {signal.Signals(self.received_signal).name}")
+        if time.monotonic() > self.end:
+            return RunState(Status.FAILED, f"stopped after {self.record.timeout_min} min; raise launch.timeout_min")
+        return None
+
+    def wait_for_exit(self, *, preempted: bool) -> RunState | None:
+        """Wait until the processes of all ranks have ended. Return None if the ranks were preempted."""
+        end = time.monotonic() + EXIT_TIMEOUT_S
+        while not self.job.done() and time.monotonic() < end:
+            time.sleep(POLL_S)
+        if not preempted:
+            return RunState(Status.COMPLETED)
+        if not self.job.done():
+            return RunState(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
+        return None
+
+    def failure(self) -> RunState | None:
+        """Return the FAILED state of the first rank that failed.
+
+        Blame a rank that died silently first: the others fail because of it, often before its exit is seen.
+        """
+        if not self.silent_ranks() and not first_failure(rank_statuses(self.folder, self.record)):
+            return None
+        time.sleep(SETTLE_S)
+        silent_ranks, reported = self.silent_ranks(), first_failure(rank_statuses(self.folder, self.record))
+        if not silent_ranks:
+            return reported
+        rank = silent_ranks[0]
+        reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash"
+        if oom_kills() > self.oom_kills:
+            reason += f"; since the ranks started, Linux has killed a process for lack of memory{LESS_MEMORY}"
+        if reported:
+            reason += f"; then {reported.reason}"
+        log = last_log_lines(self.folder, rank) or (self.folder / "logs" / "supervisor.log").read_text()[-4000:]
+        return RunState(Status.FAILED, reason, rank, log)
+
+    def silent_ranks(self) -> list[int]:
+        """Return the ranks whose process has ended without a report of its end."""
+        over = self.job.done()
+        self._find_processes()
+        ended_ranks = []
+        for rank in range(self.record.ranks):
+            if over or (rank in self.processes and not _is_alive(self.processes[rank])):
+                ended_ranks.append(rank)
+        statuses = rank_statuses(self.folder, self.record)  # read last: a rank reports before it ends
+        return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]
+
+    def _find_processes(self) -> None:
+        """Find the process of each rank among the children of submitit's controller, before the rank reports."""
+        if len(self.processes) == self.record.ranks:
+            return
+        try:
+            for child in psutil.Process(int(self.job.job_id)).children():
+                rank = child.environ().get("SUBMITIT_LOCAL_GLOBALID")
+                if rank is not None:
+                    self.processes[int(rank)] = child
+        except psutil.Error:
+            return  # a process has just started or ended: the next look will tell
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def submit_local(folder: Path, record: RunRecord) -> Any:
+    """Start the ranks as local processes by submitit, in this process's environment. Return submitit's job."""
+    os.environ.update(
+        MASTER_ADDR=LOOPBACK,
+        MASTER_PORT=str(_free_port()),
+        OMP_NUM_THREADS=str(record.threads),
+        PYTHONUNBUFFERED="1",
+    )
+    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "CRITICAL")  # rank logs are for what the ranks print
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for loopback in ("lo", "lo0"):
+        if loopback in interfaces:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # a laptop's network may come and go
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        os.environ[VISIBLE_DEVICES] = os.environ["CUDA_VISIBLE_DEVICES"]
+    executor = submitit.AutoExecutor(folder=folder / "logs", cluster="local")
+    executor.update_parameters(
+        nodes=1,
+        tasks_per_node=record.ranks,
+        timeout_min=record.timeout_min + 10,  # the supervisor is first to stop it
+        stderr_to_stdout=True,
+    )
+    return executor.submit(run_rank, str(folder))
+
+
+def _free_port() -> int:
+    """Return a port outside the range of outgoing connections, so that it stays free until rank 0 opens it."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind((LOOPBACK, port))
+            return port
+    raise OSError(f"no free port on {LOOPBACK} between 20000 and 32000")

@@ -1,0 +1,334 @@
+"""sweep(): many runs that differ in a few parameters, a few at once, and one table of their results.
+
+A sweep is a folder of ordinary runs, 000, 001 and on, beside base.yaml (the parameters that they share) and sweep.json
+(those in which they differ). A process of its own starts them, so that closing the notebook does not stop it; on Slurm
+it submits them as one job array.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import re
+import shlex
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..params import ParamError, RunParams
+from ..params.base import plain
+from .folder import PathLike, last_row, read_json, write_json, write_text
+from .launch import Run, check, launch, make_folder, make_record, reopen, start_detached
+from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry
+from .slurm_state import run_command
+from .state import SWEEP_FILE, is_run, run_state, text_table
+
+LOCK = ".queue.lock"
+"""Locked by the process that starts the members; free if there is none."""
+LOG = "queue.log"
+MAX_MEMBERS = 1000
+POLL_S = 0.3
+Values = Mapping[str, Any]
+
+
+def sweep(
+    params: RunParams,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    overrides: Sequence[Values] | None = None,
+    at_once: int = 1,
+    entry: str = TRAIN_AND_CAPTION,
+) -> Sweep:
+    """Start a run for every combination of the grid's values, with each of the overrides, and return at once.
+
+    grid: values to try by dotted field name; overrides: combinations given one by one. at_once: how many run at a
+    time. The sweep has params.launch's name and folder; its members are runs in it. The parameters of all members are
+    checked before the first starts. Raises ParamError.
+    """
+    members = sweep_members(params, grid=grid, overrides=overrides)
+    if at_once < 1:
+        raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
+    check(members[0][1])
+    path = make_folder(params.launch)
+    (path / "logs").rmdir()  # each member has its own
+    write_text(path / "base.yaml", params.to_yaml())
+    content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
+    write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
+    new_sweep = Sweep(path)
+    new_sweep._start()
+    return new_sweep
+
+
+def sweep_members(
+    params: RunParams,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    overrides: Sequence[Values] | None = None,
+) -> list[tuple[Values, RunParams]]:
+    """Return the changed fields and the parameters of each run that `sweep` would start.
+
+    Raises ParamError for the first mistake.
+    """
+    grid = grid or {}
+    members: list[tuple[Values, RunParams]] = []
+    for override in overrides or [{}]:
+        for values in itertools.product(*grid.values()):
+            changes: Values = {**override, **dict(zip(grid, values, strict=True))}
+            members.append((changes, _changed(params, changes)))
+    if not 1 <= len(members) <= MAX_MEMBERS:
+        raise ParamError("sweep", f"makes {len(members)} runs; it may make 1 to {MAX_MEMBERS}")
+    for i, (changes, member) in enumerate(members):
+        if any(member == earlier for _, earlier in members[:i]):
+            raise ParamError("sweep", f"two members are the same: {changes}")
+    return members
+
+
+def _changed(params: RunParams, changes: Values) -> RunParams:
+    """Return the parameters of a member. Raises ParamError for fields that all members of a sweep share."""
+    is_array = params.launch.executor.value == "slurm"
+    for key in sorted(changes):
+        of_job = is_array and (key.startswith("launch.") or key == "train.device")
+        if of_job or key in ("launch.name", "launch.folder", "launch.executor", "launch.replace"):
+            whole = "a job array" if is_array else "a sweep"
+            raise ParamError(key, f"is the same for all of {whole}; set it in the shared parameters")
+    try:
+        return params.change(**changes)
+    except ParamError as error:
+        words = ", ".join(f"{key}={value}" for key, value in changes.items())
+        raise ParamError(error.field, f"{error.message} (in the member {words})") from None
+
+
+class Sweep:
+    """A sweep, known by its folder alone: any process can open it, print its table, cancel it, run members again."""
+
+    def __init__(self, path: PathLike):
+        self.path = Path(os.path.expanduser(path)).absolute()
+
+    @classmethod
+    def open(cls, path: PathLike) -> Sweep:
+        """Return a handle on an existing sweep. Raises ParamError if there is none at `path`."""
+        if not (Path(os.path.expanduser(path)) / SWEEP_FILE).is_file():
+            raise ParamError("sweep", f"{str(path)!r} is not a sweep: it has no {SWEEP_FILE}")
+        return cls(path)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Content of sweep.json: created, at_once, entry, members."""
+        return read_json(self.path / SWEEP_FILE) or {}
+
+    @property
+    def members(self) -> dict[str, Values]:
+        """Name of each member -> the parameters in which it differs from base.yaml."""
+        return {f"{number:03d}": values for number, values in enumerate(self.content.get("members", []))}
+
+    @property
+    def shared(self) -> RunParams:
+        """The parameters that the members share: base.yaml."""
+        return RunParams.from_yaml(self.path / "base.yaml")
+
+    def params(self, name: str) -> RunParams:
+        """Return the parameters of a member."""
+        place = {"launch.folder": str(self.path), "launch.name": name}
+        return self.shared.change(**{**self.members[name], **place})
+
+    def run(self, name: str) -> Run:
+        """Return a member that was started."""
+        return Run.open(self.path / name)
+
+    def states(self) -> dict[str, RunState]:
+        """Return the state of each member."""
+        if self._has_starter():
+            not_started = RunState(Status.QUEUED, "waits for its turn")
+        elif (self.path / "cancel").exists():
+            not_started = RunState(Status.CANCELLED, "cancelled")
+        else:
+            reason = f"the process that starts the members has ended before its turn; see {self.path / LOG}"
+            not_started = RunState(Status.LOST, reason)
+        states = {}
+        for name in self.members:
+            states[name] = not_started if self._is_waiting(name) else run_state(self.path / name)
+        return states
+
+    def _again_path(self, name: str) -> Path:
+        """Return the path of the file that asks to run an ended member again."""
+        return self.path / f"{name}.again"
+
+    def _is_waiting(self, name: str) -> bool:
+        """Return True if the member is still to be started, or started again."""
+        return self._again_path(name).exists() or not is_run(self.path / name)
+
+    def done(self) -> bool:
+        """Return True if nothing more will happen by itself."""
+        return not self._has_starter() and all(state.done for state in self.states().values())
+
+    def wait(self, timeout: float | None = None) -> dict[str, RunState]:
+        """Wait until all members are done, at most `timeout` seconds. Return their states."""
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self.done() and time.monotonic() < end:
+            time.sleep(POLL_S)
+        return self.states()
+
+    def cancel(self, *, timeout: float = 15.0) -> dict[str, RunState]:
+        """Stop the members that run and start no more. Return their states. Raises TimeoutError as Run.cancel does."""
+        (self.path / "cancel").touch()
+        try:
+            with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
+                for name in self.members:
+                    self._again_path(name).unlink(missing_ok=True)
+        except Timeout:
+            raise TimeoutError(f"the starter of {self.path} has not ended within {timeout:g} s") from None
+        for name in self.members:
+            if is_run(self.path / name) and not run_state(self.path / name).done:
+                self.run(name).cancel(timeout=timeout)
+        return self.states()
+
+    def again(self, *names: str) -> list[str]:
+        """Run members again that ended without completing: those named, or all. Return their names.
+
+        Each is resumed from its newest checkpoint. Raises ParamError for a name that is no such member.
+        """
+        incomplete = [name for name, state in self.states().items() if state.done and not state.ok]
+        for name in names:
+            if name not in incomplete:
+                words = f"{name!r} is not one to run again; those are {', '.join(incomplete) or 'none'}"
+                raise ParamError("member", words)
+        (self.path / "cancel").unlink(missing_ok=True)
+        chosen = list(names) or incomplete
+        for name in chosen:
+            self._again_path(name).touch()
+        if chosen:
+            self._start()
+        return chosen
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason."""
+        states, rows = self.states(), []
+        for name, values in self.members.items():
+            folder, state = self.path / name, states[name]
+            result, status = read_json(folder / "result.json") or {}, read_json(folder / "status.json") or {}
+            row = {"name": name, **values, "state": str(state.status), "step": state.step}
+            row |= {"loss": last_row(folder).get("loss"), "new right": result.get("heldout_exact_match")}
+            record = RunRecord.read(folder)
+            row["seconds"] = status["finished"] - record.created if record and "finished" in status else None
+            rows.append(row | {"why": state.reason})
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        columns: dict[str, None] = {}
+        for row in rows:
+            columns |= dict.fromkeys(row)
+        # The varied parameters of all members stand behind the name.
+        last = ("state", "step", "loss", "new right", "seconds", "why")
+        head = [key for key in columns if key not in last] + list(last)
+        return text_table([head] + [[_cell(row.get(key)) for key in head] for row in rows])
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def _has_starter(self) -> bool:
+        """Return True if a process is there that starts the members."""
+        try:
+            with open(self.path / LOCK, "rb") as lock:  # for reading: it may be another person's sweep
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def _start(self) -> None:
+        """Start the process that starts the members, and wait until it is there; one that is there already goes on."""
+        process = start_detached(self.path, "sweep", log=self.path / LOG)
+        end = time.monotonic() + 10
+        while not self._has_starter() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:80]
+
+
+def run_sweep(folder: Path) -> None:
+    """Start the members of a sweep, no more at once than it says, until all have ended or it is cancelled."""
+    members = Sweep.open(folder)
+    with FileLock(folder / LOCK, timeout=5):  # one starter at a time; the last one may be about to end
+        if members.shared.launch.executor.value == "slurm":
+            return submit_array(members)
+        while not (folder / "cancel").exists():
+            waiting = [name for name in members.members if members._is_waiting(name)]
+            started = [folder / name for name in members.members if is_run(folder / name)]
+            running = [path for path in started if not run_state(path).done]
+            if not waiting and not running:
+                return
+            free = max(0, members.content["at_once"] - len(running))
+            for name in waiting[:free]:
+                members._again_path(name).unlink(missing_ok=True)
+                if is_run(folder / name):
+                    members.run(name).resume()
+                else:
+                    launch(members.params(name), entry=members.content["entry"])
+            time.sleep(POLL_S)
+
+
+def submit_array(members: Sweep) -> None:
+    """Submit the waiting members as one job array: each task runs the batch file of its member, as if submitted alone.
+
+    Writes each member's job, or why it is refused, into its status.json.
+    """
+    from . import slurm  # imports submitit, which takes long
+
+    slurm.enter_job_environment()
+    entry, accepted = members.content["entry"], []
+    for name in [name for name in members.members if members._is_waiting(name)]:
+        params, folder = members.params(name), members.path / name
+        if is_run(folder):
+            reopen(folder, params)
+            members._again_path(name).unlink(missing_ok=True)
+        else:
+            make_folder(params.launch)
+        write_text(folder / "params.yaml", params.to_yaml())
+        make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid()).write(folder)
+        if error := slurm.plan_error(params, entry):
+            slurm.refuse(folder, error)
+        else:
+            slurm.write_call(params, folder)
+            accepted.append(name)
+    if not accepted:
+        return
+    path = members.path / "array.sh"
+    write_text(path, array_text(members, accepted))
+    done = run_command("sbatch", "--parsable", str(path))
+    number = done.stdout.strip().partition(";")[0]
+    for name in accepted:
+        if done.returncode:
+            slurm.refuse(members.path / name, slurm.refusal(done.stderr))
+        else:
+            slurm.accept_call(members.path / name, job=f"{number}_{int(name)}")
+
+
+def array_text(members: Sweep, names: Sequence[str]) -> str:
+    """Return the batch file of the array: the options that all members share, and a call of each one's own file."""
+    from .slurm import BATCH_FILE, sbatch_text
+
+    lines = ["#!/bin/bash"]
+    for line in sbatch_text(members.params(names[0])).splitlines():
+        if line.startswith("#SBATCH") and not re.match("#SBATCH --(output|error|job-name)=", line):
+            lines.append(line)
+    tasks = ",".join(str(int(name)) for name in names)
+    log = shlex.quote(str(members.path / "%3a/logs/%j_0_log.out"))
+    batch = f'{shlex.quote(str(members.path))}/"$(printf %03d "$SLURM_ARRAY_TASK_ID")"/logs/{BATCH_FILE}'
+    lines += [
+        f"#SBATCH --array={tasks}%{members.content['at_once']}",
+        f"#SBATCH --job-name={shlex.quote(members.path.name)}",
+        f"#SBATCH --output={log}",
+        f"exec bash {batch}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,235 @@
+"""Follow the logs, metrics and progress of a run while they are written.
+
+Memory is bounded whatever the ranks print: long lines are cut, and a reader that falls behind skips to the newest.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .folder import GrowingFile, PathLike, log_paths, metrics_path, parse_rows, read_metrics
+from .record import RunState
+from .state import run_state
+
+MAX_LINE_BYTES = 4000
+"""Bytes of one line that are shown."""
+METRICS_CHUNK_BYTES = 8 << 20
+MIN_LOG_BYTES = 1 << 16
+"""Bytes of each rank's log that one call takes in at least."""
+
+_CONTROL = re.compile(
+    r"(\x1b\[[0-9;]{0,32}m)"  # a color: kept
+    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # other control sequences
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links and the like, with their text
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+"""The control sequences that a cleaned line may hold."""
+_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent|(?:Error|Exception)\b")
+_WARNING = re.compile(r"\bWARN(?:ING)?\b|Warning\b|\bwarning:")
+
+
+class LogLine(NamedTuple):
+    """One line of a rank, without its end; colors are its only control sequences."""
+
+    rank: int
+    text: str
+
+
+def clean(line: bytes) -> str:
+    """Return a raw line as a terminal shows it after its carriage returns, colors the only control sequences."""
+    visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return _CONTROL.sub(lambda match: match[1] or "", visible.decode("utf-8", "replace"))
+
+
+def level(text: str) -> str:
+    """Return `error`, `warning` or an empty text: the level that a line itself names."""
+    if _ERROR.search(text):
+        return "error"
+    return "warning" if _WARNING.search(text) else ""
+
+
+class _RankLog:
+    """One log file, split into lines."""
+
+    def __init__(self, rank: int, path: Path):
+        self.rank, self.file = rank, GrowingFile(path)
+        self.partial = b""
+        """The unfinished line at the end of the file."""
+        self.cut_bytes = 0
+        """Bytes of that line that are left out."""
+
+    def read(self, limit: int) -> list[LogLine]:
+        """Return the lines finished since the last call, from at most `limit` bytes."""
+        data = self.file.read(limit, newest=True)
+        lines = []
+        if self.file.restarted:
+            self.partial, self.cut_bytes = b"", 0
+        if self.file.skipped:
+            self.partial, self.cut_bytes = b"", 0
+            cut_line, _, rest = data.partition(b"\n")
+            skipped_bytes = self.file.skipped + len(data) - len(rest)
+            lines.append(LogLine(self.rank, f"[... {skipped_bytes:,} bytes not shown ...]"))
+            data = rest
+        *finished, last = data.split(b"\n")
+        for part in finished:
+            self._extend(part)
+            lines.append(self.take())
+        self._extend(last)
+        return lines
+
+    def take(self) -> LogLine:
+        """Return the unfinished line, and begin a new one."""
+        cut = f" [... {self.cut_bytes:,} bytes not shown]" if self.cut_bytes else ""
+        line = LogLine(self.rank, clean(self.partial) + cut)
+        self.partial, self.cut_bytes = b"", 0
+        return line
+
+    def _extend(self, part: bytes) -> None:
+        line = self.partial + part
+        start = line.rstrip(b"\r").rfind(b"\r") + 1  # what came before is overwritten on a terminal
+        if start:
+            self.cut_bytes = 0
+        self.cut_bytes += max(0, len(line) - start - MAX_LINE_BYTES)
+        self.partial = line[start : start + MAX_LINE_BYTES]
+
+
+class LogReader:
+    """Read the log lines of all ranks of a run, each once. The run may still be about to start.
+
+    limit: bytes that one call takes in, over all ranks; of more than that, only the newest.
+    """
+
+    def __init__(self, path: PathLike, *, limit: int = 4 << 20):
+        self.path, self.limit = path, limit
+        self._logs: dict[Path, _RankLog] = {}
+
+    def poll(self, *, last: bool = False) -> list[LogLine]:
+        """Return the lines finished since the last call; with `last` (the run is over) also an unfinished one."""
+        for rank, path in log_paths(self.path):
+            if path not in self._logs:
+                self._logs[path] = _RankLog(rank, path)
+        limit = max(MIN_LOG_BYTES, self.limit // max(1, len(self._logs)))
+        lines = []
+        for log in self._logs.values():
+            lines += log.read(limit)
+        if last:
+            lines += [log.take() for log in self._logs.values() if log.partial]
+        return lines
+
+
+def read_log(path: PathLike, rank: int, *, size: int = 1 << 20) -> str:
+    """Return the newest `size` bytes of each log of a rank, cleaned, every line ended by a newline."""
+    lines = []
+    for number, file in log_paths(path):
+        if number == rank:
+            log = _RankLog(rank, file)
+            lines += log.read(size)
+            if log.partial:
+                lines.append(log.take())
+    return "".join(f"{line.text}\n" for line in lines)
+
+
+class MetricsReader:
+    """Read the metrics of a rank, each row once, in order."""
+
+    def __init__(self, path: PathLike, rank: int = 0):
+        self._file, self._partial = GrowingFile(metrics_path(path, rank)), b""
+
+    @property
+    def restarted(self) -> bool:
+        """True if the last poll found a new file: earlier rows no longer count."""
+        return self._file.restarted
+
+    def poll(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return (rows written since the last call, True if there are more to be read at once)."""
+        data = self._file.read(METRICS_CHUNK_BYTES)
+        if self._file.restarted:
+            self._partial = b""
+        lines, newline, partial = data.rpartition(b"\n")
+        if not newline:
+            self._partial += partial
+            return [], len(data) == METRICS_CHUNK_BYTES
+        rows = parse_rows(self._partial + lines)
+        self._partial = partial
+        return rows, len(data) == METRICS_CHUNK_BYTES
+
+
+class Progress:
+    """The progress of a run, from the metrics of rank 0.
+
+    recent: the newest 50 rows.
+    """
+
+    def __init__(self, path: PathLike):
+        self.recent: deque[dict[str, Any]] = deque(maxlen=50)
+        self.path = path
+
+    def line(self, state: RunState) -> str:
+        """Return such as `RUNNING   [####......]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
+        self.add(read_metrics(self.path, last_bytes=20_000))
+        text = f"{state.status:<9} {bar(state.step / max(1, state.steps))}  {state.step}/{state.steps}"
+        newest = self.recent[-1] if self.recent else {}
+        for key, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.1f} samples/s")):
+            if isinstance(newest.get(key), (int, float)):
+                text += "  " + form.format(newest[key])
+        left_s = self.seconds_left(state)
+        if left_s and not state.done:
+            text += f"  {clock(left_s)} left"
+        return text
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add rows of metrics; those that are older than the newest one are left out."""
+        for row in rows:
+            if "step" in row and "time" in row:
+                if not self.recent or row["time"] > self.recent[-1]["time"]:
+                    self.recent.append(row)
+
+    def seconds_left(self, state: RunState) -> float | None:
+        """Return the seconds until the last step, at the pace of the newest steps; None while unknown."""
+        if len(self.recent) < 2:
+            return None
+        first, last = self.recent[0], self.recent[-1]
+        steps, seconds = last["step"] - first["step"], last["time"] - first["time"]
+        if steps <= 0:
+            return None
+        return max(0, state.steps - last["step"]) * seconds / steps
+
+
+def bar(share: float) -> str:
+    """Return a bar of 24 characters and the percentage, such as `[############............]  50%`."""
+    share = min(1.0, max(0.0, share))
+    return f"[{'#' * int(24 * share):.<24}] {share:4.0%}"
+
+
+def clock(seconds: float) -> str:
+    """Return hours, minutes and seconds, such as `0:01:02`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def follow(path: PathLike) -> Iterator[str]:
+    """Yield lines to print while a run goes on: those of its logs without colors, and one at each tenth of the steps.
+
+    Ends when the run ends, with the traceback of a failed rank.
+    """
+    reader, progress, last_tenth = LogReader(path), Progress(path), -1
+    while True:
+        state = run_state(path)  # before the look at the logs: those of a finished run are complete
+        for line in reader.poll(last=state.done):
+            yield f"[{line.rank}] {COLOR.sub('', line.text)}"
+        tenth = 10 * state.step // max(1, state.steps)
+        if tenth != last_tenth:
+            yield progress.line(state)
+            last_tenth = tenth
+        if state.done:
+            break
+        time.sleep(0.2)
+    if state.traceback:
+        yield f"rank {state.rank}:\n{state.traceback.rstrip()}"

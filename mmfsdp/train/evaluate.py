@@ -1,0 +1,228 @@
+"""Evaluate on samples that no training shows: their loss on all ranks while it goes on, and captions after it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+
+from .. import checkpoint
+from ..core.collectives import compute_device, gather_json, sum_over_ranks
+from ..core.freeze import freeze
+from ..core.step import to_device, token_sum
+from ..core.wrap import reshard
+from ..data.batch import Batch, Sample
+from ..data.pictures import CorruptRecord
+from ..data.processor import EncodedSample, Processor
+from ..data.sources import open_source
+from ..models import MediaModel
+from ..models.build import build_model
+from ..params import DataSource, ParamError, RunParams
+from ..run.folder import read_json, write_json
+from ..run.hang import Heartbeat
+from ..run.record import RunRecord
+
+CAPTION_BATCH = 50
+"""Prompts that are answered at once."""
+MAX_NEW_TOKENS = 24
+PICTURES_KEPT = 12
+"""Pictures kept in the run folder with their captions, per split."""
+
+
+@dataclass
+class HeldOut:
+    """The first held-out samples of each source, dealt to the ranks."""
+
+    every: int
+    """Steps between two measurements."""
+    batches: list[Batch]
+    """Of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
+
+    @classmethod
+    def open(cls, params: RunParams, processor: Processor) -> HeldOut | None:
+        """Read the samples, if `train.eval_every` is set. Every rank must call it.
+
+        Raises ParamError if a source cannot be opened, or none of its held-out samples can be used.
+        """
+        settings, rank, world_size = params.train, dist.get_rank(), dist.get_world_size()
+        if settings.eval_every is None:
+            return None
+        sizes = [settings.batch_size]
+        for more in params.data.more:
+            sizes.append(more.batch_size or settings.batch_size)
+        batches = []
+        for i, (name, data) in enumerate(params.data.sources().items()):
+            seed = settings.seed + i
+            source = open_source(data, split="heldout", image_size=processor.image_size, seed=seed, place=name)
+            own_processor = replace(processor, max_length=data.max_length)
+            samples = encode_all(own_processor, islice(source, rank, settings.eval_samples, world_size))
+            counts = gather_json(len(samples))
+            if not any(counts):
+                raise ParamError(
+                    "train.eval_every",
+                    f"no held-out sample of {name} can be used; raise {name}.max_length, or unset this",
+                )
+            for start in range(0, max(counts), sizes[i]):
+                batch = own_processor.collate(samples[start : start + sizes[i]])
+                batches.append(replace(batch, weight=data.weight, source=name))
+        return cls(settings.eval_every, batches)
+
+    def loss(self, model: nn.Module) -> dict[str, float]:
+        """Return heldout_loss, in the units of `train_step`'s, and heldout_s, the seconds it took. Every rank calls it.
+
+        Leaves the model in training mode, and sharded as between two steps.
+        """
+        start, device = time.perf_counter(), compute_device(model)
+        weights = {batch.source: batch.weight for batch in self.batches}
+        index = {source: i for i, source in enumerate(weights)}
+        sums = torch.zeros(len(weights), dtype=torch.float64, device=device)
+        tokens = [0] * len(weights)
+        model.eval()
+        with torch.no_grad():
+            for batch in self.batches:
+                i, count = index[batch.source], batch.label_tokens
+                sums[i] += token_sum(model(**batch.to(device).inputs()).loss.float(), count)
+                tokens[i] += count
+        model.train()
+        reshard(model)
+        total_sums, total_tokens = sum_over_ranks(torch.stack([sums, to_device(tokens, device)]))
+        loss = (total_sums / total_tokens) @ to_device(list(weights.values()), device)
+        return {"heldout_loss": float(loss), "heldout_s": time.perf_counter() - start}
+
+
+def encode_all(processor: Processor, samples: Iterable[Sample]) -> list[EncodedSample]:
+    """Encode the samples that can be used: training skips the others, too."""
+    encoded = []
+    for sample in samples:
+        try:
+            encoded.append(processor.encode(sample))
+        except CorruptRecord:
+            continue
+    return encoded
+
+
+def train_and_caption(folder: Path) -> None:
+    """Train, then caption new pictures on rank 0: what every rank of a sweep's member calls."""
+    from . import run
+
+    run(folder)
+    if os.environ["RANK"] == "0":
+        beat = Heartbeat(folder, 0)
+        caption_held_out(folder, alive=lambda: beat("trained, captions"))
+
+
+def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dict[str, Any]:
+    """Caption new pictures, write result.json and the first pictures beside it. Returns the result.
+
+    `alive` is called before each batch.
+
+    Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: that of the checkpoint,
+    the last one's unless the run was broken off; heldout_exact_match,
+    unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares of samples whose whole text
+    is right; captions: picture file, truth, caption and split of the first few.
+    """
+    start = time.time()
+    params, model, processor = load_run(folder)
+    result: dict[str, Any] = read_json(folder / "result.json") or {}
+    rows: list[dict[str, str]] = []
+    keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
+    for split, samples in new_samples(params, processor, params.train.eval_samples):
+        texts = captions(model, processor, samples, alive=alive)
+        result[keys[split]] = exact_match(texts, samples)
+        rows += keep_pictures(folder, split, samples, texts)
+        if split == "heldout":
+            blind = captions(model, processor, samples, blank=True, alive=alive)
+            result["text_only_exact_match"] = exact_match(blind, samples)
+    result["captions"] = rows
+    result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
+    record = RunRecord.read(folder)
+    if record:
+        trained = (read_json(folder / "status.json") or {}).get("finished", start)
+        result["seconds"] = trained - record.created + time.time() - start
+    write_json(folder / "result.json", result)
+    return result
+
+
+def load_run(folder: Path) -> tuple[RunParams, MediaModel, Processor]:
+    """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
+
+    Raises ParamError where the run has no checkpoint, or other frozen weights than it was trained with.
+    """
+    params = RunParams.from_yaml(folder / "params.yaml")
+    newest = checkpoint.latest(folder / "checkpoints")
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(params.train.seed)  # backbones without weights are random, and the run's
+    model, processor = build_model(params.model)
+    assert processor is not None, "no run starts without a tokenizer"
+    freeze(model, params.model.freeze)
+    # Before loading: the marker's checksums are of the frozen weights as built. A checkpoint may hold trained values
+    # of parameters that were frozen later.
+    checksums = checkpoint.frozen_checksums(model)
+    checkpoint.check_frozen(checksums, checkpoint.load(model, newest))
+    return params, model.eval(), processor
+
+
+def new_samples(params: RunParams, processor: Processor, count: int) -> Iterator[tuple[str, list[Sample]]]:
+    """Yield each split that no training shows with its first samples: heldout and, of generated pictures, unseen."""
+    splits = ["heldout"]
+    if params.data.source is DataSource.SHAPES:
+        splits.append("unseen")
+    for split in splits:
+        source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
+        yield split, list(islice(filter(processor.takes, source), count))
+
+
+def exact_match(texts: Sequence[str], samples: Sequence[Sample]) -> float:
+    """Return the share of texts that are the truth, word for word."""
+    right = sum(text == sample.text for text, sample in zip(texts, samples, strict=True))
+    return right / len(samples)
+
+
+def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Sequence[str]) -> list[dict[str, str]]:
+    """Write the first pictures into the run folder; one row each with file, truth, caption and split."""
+    (folder / "captions").mkdir(exist_ok=True)
+    rows = []
+    for i, (sample, text) in enumerate(zip(samples[:PICTURES_KEPT], texts, strict=False)):
+        name = f"captions/{split}_{i:02d}.png"
+        sample.images[0].save(folder / name)
+        rows.append({"image": name, "truth": sample.text, "caption": text, "split": split})
+    return rows
+
+
+@torch.inference_mode()
+def captions(
+    model: MediaModel,
+    processor: Processor,
+    samples: Sequence[Sample],
+    *,
+    blank: bool = False,
+    alive: Callable[[], object] = bool,
+) -> list[str]:
+    """Return what the model says to each sample's prompt. With `blank`, it sees empty pictures."""
+    texts: list[str] = []
+    for start in range(0, len(samples), CAPTION_BATCH):
+        alive()
+        _, new_ids = generate(model, processor, samples[start : start + CAPTION_BATCH], blank=blank)
+        texts += processor.decode(new_ids)
+    return texts
+
+
+def generate(
+    model: MediaModel, processor: Processor, samples: Sequence[Sample], *, blank: bool = False
+) -> tuple[Batch, torch.Tensor]:
+    """Return the batch of the samples' prompts, and the new tokens (B, up to MAX_NEW_TOKENS) that the model adds."""
+    batch = processor.prompts(samples).to(next(model.parameters()).device)
+    if blank:
+        empty = {name: torch.zeros_like(tensor) for name, tensor in batch.media.items()}
+        batch = replace(batch, media=empty)
+    ids = model.generate(**batch.inputs(), max_new_tokens=MAX_NEW_TOKENS)
+    return batch, ids[:, batch.input_ids.shape[1] :]

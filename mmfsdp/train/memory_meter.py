@@ -1,0 +1,145 @@
+"""Measure the peak memory of a step: on a GPU by its allocator's own count, on the CPU with torch's profiler."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+WATCHED_STEPS = 2
+"""Steps watched on the CPU, where watching slows them down. The first makes the optimizer's states, the second is like
+all that follow."""
+
+
+class PeakMemory:
+    """The most that the tensors of this rank have held in a training step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peak_bytes = 0
+        self._watched = 0
+
+    @contextmanager
+    def watch_step(self, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+        """Watch the step inside; `peak_bytes` is known after it."""
+        if self.device.type == "cuda":
+            yield
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        elif self._watched < WATCHED_STEPS:
+            self._watched += 1
+            at_rest = bytes_at_rest(model, optimizer)
+            with cpu_memory() as memory:
+                yield
+            self.peak_bytes = max(self.peak_bytes, at_rest + memory.peak)
+        else:
+            yield
+
+
+def bytes_at_rest(model: nn.Module, optimizer: Optimizer) -> int:
+    """Return this rank's bytes of parameters, gradients, buffers and optimizer states; shared storage counts once."""
+    tensors: list[Any] = list(model.buffers())
+    for parameter in model.parameters():
+        tensors += [parameter, parameter.grad]
+    for state in optimizer.state.values():
+        tensors += state.values()
+    storages = {}
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if isinstance(tensor, torch.Tensor):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+@dataclass
+class CpuMemory:
+    """Bytes that torch's CPU allocator held beyond what it held when watching began."""
+
+    at_mark: int = 0
+    """When `mark` was first called."""
+    peak: int = 0
+    """The most since then. With several marks the least of their peaks: a gloo thread may free its last buffer late."""
+    marks: list[int] = field(default_factory=list)
+
+    def mark(self) -> None:
+        """Start a window of its own: what follows, up to the next mark, counts for its peak."""
+        self.marks.append(time.time_ns())
+
+
+@contextmanager
+def cpu_memory() -> Iterator[CpuMemory]:
+    """Watch every allocation of a CPU tensor, to the byte. Slow, and not while another profiler runs."""
+    memory = CpuMemory()
+    # Without this flag, what gloo's threads free (they are not profiled) would be counted for ever.
+    flag = ctypes.c_bool.in_dll(ctypes.CDLL(_c10()), "FLAGS_caffe2_report_cpu_memory_usage")
+    before, flag.value = flag.value, True
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    try:
+        with silent():
+            profiler.start()
+        try:
+            yield memory
+        finally:
+            with silent():
+                profiler.stop()
+    finally:
+        flag.value = before
+    _sum_up(memory, profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+
+
+def _sum_up(memory: CpuMemory, event_tree: list[Any]) -> None:
+    """Fill in the figures from the profiler's events."""
+    changes = _allocations(event_tree)
+    if not changes:
+        return
+    _, total, size = changes[0]
+    held_before = total - size  # the allocator's count goes on from earlier watches
+    starts = memory.marks or [0]
+    ends = [*starts[1:], changes[-1][0] + 1]
+    peaks = []
+    for start, end in zip(starts, ends, strict=True):
+        totals = [total for when, total, _ in changes if start <= when < end]
+        peaks.append(max(totals, default=held_before) - held_before)
+    memory.peak = min(peaks)
+    for when, total, _ in changes:
+        if when < starts[0]:
+            memory.at_mark = total - held_before
+
+
+def _allocations(event_tree: list[Any]) -> list[tuple[int, int, int]]:
+    """Return (time, bytes held afterwards, bytes added) of each allocation and each free, in order of time."""
+    changes = []
+    events = list(event_tree)
+    while events:
+        event = events.pop()
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            changes.append((event.start_time_ns, event.typed[1].total_allocated, event.typed[1].alloc_size))
+        events += event.children
+    return sorted(changes)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop what the profiler itself prints when it starts and stops: it writes to file descriptor 2."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _c10() -> str:
+    return next(str(path) for path in Path(torch.__file__).with_name("lib").glob("libc10.*"))

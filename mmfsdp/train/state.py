@@ -1,0 +1,144 @@
+"""TrainState: how far a run has come, saved in every checkpoint and resumed from it."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from .. import checkpoint
+from ..core.optimizer import Scaler
+from ..params import RunParams
+from ..run.folder import add_event
+
+
+@dataclass(frozen=True)
+class TrainSetup:
+    """The objects that a run trains, and its folder."""
+
+    folder: Path
+    params: RunParams
+    model: nn.Module
+    """Wrapped."""
+    optimizer: Optimizer
+    schedule: LambdaLR
+    scaler: Scaler | None
+    frozen: dict[str, int]
+    """Checksums of the frozen weights as they were loaded."""
+
+
+@dataclass
+class TrainState:
+    """The progress of a training."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    samples: int = 0
+    """Positions of the data stream consumed, by all ranks together."""
+    skipped: int = 0
+    """Steps skipped because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    carried: frozenset[str] = frozenset()
+    """Frozen parameters that an earlier part of the run has trained; checkpoints keep them, too."""
+    background: checkpoint.Background | None = None
+    """Writes checkpoints while training goes on (`train.async_save`)."""
+
+    def finish_step(self, *, samples: int) -> None:
+        """Count a step."""
+        self.step += 1
+        self.samples += samples
+
+    def count_skipped(self, *, skipped: bool) -> None:
+        """Note whether that step changed any weights. Its figures may be read only after the next step has begun."""
+        self.skipped += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+
+    def save(self, setup: TrainSetup) -> None:
+        """Write a checkpoint, or begin to with `background`. Every rank must call it."""
+        params = setup.params
+        record: dict[str, Any] = {
+            "schedule": setup.schedule.last_epoch,
+            "scaler": setup.scaler.state_dict() if setup.scaler else None,
+            # Under this key in the checkpoints of every version.
+            "place": {"samples": self.samples, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row},
+            "params": params.to_dict(),
+            "frozen": setup.frozen,
+        }
+        checkpoint.save(
+            setup.folder / "checkpoints",
+            model=setup.model,
+            step=self.step,
+            optimizer=setup.optimizer,
+            kind=params.fsdp.state_dict_type,
+            keep_last=params.train.keep_last,
+            record=record,
+            carried=self.carried,
+            whole=params.train.save_frozen,
+            background=self.background,
+            done=_report_saved,
+        )
+
+    def check_background_save(self, *, wait: bool) -> None:
+        """Raise the error of a background save, if any. With `wait`, first wait until it is complete."""
+        if self.background:
+            self.background.settle(wait=wait)
+
+
+def resume(setup: TrainSetup) -> TrainState:
+    """Load model, optimizer, schedule, scaler and random states from the newest complete checkpoint, or start anew.
+
+    Every rank must call it. Raises what `checkpoint.resume` raises, and ParamError for other frozen weights.
+    """
+    params = setup.params
+    background = checkpoint.Background() if params.train.async_save else None
+    newest = checkpoint.newest(setup.folder / "checkpoints")
+    if newest is None:
+        _seed_rank(params, step=0)
+        return TrainState(background=background)
+    marker = checkpoint.marker_of(newest)
+    checkpoint.check_frozen(setup.frozen, marker)
+    # Python's and NumPy's generators; torch's too, if the checkpoint is of another number of ranks.
+    _seed_rank(params, step=marker["step"])
+    resumed = checkpoint.resume(setup.model, setup.optimizer, newest)
+    _set_schedule(setup, epoch=marker["schedule"])
+    if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
+        setup.scaler.load_state_dict(marker["scaler"])
+    state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
+    print(resumed)
+    if dist.get_rank() == 0:
+        add_event(setup.folder, "resumed", step=state.step, text=str(resumed))
+        repeated = state.samples % (dist.get_world_size() * params.train.batch_size)
+        if repeated:
+            print(f"{repeated} samples are used again: {state.samples} is no multiple of a step's on so many ranks")
+    return state
+
+
+def _report_saved(path: Path) -> None:
+    if dist.get_rank() == 0:
+        print(f"saved {path.name}")
+        add_event(path.parent.parent, "saved", step=int(path.name.removeprefix("step_")), text=f"saved {path.name}")
+
+
+def _seed_rank(params: RunParams, *, step: int) -> None:
+    """Give this rank random states of its own where no checkpoint has them."""
+    seed = zlib.crc32(f"{params.train.seed}/{dist.get_rank()}/{step}".encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _set_schedule(setup: TrainSetup, *, epoch: int) -> None:
+    """Set the schedule and its learning rates, which may be other ones than at the time of the checkpoint."""
+    schedule = setup.schedule
+    schedule.last_epoch = epoch
+    for group, base, factor in zip(setup.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = base * factor(epoch)

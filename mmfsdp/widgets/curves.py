@@ -1,0 +1,251 @@
+"""Metrics over the optimizer steps as SVG charts, in bounded memory however long the run is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+from .markup import Point, path, short_number, svg, text, ticks
+from .style import FROZEN, INK, TRAINABLE
+
+WIDTH, HEIGHT = 330, 150
+LEFT, TOP, RIGHT, BOTTOM = 44, 22, 44, 20
+"""Pixels of a chart, and of its margins."""
+MAX_BUCKETS = 300
+"""Points that a series keeps: about one for each pixel."""
+
+
+class Metric(NamedTuple):
+    """The drawing of one column of metrics.jsonl."""
+
+    title: str
+    unit: str = ""
+    scale: float = 1.0
+    """Size of one unit."""
+    from_zero: bool = False
+
+
+HELD_OUT = "heldout_loss"
+METRICS = {
+    "loss": Metric("loss"),
+    HELD_OUT: Metric("held-out loss"),
+    "grad_norm": Metric("gradient norm"),
+    "lr": Metric("learning rate", from_zero=True),
+    "samples_per_s": Metric("throughput", "samples/s", from_zero=True),
+    "memory_bytes": Metric("peak memory of rank 0", "MiB", 2**20, from_zero=True),
+    "step_s": Metric("time of a step", "s", from_zero=True),
+}
+"""Metrics that are drawn, by their key in metrics.jsonl."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Neighboring steps as one point."""
+
+    step: int
+    """The last of them."""
+    total: float
+    """Sum of their values."""
+    count: int = 1
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return self.total / self.count
+
+    def add(self, later: Bucket) -> None:
+        """Take in the steps that follow."""
+        self.step = later.step
+        self.total += later.total
+        self.count += later.count
+
+
+@dataclass
+class Series:
+    """A value over the steps. When there are too many buckets, each pair of neighbors becomes one."""
+
+    max_buckets: int = MAX_BUCKETS
+    buckets: list[Bucket] = field(default_factory=list)
+    first: float | None = None
+    newest: float | None = None
+    _steps_per_bucket: int = 1
+
+    def add(self, step: Any, value: Any) -> None:
+        """Add the value of a later step. Values that are no finite numbers are left out."""
+        if not (_is_finite(value) and _is_finite(step)):
+            return
+        if self.first is None:
+            self.first = value
+        self.newest = value
+        bucket = Bucket(step, value)
+        if self.buckets and self.buckets[-1].count < self._steps_per_bucket:
+            self.buckets[-1].add(bucket)
+            return
+        self.buckets.append(bucket)
+        if len(self.buckets) == self.max_buckets:
+            for earlier, later in zip(self.buckets[::2], self.buckets[1::2], strict=True):
+                earlier.add(later)
+            del self.buckets[1::2]
+            self._steps_per_bucket *= 2
+
+
+class History(dict[str, Series]):
+    """The series of METRICS that a run has written so far, by key."""
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of metrics.jsonl, in their order."""
+        for row in rows:
+            for key in METRICS:
+                if key in row:
+                    self.setdefault(key, Series()).add(row.get("step"), row[key])
+
+
+class Line(NamedTuple):
+    """A series in a chart."""
+
+    name: str
+    series: Series
+    color: str = TRAINABLE
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Maps steps and values to pixels."""
+
+    last_step: int
+    low: float
+    high: float
+    scale: float
+    """Size of one unit of the axis."""
+
+    def point(self, step: float, value: float) -> Point:
+        """Return the pixel of a value at a step; beyond the axes, the nearest on their edge."""
+        across = min(1.0, step / self.last_step)
+        up = (value / self.scale - self.low) / (self.high - self.low)
+        up = min(1.0, max(0.0, up))
+        return LEFT + (WIDTH - LEFT - RIGHT) * across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - up)
+
+
+def charts(
+    history: History,
+    *,
+    total: int | None = None,
+    predicted: Mapping[str, float] | None = None,
+    marks: Sequence[tuple[int, str]] = (),
+) -> str:
+    """Return charts of all that a run has measured, side by side where there is room.
+
+    total: steps of the whole run. predicted: values by the metric's key. marks: (step, words) of events.
+    """
+    pictures = []
+    for key, metric in METRICS.items():
+        if key not in history or key == HELD_OUT:
+            continue
+        lines = [Line("", history[key])]
+        if key == "loss" and HELD_OUT in history:
+            lines.append(Line("held-out", history[HELD_OUT], FROZEN))
+        pictures.append(chart(metric, lines, total=total, predicted=(predicted or {}).get(key), marks=marks))
+    return f'<div class="mm-charts">{"".join(pictures)}</div>' if pictures else ""
+
+
+def chart(
+    metric: Metric,
+    lines: Sequence[Line],
+    *,
+    total: int | None = None,
+    predicted: float | None = None,
+    marks: Sequence[tuple[int, str]] = (),
+) -> str:
+    """Return one metric over the steps as SVG.
+
+    total: steps of the whole run; the axis shows at most twice the steps that are done. predicted: drawn as a
+    horizontal line.
+    """
+    buckets = [bucket for line in lines for bucket in line.series.buckets]
+    newest_step = max([1, *(bucket.step for bucket in buckets)])
+    last_step = min(total, max(10, 2 * newest_step)) if total else newest_step
+    axes = Axes(last_step, *_value_range(metric, buckets, predicted), metric.scale)
+
+    title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+    parts = [text(0, 12, title, size=12), *_frame(axes)]
+    for step, words in marks:
+        parts.append(_mark(axes, step, words))
+    if predicted:
+        parts += _level(axes, predicted)
+    of_one_run = not lines[0].name
+    for line in lines:
+        parts += _line(axes, line, labeled=of_one_run or len(lines) == 1)
+        if of_one_run and line.name:
+            parts.append(text(WIDTH, 12, line.name, size=10, anchor="end", color=line.color))
+    summary = "; ".join(_summary(metric, line) for line in lines)
+    return svg(WIDTH, HEIGHT, summary, *parts)
+
+
+def _frame(axes: Axes) -> list[str]:
+    """Return grid lines and the numbers of both axes."""
+    parts = []
+    for value in ticks(axes.low, axes.high):
+        _, y = axes.point(0, value * axes.scale)
+        parts.append(path([(LEFT, y), (WIDTH - RIGHT, y)], f"{INK}44", width=0.7))
+        parts.append(text(LEFT - 5, y + 4, short_number(value), size=10, anchor="end"))
+    for step in ticks(0, axes.last_step, 3):
+        x, _ = axes.point(step, 0)
+        parts.append(text(x, HEIGHT - 5, short_number(step), size=10, anchor="middle"))
+    return parts
+
+
+def _mark(axes: Axes, step: int, words: str) -> str:
+    """Return the vertical line of an event; the mouse shows its words."""
+    x, _ = axes.point(step, 0)
+    line = path([(x, TOP), (x, HEIGHT - BOTTOM)], INK, width=1.4, dash="1 3")
+    return f"<g><title>{escape(f'step {step}: {words}')}</title>{line}{text(x, TOP, '▼', anchor='middle')}</g>"
+
+
+def _level(axes: Axes, value: float) -> list[str]:
+    """Return the horizontal line of a predicted value."""
+    _, y = axes.point(0, value)
+    label = f"- - predicted {short_number(value / axes.scale)}"
+    line = path([(LEFT, y), (WIDTH - RIGHT, y)], FROZEN, width=1.4, dash="5 3")
+    return [line, text(WIDTH, 12, label, size=10, anchor="end")]
+
+
+def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
+    """Return a line; labeled: with its newest value at its end."""
+    points = [axes.point(bucket.step, bucket.mean) for bucket in line.series.buckets]
+    if not points:
+        return []
+    x, y = points[-1]
+    if len(points) == 1:  # a path of one point would not be visible
+        points.append((x + 3, y))
+    drawn = path(points, line.color)
+    if line.name:
+        drawn = f"<g><title>{escape(line.name)}</title>{drawn}</g>"
+    if not labeled:
+        return [drawn]
+    newest = short_number(line.series.buckets[-1].mean / axes.scale)
+    return [drawn, text(x + 5, y + 4, newest, color=line.color)]
+
+
+def _value_range(metric: Metric, buckets: Sequence[Bucket], predicted: float | None) -> tuple[float, float]:
+    """Return the ends of the axis of values, in its unit; never equal."""
+    values = [predicted / metric.scale] if predicted else []
+    values += [bucket.mean / metric.scale for bucket in buckets]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = high - low
+    low = min(0.0, low) if metric.from_zero else low - 0.04 * margin
+    high += 0.06 * margin
+    if high > low:
+        return low, high
+    return low - 0.5 * abs(low) - 0.5, high + 0.5 * abs(high) + 0.5
+
+
+def _summary(metric: Metric, line: Line) -> str:
+    first = (line.series.first or 0.0) / metric.scale
+    newest = (line.series.newest or 0.0) / metric.scale
+    return f"{line.name or metric.title}: {first:.4g} at first, {newest:.4g} now"
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # math.isfinite raises on an int beyond any float

@@ -1,0 +1,95 @@
+"""LogView: the newest log lines of a run, filtered by rank and text."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from html import escape
+
+import ipywidgets as w
+
+from ..run.watch import COLOR, LogLine, level
+from .markup import note
+
+MAX_SHOWN_LINES = 300
+MAX_SHOWN_CHARACTERS = 100_000
+"""Limits of what is shown at once, so that no log can fill the browser's memory."""
+MAX_KEPT_LINES = 5000
+"""Lines that the filters reach; older ones are in the run folder."""
+
+
+class LogView(w.VBox):
+    """Lines of all ranks, the newest at the bottom, with filters. Threads may add and draw."""
+
+    def __init__(self, ranks: int) -> None:
+        self._lines: deque[LogLine] = deque(maxlen=MAX_KEPT_LINES)
+        self._added, self._drawn = 0, -1  # lines so far, in all
+        self._lock = threading.Lock()
+        narrow = w.Layout(width="11em")
+        rank_options = [("all ranks", -1), *((f"rank {rank}", rank) for rank in range(ranks))]
+        self._rank = w.Dropdown(options=rank_options, tooltip="Show lines of this rank", layout=narrow)
+        self._search = w.Text(placeholder="search the log", tooltip="Show lines with this text", layout=narrow)
+        about = "Pressed: the newest line stays in view. Not pressed: nothing moves"
+        self._follow = w.ToggleButton(value=True, description="Follow", icon="arrow-down", tooltip=about, layout=narrow)
+        controls = [self._rank, self._search, self._follow]
+        for control in controls:
+            control.observe(lambda _: self._refresh(), "value")
+        self._note, self._text = w.HTML(), w.HTML()
+        # A box that is laid out from its bottom keeps the newest line in view.
+        layout = w.Layout(height="20em", overflow="auto", flex_flow="column-reverse", flex="0 0 auto")
+        layout.border, layout.padding = "1px solid #78787866", "4px 8px"
+        box = w.Box([self._text], layout=layout)
+        super().__init__([w.HBox(controls, layout=w.Layout(flex_flow="row wrap")), self._note, box])
+
+    def add(self, lines: Sequence[LogLine]) -> None:
+        """Take lines in; `draw` shows them."""
+        with self._lock:
+            self._added += len(lines)
+            self._lines.extend(lines)
+
+    def draw(self) -> None:
+        """Bring the page up to date; costs nothing where it is."""
+        with self._lock:
+            if self._added == self._drawn:
+                return
+            added = self._drawn = self._added
+            lines = list(self._lines) if self._follow.value else []
+        if not self._follow.value:
+            self._note.value = note(f"paused; {added:,} lines by now")
+            return
+        matching = [line for line in lines if self._matches(line)]
+        shown: list[LogLine] = []
+        characters = 0
+        for line in reversed(matching[-MAX_SHOWN_LINES:]):
+            characters += len(line.text)
+            if characters > MAX_SHOWN_CHARACTERS:
+                break
+            shown.append(line)
+        rows = "\n".join(_row(line) for line in reversed(shown))
+        self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{rows}</pre></div>'
+        words = f"{len(shown):,} of {added:,} lines"
+        if len(lines) < added and len(matching) < len(lines):
+            words += f"; filters reach the newest {len(lines):,}"
+        self._note.value = note(words)
+
+    def _refresh(self) -> None:
+        """Draw anew, since a filter or Follow has changed."""
+        with self._lock:
+            self._drawn = -1
+        self.draw()
+
+    def _matches(self, line: LogLine) -> bool:
+        if self._rank.value not in (-1, line.rank):
+            return False
+        return self._search.value.casefold() in COLOR.sub("", line.text).casefold()
+
+
+@lru_cache(1024)
+def _row(line: LogLine) -> str:
+    """Return a line as escaped HTML, its level marked, without terminal colors."""
+    text, severity = escape(COLOR.sub("", line.text)), level(line.text)
+    if severity:
+        text = f'<b class="mm-is-{severity}">{text}</b>'
+    return f'<span class="mm-quiet">{line.rank} │</span> {text}'

@@ -1,0 +1,148 @@
+"""PlanView: the plan of the choices in a form, drawn again when they change, alone or beside a pinned one."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import ipywidgets as w
+
+from ..estimate.seconds import MACHINES
+from ..params import ParamError, RunParams
+from .cell import CellWidget, import_lock
+from .form import RunForm
+from .markup import note
+from .plan_page import PlannedRun, plan_page, side_by_side
+
+if TYPE_CHECKING:
+    from ..core.plan import WrapPlan
+    from ..estimate import Estimate
+
+
+class PlanView(CellWidget):
+    """Units, memory, traffic, expected time and findings of a plan, before any rank starts.
+
+    plan is the newest one, None before the first; page is the HTML that shows it. Plans are made in a thread: torch
+    takes seconds to import, and activations are counted by running the model on fake tensors.
+    """
+
+    def __init__(self, form: RunForm, *, machine: str = "laptop"):
+        """machine: the hardware of the ranks, one of MACHINES."""
+        self._requested = form.params
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # lives only while there is something to plan
+        self._closed = False
+        self._shown: PlannedRun | None = None
+        self._pinned: PlannedRun | None = None
+        self._failure: Exception | None = None
+        self._machine = w.Dropdown(options=list(MACHINES), value=machine, description="machine")
+        self._machine.observe(lambda _: self._draw(), "value")
+        about = "Pressed: this plan stays beside those of later choices"
+        self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack", tooltip=about)
+        self.pin.observe(lambda change: self._pin_plan(change.new), "value")
+        self._note, self.page = w.HTML(), w.HTML()
+        bar = w.HBox([self._machine, self.pin, self._note])
+        bar.add_class("mm-row")
+        super().__init__([bar, self.page])
+        self.add_class("mm-form")
+        self._on_params = lambda change: self._request(change.new)
+        self._on_successor = lambda change: self._follow(change.new)
+        self._follow(form)
+        self.replace_older()
+
+    @property
+    def plan(self) -> WrapPlan | None:
+        """The newest plan."""
+        return self._shown.plan if self._shown else None
+
+    def wait(self) -> WrapPlan:
+        """Wait for the plan of the present choices. Raises the error that kept it from being made."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self._failure:
+            raise self._failure
+        assert self.plan is not None
+        return self.plan
+
+    def close(self) -> None:
+        """Remove the view; its thread ends."""
+        if not self._closed:
+            self._closed = True
+            with suppress(ValueError):  # a form that was closed first has no observers any more
+                self._form.unobserve(self._on_params, "params")
+                self._form.unobserve(self._on_successor, "successor")
+        super().close()
+
+    def _follow(self, form: RunForm) -> None:
+        """Show the plans of this form, and of the one that replaces it."""
+        self._form = form
+        form.observe(self._on_params, "params")
+        form.observe(self._on_successor, "successor")
+        self._request(form.params)
+
+    def _request(self, params: RunParams) -> None:
+        """Plan these choices, after what the thread is doing now; older choices that wait are dropped."""
+        self._note.value = note("planning…", role="status")
+        with self._lock:
+            self._requested = params
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._make_plans, daemon=True, name="plan")
+                self._thread.start()
+
+    def _make_plans(self) -> None:
+        """Show the plan of the newest choices, in a thread, until there are no newer ones."""
+        while True:
+            params = self._requested
+            try:
+                with import_lock:
+                    from ..train.preview import previews
+
+                    stages = previews(params)
+                    if self._wanted(params):  # other choices may have been made while the lock was awaited
+                        self._show(params, *next(stages))
+                if self._wanted(params):
+                    for plan, cost in stages:  # counts activations, which takes longer
+                        self._show(params, plan, cost)
+            except Exception as error:  # the thread goes on: the error is shown, and wait() raises it
+                if self._wanted(params):
+                    self._show_failure(error)
+            with self._lock:
+                if self._closed or params is self._requested:
+                    self._thread = None
+                    return
+
+    def _wanted(self, params: RunParams) -> bool:
+        """Return False once other choices were made, or the view is closed."""
+        return params is self._requested and not self._closed
+
+    def _show(self, params: RunParams, plan: WrapPlan, cost: Estimate) -> None:
+        if not self._wanted(params):
+            return
+        if isinstance(self._failure, ParamError):
+            self._form.flag(None)
+        self._failure = None
+        self._shown = PlannedRun(params, plan, cost)
+        self._note.value = "" if self._shown.complete else note("counting activations…", role="status")
+        self.page.layout.display = None
+        self._draw()
+
+    def _show_failure(self, error: Exception) -> None:
+        self._failure = error
+        self.page.layout.display = "none"
+        self._note.value = note(str(error) or type(error).__name__, "error", role="status")
+        if isinstance(error, ParamError):
+            self._form.flag(error)
+
+    def _pin_plan(self, pinned: bool) -> None:
+        self._pinned = self._shown if pinned else None
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._shown is None:
+            return
+        if self._pinned is None:
+            self.page.value = plan_page(self._shown, machine=self._machine.value)
+        else:
+            self.page.value = side_by_side(self._pinned, self._shown, machine=self._machine.value)

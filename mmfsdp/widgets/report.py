@@ -1,0 +1,323 @@
+"""report.html of a run: one file that fetches nothing, made from the run folder alone; and its captions in a cell."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as w
+import yaml
+
+from ..run.folder import event_marks, read_json, read_metrics, write_text
+from ..run.record import RunRecord
+from ..run.state import run_state
+from .cell import import_lock
+from .curves import History, charts
+from .markup import Html, key_figures, note, page, rect, svg, table, text, ticks, width_of, writable_path
+from .plan_picture import WIDTH, plan_picture
+from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
+
+if TYPE_CHECKING:
+    from ..core.plan import WrapPlan
+
+Row = Mapping[str, Any]
+"""A line of metrics.jsonl."""
+
+
+SPLITS = {
+    "heldout": "New pictures of combinations that the training has shown:",
+    "unseen": "Combinations of count, size, color and shape that no training has ever shown in a picture:",
+}
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write report.html into a run folder and return its path. Parts that the run does not have yet are left out.
+
+    Where that folder cannot be written, it is NAME-report.html in the current one.
+    """
+    path = writable_path(Path(folder) / "report.html")
+    write_text(path, report_html(folder))
+    return path
+
+
+def report_html(folder: str | Path) -> str:
+    """Return the report as a self-contained HTML page."""
+    folder = Path(folder)
+    params = read_params(folder)
+    plan, estimate = _read_plan(folder)
+    result = read_json(folder / "result.json") or {}
+    rows = read_metrics(folder)
+    sections: dict[str, Callable[[], str]] = {
+        "": lambda: result_figures(result),
+        "Captions of new pictures": lambda: caption_cards(folder),
+        "Skipped data": lambda: skipped_data(result),
+        "Training": lambda: _charts(folder, params, estimate, rows),
+        "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
+        "Profile of a step": lambda: profiles(folder),
+        "Plan": lambda: plan_html(plan, estimate) if plan else "",
+        "Parameters": lambda: parameters(folder, params),
+    }
+    body = note(run_state(folder))
+    for title, section in sections.items():
+        try:
+            html = section()
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"[:200]
+            html = note(f"cannot be shown: a file of the run is damaged ({why})", "warning")
+        if html:
+            body += f"<section><h2>{title}</h2>{html}</section>"
+    return page(folder.resolve().name, body)
+
+
+def show_captions(path: str | Path) -> w.HTML:
+    """Return six pictures of each split with caption and truth, and write report.html.
+
+    The first call loads the newest checkpoint and makes the captions. Raises FileNotFoundError where the run has no
+    result yet.
+    """
+    path = Path(path)
+    result = read_json(path / "result.json")
+    if result is None:
+        raise FileNotFoundError(f"{path} has no result yet: {run_state(path)}")
+    if "captions" not in result:
+        with import_lock:
+            from ..train.evaluate import caption_held_out
+        result = caption_held_out(path)
+    write_report(path)
+    return w.HTML(STYLE + result_figures(result) + caption_cards(path, max_cards=6))
+
+
+def read_params(folder: Path) -> dict[str, Any]:
+    """Return params.yaml as it stands; empty where it is missing or damaged."""
+    try:
+        values = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _read_plan(folder: Path) -> tuple[WrapPlan | None, dict[str, Any]]:
+    """Return the plan and its estimate; (None, {}) where they are missing or cannot be read."""
+    from ..core.plan import WrapPlan
+
+    values = read_json(folder / "plan.json") or {}
+    try:
+        return WrapPlan.from_dict(values["plan"]), dict(values["estimate"])
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None, {}
+
+
+def result_figures(result: Mapping[str, Any]) -> str:
+    """Return the few numbers that a run is remembered by."""
+    shares = {
+        "heldout_exact_match": "new pictures right, word for word",
+        "unseen_combination_exact_match": "right on never-seen combinations",
+        "text_only_exact_match": "right with the picture blanked",
+    }
+    figures = [(f"{result[key]:.0%}", label) for key, label in shares.items() if key in result]
+    if "frozen_parameters_changed" in result:
+        figures.append((str(result["frozen_parameters_changed"]), "frozen parameters changed"))
+    if "seconds" in result:
+        figures.append((f"{result['seconds']:,.0f} s", f"on {result.get('world_size', '?')} ranks, captions included"))
+    return key_figures(figures)
+
+
+def caption_cards(folder: str | Path, *, max_cards: int = 12) -> str:
+    """Return the first pictures of each split with the caption, and the truth where the caption is wrong."""
+    folder = Path(folder)
+    rows = (read_json(folder / "result.json") or {}).get("captions", [])
+    html = ""
+    for split, title in SPLITS.items():
+        cards = [_card(folder, row) for row in rows if row.get("split") == split]
+        if cards:
+            html += f'{note(title)}<div class="mm-cards">{"".join(cards[:max_cards])}</div>'
+    return html
+
+
+def _card(folder: Path, row: Mapping[str, str]) -> str:
+    caption, truth = escape(row.get("caption", "?")), escape(row.get("truth", "?"))
+    words = f"✓ {caption}" if caption == truth else f'✗ {caption}<br><span class="mm-quiet">truth: {truth}</span>'
+    image = _image_data(folder, row.get("image", ""))
+    picture = f'<img src="{image}" alt="{truth}">' if image else ""
+    return f'<figure class="mm-card">{picture}<figcaption>{words}</figcaption></figure>'
+
+
+def _image_data(folder: Path, name: str) -> str:
+    """Return a PNG of the run folder as a data URI; empty if it is missing or lies outside."""
+    path = (folder / name).resolve()
+    if path.suffix != ".png" or not path.is_relative_to(folder.resolve()) or not path.is_file():
+        return ""
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def skipped_data(result: Mapping[str, Any]) -> str:
+    """Return a table of skipped records and cut texts by source, with the first reasons."""
+    rows, reasons = [], ""
+    for source in result.get("skipped", {}).values():
+        if source["times"] or source["cut"]:
+            rows.append([source["path"], source["records"], source["times"], source["cut"]])
+            for name, why in list(source["reasons"].items())[:5]:
+                reasons += note(f"{name} {why}")
+    return table(["source", "records skipped", "times", "texts cut"], rows) + reasons if rows else ""
+
+
+def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    history = History()
+    history.add(rows)
+    train = params.get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
+    levels = predicted_levels(estimate, rows[-1] if rows else {})
+    return charts(history, total=steps if isinstance(steps, int) else None, predicted=levels, marks=event_marks(folder))
+
+
+def predicted_levels(estimate: Mapping[str, Any], row: Row) -> dict[str, float]:
+    """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step."""
+    times = estimate.get("times")
+    step_s = times.get("step_s") if isinstance(times, dict) else None
+    levels = {"memory_bytes": estimate.get("peak_bytes"), "step_s": step_s}
+    if step_s and row.get("samples"):
+        levels["samples_per_s"] = row["samples"] / step_s
+    return {key: value for key, value in levels.items() if value}
+
+
+def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return tables of the predicted and measured traffic, peak memory and time of a step, for rank 0."""
+    if not estimate or not rows:
+        return ""
+    predicted, measured = estimate["wire_bytes"], result.get("wire_bytes_measured", rows[-1].get("wire_bytes"))
+    lines: list[list[object]] = [["sent in a step", "", "", *_pair(predicted, measured)]]
+    collectives: dict[tuple[str, str], list[Row]] = {}
+    none = {"count": 0, "wire_bytes": 0}
+    for index, items in enumerate((estimate["wire"], result.get("wire_measured", []))):
+        for item in items:
+            collectives.setdefault((item["kind"], item["phase"]), [none, none])[index] = item
+    if result.get("wire_measured"):
+        for (kind, phase), (planned, counted) in sorted(collectives.items()):
+            both = _pair(planned["wire_bytes"], counted["wire_bytes"])
+            lines.append([f"{kind} in {phase}", planned["count"], counted["count"], *both])
+    if estimate.get("peak_bytes"):
+        about = f"peak memory, in {estimate['peak_when']}; predicted for the longest texts"
+        lines.append([about, "", "", *_pair(estimate["peak_bytes"], rows[-1].get("memory_bytes"))])
+    head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
+    html = table(head, lines)
+
+    times = estimate.get("times")
+    step_times = [row["step_s"] for row in rows[1:] if isinstance(row.get("step_s"), float)]
+    if times and step_times:
+        step_s, alone_s, measured_s = times["step_s"], times["step_s_no_overlap"], median(step_times)
+        about = f"seconds of a step, on {times['machine']}, bound by {times['bound']}"
+        seconds = [f"{value:.3g}" for value in (step_s, alone_s, measured_s)]
+        head = ["", "predicted", "if nothing overlaps", "measured (median)", "difference"]
+        html += table(head, [[about, *seconds, _difference(step_s, measured_s)]])
+    return html
+
+
+def _pair(predicted: float, measured: float | None) -> tuple[object, object, str]:
+    if measured is None:
+        return predicted, "", ""
+    return predicted, measured, _difference(predicted, measured)
+
+
+def _difference(predicted: float, measured: float) -> str:
+    return f"{(measured - predicted) / (predicted or 1):+.1%}"
+
+
+def profiles(folder: Path) -> str:
+    """Return a timeline of each rank that was profiled."""
+    html = ""
+    for path in sorted((folder / "profile").glob("rank*.json")):
+        profile = read_json(path)
+        if profile:
+            parts = [f"{path.stem} on {profile['host']}: a step of {profile['seconds']:.3g} s"]
+            for key in ("compute", "communication", "exposed"):
+                parts.append(f"{key} {profile[f'{key}_s']:.3g} s")
+            html += timeline(profile["lanes"], seconds=profile["seconds"], title=", ".join(parts))
+    return html + note("exposed: communication with no compute beside it.") if html else ""
+
+
+def timeline(lanes: Mapping[str, Sequence[Sequence[float]]], *, seconds: float, title: str) -> str:
+    """Return a step as bars over time, a row for each kind of work, compute first.
+
+    lanes: intervals (start, end) in seconds from the beginning of the step, by kind. seconds: length of the step.
+    """
+    colors = {"compute": FROZEN, "all-gather": GATHERED}
+    kinds = sorted(lanes, key=lambda kind: (kind != "compute", kind))
+    lane_height, left = 30, 16.0
+    for kind in kinds:
+        left = max(left, 1.15 * width_of(kind, 12) + 16)
+    pixels_per_second = (WIDTH - left - 44) / (seconds or 1.0)
+    parts, totals = [text(8, 18, title, size=13)], []
+    for index, kind in enumerate(kinds):
+        top = 30 + lane_height * index
+        parts.append(text(left - 8, top + 17, kind, size=12, anchor="end"))
+        parts.append(rect(left, top + lane_height - 6, seconds * pixels_per_second, 1, INK))
+        busy_s = 0.0
+        for start, end in lanes[kind]:
+            start, end = max(start, 0.0), min(end, seconds)
+            busy_s += end - start
+            length = max((end - start) * pixels_per_second, 0.5)
+            color = colors.get(kind, REDUCED)  # all other kinds reduce
+            parts.append(rect(left + start * pixels_per_second, top, length, lane_height - 8, color))
+        totals.append(f"{kind} {busy_s:.3g} s")
+    bottom = 34 + lane_height * len(kinds)
+    for second in ticks(0, seconds, 6):
+        parts.append(text(left + second * pixels_per_second, bottom + 12, f"{second * 1e3:.4g} ms", anchor="middle"))
+    return svg(WIDTH, bottom + 22, f"{title}: {'; '.join(totals)}", *parts)
+
+
+def plan_html(plan: WrapPlan, estimate: Mapping[str, Any]) -> str:
+    """Return a plan as picture and table, its cost for each rank, and the findings of the lint."""
+    from ..core.plan import count, size
+
+    trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
+    words = (
+        f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trainable)}</b> of {count(numel)} parameters train. "
+        f"Each rank has <b>{size(estimate['memory_bytes'])}</b> at rest, without activations, "
+        f"and sends <b>{size(estimate['wire_bytes'])}</b> a step.</p>"
+    )
+    return words + findings(plan) + plan_picture(plan) + unit_table(plan)
+
+
+def findings(plan: WrapPlan) -> str:
+    """Return what the lint found, and what AUTO chose."""
+    html = "".join(note(f"{finding.level}: {finding.message}", finding.level) for finding in plan.lint)
+    return html + (note(plan.why) if plan.why else "")
+
+
+def unit_table(plan: WrapPlan) -> str:
+    """Return every unit with its parameters, bytes and traffic."""
+    from ..core.plan import count, size
+
+    head = ["unit", "kind", "policy", "parameters", "at rest", "unsharded", "all-gathers", "reduced"]
+    rows: list[list[object]] = []
+    for unit in plan.units:
+        name = Html(re.sub(r"([.,])", r"\1<wbr>", escape(unit.name)))  # long names break after . and ,
+        kind = Html(f'<span class="mm-{unit.kind}">{unit.kind}</span>')
+        nbytes = (unit.bytes_at_rest, unit.unsharded_bytes, unit.reduced_bytes)
+        at_rest, unsharded, reduced = [size(value) if value else "–" for value in nbytes]
+        gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
+        policy = unit.frozen_policy or ""
+        rows.append([name, kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
+    about = "at rest: per rank. all-gathers: in forward + backward. reduced: gradients summed over ranks."
+    return table(head, rows) + note(about)
+
+
+def parameters(folder: Path, params: Mapping[str, Any]) -> str:
+    """Return all parameters, with the versions and the commit that are needed to make the run again."""
+    libraries = (read_json(folder / "plan.json") or {}).get("versions") or {}
+    versions = [f"{name} {number}" for name, number in libraries.items()]
+    record = RunRecord.read(folder)
+    if record and record.commit:
+        versions.insert(0, f"commit {record.commit}")
+    if record:
+        versions.insert(0, f"mmfsdp {record.version}")
+    html = note(f"made with {', '.join(versions)}") if versions else ""
+    if params:
+        text = escape(yaml.safe_dump(dict(params), sort_keys=False))
+        html += f"<details><summary>all of them, as params.yaml</summary><pre>{text}</pre></details>"
+    return html

@@ -1,0 +1,45 @@
+"""Answer: what a trained model says to one prompt, token by token, and how sure it is of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mmfsdp.data.batch import Sample
+from mmfsdp.data.processor import Processor
+from mmfsdp.models import MediaModel
+from mmfsdp.train.evaluate import generate
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says to one prompt."""
+
+    text: str
+    tokens: tuple[tuple[str, float, str], ...]
+    """(piece, its probability, the three likeliest pieces with theirs) of each new token, the end among them."""
+    ids: torch.Tensor
+    """(1, L): prompt and answer."""
+    media: dict[str, torch.Tensor]
+
+
+@torch.inference_mode()
+def answer(model: MediaModel, processor: Processor, sample: Sample, *, blank: bool = False) -> Answer:
+    """Return what the model says to a sample's prompt, with probabilities. With `blank`, it sees empty pictures."""
+    batch, new_ids = generate(model, processor, [sample], blank=blank)
+    ids = torch.cat([batch.input_ids, new_ids], dim=1)
+    prompt_length = batch.input_ids.shape[1]
+    logits = model(ids, media=batch.media).logits[0, prompt_length - 1 : -1]
+    tokens = []
+    for token, chances in zip(new_ids[0].tolist(), logits.float().softmax(-1), strict=True):
+        top = chances.topk(3)
+        likely = []
+        for chance, other in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            likely.append(f"{_piece(processor, other)} {chance:.0%}")
+        tokens.append((_piece(processor, token), float(chances[token]), ", ".join(likely)))
+    return Answer(processor.decode(new_ids)[0], tuple(tokens), ids, batch.media)
+
+
+def _piece(processor: Processor, token: int) -> str:
+    return "(end)" if token == processor.end_id else processor.tokenizer.decode([token])

@@ -1,0 +1,236 @@
+"""Captioner: ask a trained model about pictures, see how sure it is of each word, and where it looks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as w
+
+from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.widgets.cell import CellWidget, import_lock
+from mmfsdp.widgets.markup import note
+from mmfsdp.widgets.style import FROZEN, INK
+
+if TYPE_CHECKING:
+    from mmfsdp.data.batch import Sample
+
+    from .answers import Answer
+
+EACH = 12
+"""Pictures of each split that can be chosen."""
+LARGEST = 30 << 20
+"""Bytes of a file that may be uploaded."""
+STYLE = f"""<style>
+.mm-seen {{position: relative; width: 220px; height: 220px}}
+.mm-seen > * {{position: absolute; inset: 0; width: 100%; height: 100%}}
+.mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
+.mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
+.mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
+.mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8}}
+</style>"""
+
+
+class Captioner(CellWidget):
+    """Pictures that no training has shown, or one's own: what the model says, and what it says to a blank picture.
+
+    Loads the newest checkpoint of a run in a thread. model and processor are there after `wait()`.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.model: Any = None
+        self.processor: Any = None
+        self.checkpoint = ""
+        self._failure: Exception | None = None
+        self._samples: dict[str, Sample] = {}
+        self._answer: Answer | None = None
+        self._looked: dict[int, Any] = {}
+        self._wanted, self._working = "", True
+        self._lock = threading.Lock()
+        wide = w.Layout(width="20em")
+        self._pick = w.Dropdown(description="picture", layout=wide)
+        self._upload = w.FileUpload(accept="image/*", description="a picture of yours", layout=w.Layout(width="14em"))
+        self._prompt = w.Text(description="prompt", layout=wide, continuous_update=False)
+        self._layer = w.Dropdown(description="layer", layout=wide)
+        self._token = w.Dropdown(description="word", layout=wide)
+        self._note, self._seen, self._said = w.HTML(), w.HTML(), w.HTML()
+        self._looks = w.VBox([self._layer, self._token], layout=w.Layout(display="none"))
+        tools = w.VBox([self._pick, self._upload, self._prompt, self._looks])
+        top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
+        super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self._note, top])
+        self.replace_older()
+        self._pick.observe(lambda _: self._picked(), "value")
+        self._prompt.observe(lambda _: self._later("ask"), "value")
+        self._upload.observe(lambda _: self._uploaded(), "value")
+        self._layer.observe(lambda _: self._later("draw"), "value")
+        self._token.observe(lambda _: self._later("draw"), "value")
+        self._thread = threading.Thread(target=self._work, daemon=True, name="captioner")
+        self._thread.start()
+
+    def wait(self) -> Captioner:
+        """Wait until what was asked is answered. Raises what kept the model from loading or answering."""
+        while self._thread.is_alive():
+            self._thread.join()
+        if self._failure:
+            raise self._failure
+        return self
+
+    def close(self) -> None:
+        """Take it off the page and let go of the model."""
+        self.model = None
+        super().close()
+
+    def _work(self) -> None:
+        """Load if need be; then answer until nothing new is asked."""
+        try:
+            if self.model is None:
+                self._say("loading the newest checkpoint…")
+                self._load()
+            while wanted := self._take():
+                if wanted == "ask":
+                    self._say("asking…")
+                    self._answer_now()
+                self._draw()
+            self._say("")
+        except Exception as error:  # nobody is above this thread: it is shown, and raised by wait()
+            with self._lock:
+                self._failure, self._working = error, False
+            self._say(str(error) or type(error).__name__, bad=True)
+
+    def _load(self) -> None:
+        with import_lock:
+            from mmfsdp.train.evaluate import load_run, new_samples
+
+            from .attention_view import looking_layers
+        params, self.model, self.processor = load_run(self.path)
+        self.checkpoint = complete_checkpoints(self.path / "checkpoints")[-1].name
+        words = {"heldout": "new", "unseen": "never-seen combination"}
+        for split, samples in new_samples(params, self.processor, EACH):
+            self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
+        self._layer.options = [(f"layer {i}", i) for i in looking_layers(self.model)]
+        self._layer.index = len(self._layer.options) - 1 if self._layer.options else None
+        self._pick.options = list(self._samples)
+        self._pick.index = 0
+
+    def _uploaded(self) -> None:
+        """Take the picture that somebody has chosen on their machine."""
+        if not self._upload.value or not self._samples:
+            return
+        from mmfsdp.data.pictures import CorruptRecord, open_picture
+
+        file, self._upload.value = self._upload.value[-1], ()
+        name = Path(str(file["name"])).name[:60] or "upload"
+        try:
+            if len(file["content"]) > LARGEST:
+                raise CorruptRecord(name, f"is larger than {LARGEST >> 20} MiB")
+            picture = open_picture(bytes(file["content"]), name=name)
+        except CorruptRecord as error:
+            self._say(str(error), bad=True)
+            return
+        like = next(iter(self._samples.values()))
+        given = f"yours: {name}"
+        self._samples[given] = replace(like, images=(picture,) * len(like.images), name=name, text="?", more=())
+        self._pick.options = list(self._samples)
+        self._pick.value = given
+
+    def _picked(self) -> None:
+        if self._pick.value is not None:
+            self._prompt.value = self._samples[self._pick.value].prompt
+            self._later("ask")
+
+    def _later(self, what: str) -> None:
+        """Have the thread ask, or only draw, unless it is about to."""
+        with self._lock:
+            self._wanted, self._failure = self._wanted or what if what == "draw" else what, None
+            if not self._working:
+                self._working = True
+                self._thread = threading.Thread(target=self._work, daemon=True, name="captioner")
+                self._thread.start()
+
+    def _take(self) -> str:
+        with self._lock:
+            wanted, self._wanted = self._wanted, ""
+            self._working = bool(wanted)
+            return wanted
+
+    def _answer_now(self) -> None:
+        from .answers import answer
+
+        sample = replace(self._samples[self._pick.value], prompt=self._prompt.value)
+        if not self.processor.takes(sample):
+            raise ValueError("prompt: needs one <image> for each picture, where the picture stands")
+        seen, blank = (answer(self.model, self.processor, sample, blank=blank) for blank in (False, True))
+        self._answer, self._looked = seen, {}
+        truth = "" if sample.text == "?" else f'<p class="mm-quiet">truth: {escape(sample.text)}</p>'
+        self._said.value = (
+            f"<div>with the picture{_tokens(seen)}{truth}</div><div>without it (blanked){_tokens(blank)}</div>"
+        )
+        self._token.options = [(f"{i + 1}: {piece}", i) for i, (piece, _, _) in enumerate(seen.tokens)]
+        self._token.index = 0
+        self._looks.layout.display = None if self._layer.options else "none"
+
+    def _draw(self) -> None:
+        """The picture as the model sees it; where a layer looks for a word, it stays light."""
+        if self._answer is None:
+            return
+        import torch
+
+        pixels = self._answer.media["vision"][0, 0, 0].cpu()
+        mean, std = (torch.tensor(x)[:, None, None] for x in (self.processor.mean, self.processor.std))
+        picture = ((pixels * std + mean).clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
+        shade = ""
+        if self._layer.value is not None and self._token.value is not None:
+            ids, token = self._answer.ids, self._token.value
+            place = ids.shape[1] - len(self._answer.tokens) + token - 1  # the query that made the word
+            shade = _shade(self._look(self._layer.value)[0, place, 0].tolist())
+        words = f"light: what {self._layer.label} looks at for this word" if shade else "where it looks cannot be shown"
+        told = f'<div class="mm-quiet">{words}</div>'
+        image = f'<img alt="the picture asked about" src="{_png(picture)}">'
+        self._seen.value = f'<div class="mm-seen">{image}{shade}</div>{told}'
+
+    def _look(self, layer: int) -> Any:
+        """(1, L, T, P) attention of a layer, worked out once an answer."""
+        from .attention_view import picture_attention
+
+        assert self._answer is not None
+        if layer not in self._looked:
+            self._looked[layer] = picture_attention(self.model, self._answer.ids, media=self._answer.media, layer=layer)
+        return self._looked[layer]
+
+    def _say(self, words: str, *, bad: bool = False) -> None:
+        self._note.value = note(words, "error" if bad else "quiet", role="status")
+
+
+def _tokens(answer: Answer) -> str:
+    """An answer word by word: the fuller the line below, the surer; the mouse shows what else it might have been."""
+    words = "".join(
+        f'<span class="mm-token" title="{escape(others)}">{escape(piece)}<i style="width:{chance:.0%}"></i>'
+        f"<small>{chance:.0%}</small></span>"
+        for piece, chance, others in answer.tokens
+    )
+    return f'<div class="mm-tokens" aria-label="{escape(answer.text)}">{words}</div>'
+
+
+def _shade(weights: list[float]) -> str:
+    """A dark cell over each patch, the darker the less it is looked at; nothing for patches that are no square."""
+    side, most = round(len(weights) ** 0.5), max(weights)
+    if side * side != len(weights) or most <= 0:
+        return ""
+    cells = "".join(
+        f'<i style="background:rgba(0,0,0,{0.85 * (1 - x / most):.2f})" title="{x:.1%}"></i>' for x in weights
+    )
+    return f'<div style="grid-template-columns:repeat({side},1fr)">{cells}</div>'
+
+
+def _png(pixels: Any) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
