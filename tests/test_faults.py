@@ -50,9 +50,7 @@ FAULTS = {
     "raises at its start": Fault("raises_0_start", "rank 0: RuntimeError: a bad day"),
     "is killed in a save": Fault("killed_0_save", f"rank 0 {KILLED}"),
     "is stopped": Fault("stopped_1_step", "rank 1 does not answer (in step 4 data): it is stopped by a", SILENT),
-    "is stopped in a save": Fault(
-        "stopped_0_save", "rank 0 does not answer (in step 6 save): it is stopped", 5 * SILENCE + NOTICED
-    ),
+    "is stopped in a save": Fault("stopped_0_save", "rank 0 does not answer (in step 6 save): it is stopped", SILENT),
     "hangs at its start": Fault(
         "hangs_1_start", "rank 1 does not answer (in building): it hangs", 5 * SILENT, "in hangs"
     ),

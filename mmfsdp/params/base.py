@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -148,6 +149,9 @@ def explain(cls: type[BaseModel], error: ValidationError) -> ParamError:
         return unknown_key(name, cls.model_fields)
     if kind == "value_error":
         return ParamError(name, str(cause))
+    if kind in ("enum", "literal_error"):
+        choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return ParamError(name, f"{value!r} is not allowed{did_you_mean(str(value), choices)}")
     if kind == "string_pattern_mismatch":
         examples = " or ".join(map(str, cls.model_fields[name].examples or ()))
         return ParamError(name, f"{value!r} is not allowed; write it as in {examples}")

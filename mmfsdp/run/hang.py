@@ -83,11 +83,14 @@ class HangDetector:
         if not self.heartbeats:
             return None
         newest = max(at for at, _ in self.heartbeats.values())
-        if now - max(newest, self.awake_since) < self._allowed_s():
+        silence_s = now - max(newest, self.awake_since)
+        if silence_s < self.limit_s:
             return None  # as long as one rank goes on, so do the others: they meet in every step
         for rank, process in processes.items():
             if _is_stopped(process):
                 return self._failed(rank, "it is stopped by a signal")
+        if silence_s < self._allowed_s():
+            return None
         hung_rank = min(range(self.ranks), key=lambda rank: _progress(self._activity(rank)))
         self.dump_stack(processes.get(hung_rank))
         return self._failed(hung_rank, "it hangs")

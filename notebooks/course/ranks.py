@@ -17,8 +17,6 @@ from typing import Any
 
 import psutil
 
-LIMIT_S = 120
-"""Ranks that wait for each other longer than this are ended, and say where they stood."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
@@ -29,7 +27,7 @@ def artifacts(name: str) -> Path:
     return Path(os.environ.get("MMFSDP_COURSE", "../runs/course")).resolve() / name
 
 
-def run_on_ranks(code: str, ranks: int, name: str, *, limit_s: float = LIMIT_S) -> list[str]:
+def run_on_ranks(code: str, ranks: int, name: str) -> list[str]:
     """Run source code on so many processes; the text that each printed, by rank. Failures are in the text."""
     folder = artifacts(name)
     shutil.rmtree(folder, ignore_errors=True)
@@ -40,7 +38,7 @@ def run_on_ranks(code: str, ranks: int, name: str, *, limit_s: float = LIMIT_S) 
     try:
         server = _server()
         assert server.stdin and server.stdout
-        server.stdin.write(json.dumps({"folder": str(folder), "ranks": ranks, "limit_s": limit_s}) + "\n")
+        server.stdin.write(json.dumps({"folder": str(folder), "ranks": ranks}) + "\n")
         server.stdin.flush()
         if server.stdout.readline() != "done\n":
             raise RuntimeError(f"%%ranks: the process that makes the ranks ended; {folder} has what they said")
@@ -104,12 +102,12 @@ def load_magic() -> None:
         return
 
     def ranks(line: str, cell: str) -> None:
-        """%%ranks COUNT NAME [SECONDS]: this cell on so many real processes, ended after so many seconds."""
+        """%%ranks COUNT NAME: this cell on so many real processes."""
         words = line.split()
-        count, name, limit = [*words, str(LIMIT_S)][:3] if len(words) in (2, 3) else ("", "", "")
-        if not (count in set("12345678") and limit.isdigit()):
+        count, name = words if len(words) == 2 else ("", "")
+        if count not in set("12345678"):
             raise ValueError(f"%%ranks: wants a number from 1 to 8 and a name, as in '%%ranks 2 hello', not {line!r}")
-        display(HTML(shown(run_on_ranks(cell, int(count), name, limit_s=int(limit)))))
+        display(HTML(shown(run_on_ranks(cell, int(count), name))))
 
     shell.register_magic_function(ranks, "cell", "ranks")
     _server()  # it imports torch while the learner reads

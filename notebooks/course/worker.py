@@ -1,7 +1,7 @@
 """Makes the ranks of `%%ranks` cells: imports torch once, then forks a process per rank, which takes no time at all.
 
-Reads requests from its standard input, one JSON line each, {"folder", "ranks", "limit_s"}, and answers each with a line
-once every rank has ended. Ends with its input, and so with the notebook's kernel.
+Reads requests from its standard input, one JSON line each, {"folder", "ranks"}, and answers each with a line once every
+rank has ended. Ends with its input, and so with the notebook's kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -26,21 +25,22 @@ import torch.distributed as dist
 
 IDLE_S = 6
 """Ranks that all do nothing for so long hang."""
+LIMIT_S = 120
+"""Ranks that are busy for longer are ended."""
 
 
 def serve() -> None:
     """Answer requests until there are no more."""
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads
-    if not select.select([sys.stdin], [], [], 0)[0]:  # nobody waits yet, so import what later cells will want
-        for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap"):
-            import_module(name)
+    for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap"):
+        import_module(name)  # so that no rank of any cell spends its time on it
     for line in sys.stdin:
         request = json.loads(line)
-        _run(Path(request["folder"]), request["ranks"], request["limit_s"])
+        _run(Path(request["folder"]), request["ranks"])
         print("done", flush=True)
 
 
-def _run(folder: Path, ranks: int, limit_s: float) -> None:
+def _run(folder: Path, ranks: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,19 +57,23 @@ def _run(folder: Path, ranks: int, limit_s: float) -> None:
                 os._exit(status)
         running[pid] = rank
     try:
-        _wait(running, time.monotonic() + limit_s, folder)
+        _wait(running, folder)
     finally:
         for pid in running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 
-def _wait(running: dict[int, int], end: float, folder: Path) -> None:
+def _wait(running: dict[int, int], folder: Path) -> None:
     """Until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
     why, looked, busy = "", time.monotonic(), 0.0
+    end = looked + LIMIT_S
     while running and not why:
         failed = [rank for rank, status in _ended(running) if status]
-        why = f"rank {failed[0]} had failed" if failed else "nothing moved" if time.monotonic() > end else ""
+        if failed:
+            why = f"rank {failed[0]} had failed"
+        elif time.monotonic() > end:
+            why = f"its {LIMIT_S} s were over"
         if time.monotonic() - looked > IDLE_S:  # ranks that wait for each other compute next to nothing
             before, busy, looked = busy, _cpu_seconds(running), time.monotonic()
             why = why or ("nothing moved" if busy - before < IDLE_S / 100 else "")
