@@ -122,6 +122,8 @@ def _allocations(event_tree: list[Any]) -> list[tuple[int, int, int]]:
     events = list(event_tree)
     while events:
         event = events.pop()
+        if event.name == "c10d::_allgather_base_":
+            continue  # gloo makes a tensor as large as the output there and frees it unused (seen with torch 2.15)
         if event.tag == torch._C._profiler._EventType.Allocation:
             changes.append((event.start_time_ns, event.typed[1].total_allocated, event.typed[1].alloc_size))
         events += event.children
