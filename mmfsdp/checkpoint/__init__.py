@@ -26,7 +26,7 @@ _MODULES = {
     "resume": "loading",
     "save": "saving",
 }
-"""Where each public name is. Imported when asked for: listing checkpoints (folder.py) must not import torch."""
+"""Module of each public name. Imported when asked for: listing checkpoints (folder.py) must not import torch."""
 
 __all__ = [*_MODULES]
 

@@ -35,7 +35,7 @@ LARGE: dict[str, Any] = {
     "data.max_length": 512,
     "launch.name": "ViT-L-14_Llama-3.2-1B",
 }
-"""What is measured on a GPU, as changes of the preset clip_llama_1b."""
+"""Run that is measured on a GPU, as changes of the preset clip_llama_1b."""
 
 
 def bench_step(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +40,23 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     if layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
     elif isinstance(model, Flamingo):
-        to.mkdir(parents=True)
-        params.to_yaml(to / "params.yaml")
-        save_open_flamingo(model, to / "checkpoint.pt")
+        with _new_folder(to):
+            params.to_yaml(to / "params.yaml")
+            save_open_flamingo(model, to / "checkpoint.pt")
     else:
         raise ParamError("layout", f"open_flamingo is for a Flamingo, not a {type(model).__name__}; use {LAYOUTS[0]}")
     return to
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Make the folder, and remove it if what is written into it fails: it is complete or absent."""
+    folder.mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
@@ -54,7 +68,11 @@ def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams
     model.safetensors  the other weights: the perceiver and the cross-attention, or the projectors
     config.json        the model's parameters, for `load_pretrained`
     """
-    to.mkdir(parents=True)
+    with _new_folder(to):
+        _write_parts(model, processor, params, to)
+
+
+def _write_parts(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
     state = model.state_dict()
     save_file({name: t.contiguous() for name, t in state.items() if _is_own(name)}, to / WEIGHTS_FILE)
     encoders: Any = {"vision": model.vision_encoder} if isinstance(model, Flamingo) else model.encoders

@@ -5,6 +5,7 @@ Source: github.com/mlfoundations/open_flamingo, `Flamingo.wrap_fsdp` and the lay
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.optim import Optimizer
 
 from ..core.fsdp2 import cast_inputs
 from ..core.weights import copy_from_rank0
@@ -45,11 +47,19 @@ def wrap_flamingo(model: Flamingo, wrapper_kwargs: dict[str, Any], device_id: to
 
 
 def _check_can_wrap(model: nn.Module, wrapper_kwargs: Any) -> None:
-    """Raise ValueError for wrong arguments or a wrapped model."""
+    """Raise ValueError for wrong arguments, a wrapped model, or an optimizer that has its parameters already."""
     if not isinstance(wrapper_kwargs, dict):
         raise ValueError(f"wrapper_kwargs: {wrapper_kwargs!r} is no dict of FullyShardedDataParallel's arguments")
     if any(isinstance(m, (FullyShardedDataParallel, FSDPModule)) for m in model.modules()):
         raise ValueError("wrap_fsdp: the model is wrapped already; call it once, on a model as it was built")
+    own = set(model.parameters())
+    for optimizer in gc.get_objects():
+        if issubclass(type(optimizer), Optimizer):  # isinstance would ask lazy modules, too
+            if any(p in own for group in optimizer.param_groups for p in group["params"]):
+                raise ValueError(
+                    "wrap_fsdp: an optimizer has the parameters already, and would update none of the new ones; "
+                    "call wrap_fsdp first, then make the optimizer"
+                )
 
 
 def _replicate_other_modules(model: nn.Module, device: torch.device) -> None:

@@ -91,7 +91,7 @@ class CollectiveCount:
     bytes: int
     """Of the full tensors, the parts of all ranks together."""
     wire_bytes: int
-    """What this rank sent."""
+    """Bytes that this rank sent."""
 
 
 class Collectives:

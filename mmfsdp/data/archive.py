@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
-"""How a file is opened that begins with these bytes, whatever its name says."""
+"""Function that opens a file by its first bytes, whatever its name says."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Member:
 
     name: str
     offset: int
-    """Where its content begins in the unpacked archive, in bytes."""
+    """Offset of its content in the unpacked archive, in bytes."""
     size: int
     content: bytes | None
     """Only of a compressed archive; in any other it can be read from its offset when it is needed."""

@@ -68,7 +68,7 @@ class SkippedRecords:
     reasons: dict[str, str] = field(default_factory=dict)
     """Name to reason, of the first 10,000 names."""
     count: int = 0
-    """How often a record was skipped: one that comes in every epoch counts every time."""
+    """Number of skipped records: one that comes in every epoch counts every time."""
     truncated: int = 0
     """Samples cut to max_length."""
     new: list[str] = field(default_factory=list)

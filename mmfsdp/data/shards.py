@@ -127,9 +127,12 @@ class ShardSource(Source):
     length: int | None = None
     """Not known before all shards are read."""
 
+    def __post_init__(self) -> None:
+        self._folder = os.path.commonpath([shard.parent for shard in self.shards])
+
     def _name(self, shard: Path) -> str:
         """Return the path of a shard below the folder that holds all of them: names in two folders may be equal."""
-        return shard.relative_to(os.path.commonpath([path.parent for path in self.shards])).as_posix()
+        return shard.relative_to(self._folder).as_posix()
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all records once, in order, usable or not; after those of a damaged shard, its damage."""

@@ -26,7 +26,7 @@ class Estimate:
     peak: Memory | None = None
     """At the peak of a step, activations included; None for a plan made without an example."""
     times: Times | None = None
-    """How long a step takes; None where no machine was named."""
+    """Seconds of a step; None where no machine was named."""
     host: Memory | None = None
     """The part of `memory` that lies in CPU memory with `cpu_offload`; the peak is then the device's."""
 

@@ -196,13 +196,16 @@ def generated_folder(params: ModelParams) -> Path:
     """Return the folder of the backbones that are pretrained on generated pictures, one per configuration.
 
     It is under $MMFSDP_CACHE or the user's cache folder and holds `vision/` in open_clip's layout and `language/` in
-    transformers'.
+    transformers'. Raises ParamError for a user without a home.
     """
     parts = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
     text = json.dumps([RECIPE_VERSION, parts], sort_keys=True)
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = os.environ.get("MMFSDP_CACHE") or os.path.join(cache, "mmfsdp")
-    return Path(os.path.expanduser(folder)) / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = os.path.expanduser(folder)
+    if folder.startswith("~"):
+        raise ParamError("MMFSDP_CACHE", f"{folder!r}: there is no such home; set it to a folder that you can write")
+    return Path(folder) / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def needs_backbones(params: ModelParams) -> bool:

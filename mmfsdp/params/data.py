@@ -30,7 +30,7 @@ class SourceParams(Params):
     """Folder of the pictures that JSON names, where they are neither beside it nor in its shard. Default unset."""
 
     task: Task = Task.CAPTION
-    """What the model learns to say about a generated picture: caption, question. Default caption."""
+    """Text that the model learns for a generated picture: caption, question. Default caption."""
 
     max_length: int = Field(64, ge=4)
     """Longest sequence, in tokens; longer text is cut and counted. Default 64."""

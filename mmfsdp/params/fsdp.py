@@ -71,14 +71,15 @@ class FSDPParams(Params):
     """Shard at all. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
 
     backend: Backend = Backend.FSDP2
-    """Which of torch's wrappers runs the plan: DDP, FSDP1 or FSDP2. Default FSDP2."""
+    """Wrapper of torch that runs the plan: DDP, FSDP1 or FSDP2. Default FSDP2."""
 
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
-    """What is sharded: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (which is DDP), HYBRID_SHARD, HYBRID_SHARD_ZERO2. Frozen
-    units follow `frozen_policy` instead. Backends: FSDP1, FSDP2; DDP shards nothing. Default FULL_SHARD."""
+    """Sharding of parameters, gradients and optimizer states: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (which is DDP),
+    HYBRID_SHARD, HYBRID_SHARD_ZERO2 (over `dp_shard` ranks, and replicas of these). Frozen units follow
+    `frozen_policy` instead. Backends: FSDP1, FSDP2; DDP shards nothing. Default FULL_SHARD."""
 
     auto_wrap_policy: AutoWrapPolicy = AutoWrapPolicy.FROZEN_AWARE
-    """How modules are grouped into units: NO_WRAP, SIZE_BASED_WRAP, TRANSFORMER_BASED_WRAP, FROZEN_AWARE.
+    """Grouping of modules into units: NO_WRAP, SIZE_BASED_WRAP, TRANSFORMER_BASED_WRAP, FROZEN_AWARE.
     Backends: FSDP1, FSDP2; in DDP it only says what `activation_checkpointing` and `compile_units` take for one.
     Default FROZEN_AWARE."""
 
@@ -92,7 +93,7 @@ class FSDPParams(Params):
     model's lists of layers, which the plan names."""
 
     frozen_policy: FrozenPolicy = FrozenPolicy.SHARD
-    """What is done with frozen units' weights, whatever `sharding_strategy` says of the others: SHARD, KEEP,
+    """Sharding of frozen units, whatever `sharding_strategy` says of the others: SHARD, KEEP,
     REPLICATE, or AUTO within `memory_budget_gib`. Backends: FSDP2 all; FSDP1 SHARD, KEEP and REPLICATE. DDP always
     replicates. Default SHARD."""
 
@@ -118,7 +119,7 @@ class FSDPParams(Params):
     (as loaded)."""
 
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
-    """When backward gathers the next unit: BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH.
+    """Time at which backward gathers the next unit: BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH.
     Backends: FSDP1 all; FSDP2 BACKWARD_PRE and NO_PREFETCH. Default BACKWARD_PRE."""
 
     forward_prefetch: bool = False

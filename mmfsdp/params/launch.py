@@ -42,7 +42,7 @@ class LaunchParams(Params):
     """Folder of all runs; on Slurm, on a file system that all nodes share. Default runs, in the current folder."""
 
     executor: Executor = Executor.LOCAL
-    """What starts the ranks: local (this machine), slurm (a job). Default local."""
+    """Place of the ranks: local (this machine), slurm (a job). Default local."""
 
     ranks: int = Field(2, ge=1)
     """Processes that train together, on all nodes; a count. Default 2."""

@@ -29,7 +29,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "llava_stage2": ("encoders.*",),
     "llava_lora": ("encoders.*", "language_model.*", "!language_model.*.lora_*"),
 }
-"""What known recipes freeze, by the name that may stand for it among the patterns."""
+"""Patterns of known recipes, by the name that may stand for them among the patterns."""
 
 
 def freeze_patterns(patterns: tuple[str, ...] | list[str]) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class BackboneParams(Params):
     """A model name of that library (ViT-L-14), or a folder it can load. Default none: `config` says all."""
 
     weights: str | None = None
-    """Where the weights come from: a tag (openai), a folder, a hub name, `generated` (pretrained here on the
+    """Source of the weights: a tag (openai), a folder, a hub name, `generated` (pretrained here on the
     generated pictures and cached), or unset for random ones. Default unset."""
 
     config: dict[str, JsonValue] = {}
@@ -74,17 +74,17 @@ class EncoderParams(BackboneParams):
     """A further encoder of a multimodal model."""
 
     modality: Modality = Modality.AUDIO
-    """What it takes, and its key: audio (Whisper's encoder), or vision. Default audio."""
+    """Modality that it takes, and its key: audio (Whisper's encoder), or vision. Default audio."""
 
     projector: ProjectorKind = ProjectorKind.MLP
-    """What carries its tokens into the language model: linear, mlp, resampler. Default mlp."""
+    """Module that carries its tokens into the language model: linear, mlp, resampler. Default mlp."""
 
 
 class ModelParams(Params):
     """Encoders and a language model, mostly frozen, and the trainable parts between them."""
 
     kind: ModelKind = ModelKind.FLAMINGO
-    """How pictures reach the language model: flamingo (cross-attention), multimodal (tokens). Default flamingo."""
+    """Architecture: flamingo (cross-attention to pictures), multimodal (pictures as tokens). Default flamingo."""
 
     vision: BackboneParams = BackboneParams(source=BackboneSource.OPEN_CLIP, name="ViT-B-32")
     """The vision encoder. Default open_clip ViT-B-32, random weights."""
@@ -99,8 +99,8 @@ class ModelParams(Params):
     and the new tokens; of a multimodal model, llava_stage1 (llava_lora with `lora_rank`)."""
 
     projector: ProjectorKind = ProjectorKind.MLP
-    """What carries the pictures' tokens into the language model of a multimodal model: linear, mlp, resampler. Default
-    mlp."""
+    """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp, resampler.
+    Default mlp."""
 
     encoders: tuple[EncoderParams, ...] = ()
     """Further encoders of a multimodal model, one per modality: [{modality: audio, config: {model_type: whisper}}].

@@ -34,10 +34,10 @@ class RunParams(Params):
     """For how long, and how fast it learns."""
 
     fsdp: FSDPParams = FSDPParams()
-    """How it is sharded over the ranks."""
+    """Sharding of the model over the ranks."""
 
     launch: LaunchParams = LaunchParams()
-    """Where the ranks and the run folder are."""
+    """Start of the ranks, and the run folder."""
 
     def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
         """Return why the field of this dotted name (fsdp.frozen_policy) cannot have this value, or ""."""

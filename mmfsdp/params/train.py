@@ -69,7 +69,7 @@ class TrainParams(Params):
     """Seeds new weights, data order and augmentation. Default 0."""
 
     device: Device = Device.AUTO
-    """What ranks compute on: auto (CUDA where every rank has a GPU), cpu, cuda. Default auto."""
+    """Device of the ranks: auto (CUDA where every rank has a GPU), cpu, cuda. Default auto."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:

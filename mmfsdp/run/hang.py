@@ -24,11 +24,11 @@ from .record import RunRecord, RunState, Status, rank_status, rank_statuses, wri
 from .slurm_state import signal_job
 
 SLOW_FACTOR = 5
-"""How many times the limit the first step and checkpoints may take; any other step, the longest one so far."""
+"""Multiple of the limit that the first step and checkpoints may take; any other step, the longest one so far."""
 PHASES = ("starting", "joining", "building", "measuring", "wrapping", "taking", "step", "trained")
 """First words of what ranks say that they do, in the order in which they do it."""
 STEP_PARTS = ("data", "compute", "held-out", "save")
-"""What follows `step N`, in order."""
+"""Words after `step N`, in order."""
 NOT_STARTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 STACK_DUMP_S = 0.5
