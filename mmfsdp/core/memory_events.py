@@ -1,7 +1,7 @@
 """Memory events of a plan: which bytes of activations and gradients one micro-step allocates, and when.
 
 Forward and backward of an example really run, with autograd, checkpointing and the dtypes of the plan, but on fake
-tensors, which have shapes and no storage. Hooks stand where the wrapper will have its own.
+parameters, which have shapes and no storage. Hooks stand where the wrapper will have its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..params import Backend
 from .fsdp2 import cast_inputs, checkpoint_activations
 from .memory import gradient_params
 from .plan import MemoryEvent, Unit, WrapPlan
-from .trace import fake_inputs, fake_mode, fake_model, tensors_of
+from .trace import RealValues, copy_inputs, fake_mode, fake_model, tensors_of
 from .units import torch_dtype, with_bytes
 
 
@@ -47,7 +47,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     mode = fake_mode()
     buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None
     fake = fake_model(model, mode, compute_dtypes(plan), buffer_dtype).train()
-    inputs = fake_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
+    inputs = copy_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
     for unit in plan.units:
         for p in gradient_params(plan, unit):
             fake.get_parameter(p.name).requires_grad_()
@@ -57,7 +57,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
         autocast = torch.autocast("cpu", dtype=plan.fsdp.mixed_precision.to_torch())
     try:
-        with mode, recorder:
+        with mode, RealValues(), recorder:
             with autocast:
                 output = fake(**inputs)
             loss = loss_of(output)

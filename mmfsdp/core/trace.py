@@ -1,6 +1,6 @@
 """Trace the order in which modules run, and the frozen weights that backward passes through.
 
-With an example, forward runs on fake tensors: shapes only, no memory and no arithmetic. Without one, modules are
+With an example, forward runs on fake parameters: shapes only, no memory and no arithmetic. Without one, modules are
 assumed to run in the order in which they were registered.
 """
 
@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import Self
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Trace:
 
 
 def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Collection[str] = ()) -> Trace:
-    """Run `model(**example)` on fake tensors; without an example, go by the order of registration.
+    """Run `model(**example)` with fake parameters; without an example, go by the order of registration.
 
     also_trainable: frozen parameters that count as trainable. Raises ValueError if the model does not take the example.
     """
@@ -66,21 +68,21 @@ def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Coll
     model = fake_model(model, mode)
     for name in also_trainable:
         model.get_parameter(name).requires_grad_(True)
-    inputs = fake_inputs(example, mode)
+    inputs = copy_inputs(example, mode)
     recorder = _Recorder(model)
     for name, module in model.named_modules(remove_duplicate=False):
         module.register_forward_pre_hook(partial(recorder.before_forward, name))
         module.register_forward_hook(partial(recorder.after_forward, name))
     try:
         # Autograd must be on even if the caller has switched it off: grad flow is read from `requires_grad`.
-        with mode, recorder, torch.enable_grad(), saved_tensors_hooks(recorder.on_save, _no_backward):
+        with mode, RealValues(), recorder, torch.enable_grad(), saved_tensors_hooks(recorder.on_save, _no_backward):
             model(**inputs)
     except Exception as error:
         # Fake tensors have no values, so a forward that branches on them fails here, and only here.
         raise ValueError(
             f"example: the model's forward failed on it ({type(error).__name__}: {error}); correct it, or, if the "
-            "forward depends on the values of tensors, leave the example out: modules are then assumed to run in the "
-            "order of registration"
+            "forward depends on values that it has computed with parameters, leave the example out: modules are then "
+            "assumed to run in the order of registration"
         ) from error
     _drop_bypassed_modules(model, recorder.trace)
     return recorder.trace
@@ -240,9 +242,69 @@ def fake_model(
     return copy.deepcopy(model, memo)
 
 
-def fake_inputs(example: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
-    """Return keyword arguments in which fake tensors stand for all tensors."""
-    return tree_map(lambda value: fake_tensor(value, mode) if isinstance(value, torch.Tensor) else value, example)
+def copy_inputs(example: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
+    """Return keyword arguments with a copy of each tensor, on the CPU; fake tensors for those without values."""
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.is_meta or isinstance(value, FakeTensor):
+            return fake_tensor(value, mode)
+        return value.detach().cpu().clone()
+
+    return tree_map(copied, example)
+
+
+class RealValues(TorchDispatchMode):
+    """Compute with values what no parameter has a part in: masks, positions, grids, numbers of tokens.
+
+    Models read such tensors as numbers to decide on shapes. As soon as one operand is fake, the result is fake.
+    """
+
+    def __enter__(self) -> Self:
+        self._random_state = torch.get_rng_state()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_rng_state(self._random_state)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = tensors_of((args, kwargs))
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            if func in INDEXING:
+                args = (args[0], places(args[1]), *args[2:])
+            return func(*args, **kwargs)
+        if not tensors:  # made out of nothing
+            fake = func(*args, **kwargs)
+            if func not in ARANGE and any(tensor.is_floating_point() for tensor in tensors_of(fake)):
+                return fake
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+aten = torch.ops.aten
+ARANGE = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+INDEXING = (
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+)
+
+
+def places(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Return indices with the places of a mask instead of it: the result's shape is known then."""
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype is torch.bool and not isinstance(index, FakeTensor):
+            with unset_fake_temporarily():
+                found += index.nonzero(as_tuple=True)
+        else:
+            found.append(index)
+    return found
 
 
 def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> torch.Tensor:
