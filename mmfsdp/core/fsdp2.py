@@ -57,7 +57,8 @@ def wrap_fsdp2(
         # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
         if unit.params and not unit.unshard_in_backward:
             fsdp_module(model, unit).set_unshard_in_backward(False)
-            unshard_if_backward_comes(model, unit)
+            if not plan.memory_events:  # made without an example
+                unshard_if_backward_comes(model, unit)
     set_prefetch(model, plan)
     return model
 

@@ -57,7 +57,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
         autocast = torch.autocast("cpu", dtype=plan.fsdp.mixed_precision.to_torch())
     try:
-        with mode, RealValues(), recorder:
+        with torch.random.fork_rng(devices=()), mode, RealValues(), recorder:
             with autocast:
                 output = fake(**inputs)
             loss = loss_of(output)

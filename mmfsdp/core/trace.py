@@ -22,7 +22,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from typing_extensions import Self
 
 
 @dataclass
@@ -75,8 +74,9 @@ def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Coll
         module.register_forward_hook(partial(recorder.after_forward, name))
     try:
         # Autograd must be on even if the caller has switched it off: grad flow is read from `requires_grad`.
-        with mode, RealValues(), recorder, torch.enable_grad(), saved_tensors_hooks(recorder.on_save, _no_backward):
-            model(**inputs)
+        with torch.random.fork_rng(devices=()), mode, RealValues(), recorder, torch.enable_grad():
+            with saved_tensors_hooks(recorder.on_save, _no_backward):
+                model(**inputs)
     except Exception as error:
         # Fake tensors have no values, so a forward that branches on them fails here, and only here.
         raise ValueError(
@@ -260,14 +260,6 @@ class RealValues(TorchDispatchMode):
 
     Models read such tensors as numbers to decide on shapes. As soon as one operand is fake, the result is fake.
     """
-
-    def __enter__(self) -> Self:
-        self._random_state = torch.get_rng_state()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch.set_rng_state(self._random_state)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

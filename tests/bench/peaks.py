@@ -107,6 +107,11 @@ class Case:
         choices = [self.model, *(f"{key}={value}" for key, value in self.fsdp.items())]
         return " ".join([*choices, f"micro_steps={self.micro_steps}", f"sources={self.sources}"])
 
+    def make(self) -> tuple[nn.Module, list[Batch]]:
+        """Return the model, and a batch of each source."""
+        batches = [batch_of(self.model, source=f"data.{i}") for i in range(self.sources)]
+        return MODELS[self.model].build(), batches
+
     def plan(self, ranks: int) -> WrapPlan:
         """Plan it. Raises ParamError where the choices do not go together."""
         model = MODELS[self.model].build()
@@ -232,28 +237,31 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
         if text is None:
             rows.append(None)
         else:
-            rows.append({"plan": text} | measure(case, WrapPlan.from_json(text), marks))
+            rows.append({"plan": text} | measure(case.make, WrapPlan.from_json(text), case.micro_steps, marks))
     return rows
 
 
-def measure(case: Case, plan: WrapPlan, marks: int = 2) -> dict[str, Any]:
-    """Return a step's peak, parameters at rest and collectives. marks: steps; the least of their peaks counts, since
-    a thread of gloo's may free a buffer late."""
+def measure(
+    make: Callable[[], tuple[nn.Module, list[Any]]], plan: WrapPlan, micro_steps: int = 1, marks: int = 2
+) -> dict[str, Any]:
+    """Return a step's peak, parameters at rest and collectives. make: returns a model, and a batch of each source.
+    marks: steps; the least of their peaks counts, since a thread of gloo's may free a buffer late."""
     gc.collect()  # what goes while memory is watched must have come while it was
     with cpu_memory() as memory:
-        model = apply_plan(MODELS[case.model].build(), plan)
+        model, batches = make()
+        model = apply_plan(model, plan)
         optimizer, _ = build_optimizer(model, TrainParams())
         model.train()
-        batches = [batch_of(case.model, source=f"data.{i}") for i in range(case.sources)] * case.micro_steps
+        micro_batches = batches * micro_steps
         for _ in range(1 + (plan.backend == "DDP")):  # AdamW's states exist then, and DDP has made its buckets anew
-            train_step(model, batches, optimizer, max_grad_norm=1.0)
-            HeldOut(1, batches[: case.sources]).loss(model)  # leaves no trace in the step that follows
+            train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
+            HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
         gc.collect()
         counts = []
         for _ in range(marks):
             memory.mark()
             with Collectives() as collectives:
-                train_step(model, batches, optimizer, max_grad_norm=1.0)
+                train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
                 counts = counts or collectives.rows()
     storages = {}
     for p in model.parameters():
