@@ -87,7 +87,7 @@ def gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
     if not unit.reduced_bytes:
         return 0
     if plan.backend is Backend.FSDP1 and unit.sharded:
-        return unit.bytes_at_rest  # one flat gradient, zeros for frozen parameters
+        return unit.bytes_at_rest  # one flat gradient, of its frozen parameters too
     shards = plan.shard if unit.sharded else 1
     return sum(p.padded(shards) // shards * ITEMSIZE[p.dtype] for p in unit.params if p.learns)
 
