@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tiny_run import tiny_run
 
-from mmfsdp import ParamError, Run, RunParams, launch
+from mmfsdp import ParamError, Run, RunParams, launch, sweep
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
@@ -205,6 +205,28 @@ def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
     assert until(lambda: runs[1].state().done)
     assert runs[1].state().status is Status.LOST
     assert all(processes_of(run.record) == [] for run in runs)
+
+
+def test_deleted_records_are_written_again_and_a_cancel_in_between_works(start):
+    run = start("sleep")
+    until(lambda: stepping(run))
+    record = run.record
+    for file in ("run.json", "status.json"):
+        (run.path / file).unlink()
+    until(lambda: run.record == record and run.state().status is Status.RUNNING, seconds=5)
+    (run.path / "run.json").unlink()
+    assert run.cancel().status is Status.CANCELLED and processes_of(record) == []
+
+
+def test_what_cannot_start_leaves_no_folder(start, tmp_path, monkeypatch):
+    with pytest.raises(ParamError, match="launch.folder: '~no.such.user/x' names no user of this machine; write the"):
+        start("sleep", **{"launch.folder": "~no.such.user/x"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("threading.Thread.start", lambda self: 1 / 0)  # as with no process or thread left
+    for go in (launch, lambda params, entry: sweep(params, grid={"train.lr": [1]}, entry=entry)):
+        with pytest.raises(ZeroDivisionError):
+            go(params(tmp_path), entry="launch_entries:sleep")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_is_used_once_and_a_finished_run_is_renamed(start, tmp_path):

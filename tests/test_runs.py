@@ -159,9 +159,15 @@ HALF_WRITTEN = {
     "finished": ({"run.json": record(), "status.json": '{"status": "COMPLETED"}'}, Status.COMPLETED),
     "gone": ({"run.json": record(**dead()), "status.json": '{"status": "STARTING"}'}, Status.LOST),
     "id given away": ({"run.json": record(start=1.0), "status.json": '{"status": "STARTING"}'}, Status.LOST),
+    "finished, record deleted": ({"status.json": '{"status": "FAILED"}'}, Status.FAILED),
+    "record deleted": ({"status.json": '{"status": "STARTING", "job": "1"}'}, Status.LOST),
     "gone, cancelled": ({"run.json": record(**dead()), "cancel": ""}, Status.CANCELLED),
     "gone, all done": (
         {"run.json": record(**dead()), "logs/rank0.json": '{"state": "done"}', "logs/rank1.json": '{"state": "done"}'},
+        Status.COMPLETED,
+    ),
+    "gone, cancelled after its last step": (
+        {"run.json": record(**dead(), created=1.0), "cancel": "", "result.json": "{}"},
         Status.COMPLETED,
     ),
     "gone, half done": ({"run.json": record(**dead()), "logs/rank0.json": '{"state": "done"}'}, Status.LOST),

@@ -6,9 +6,10 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from mmfsdp import ParamError, checkpoint, train
+from mmfsdp import ParamError, RunParams, checkpoint, train
 from mmfsdp.checkpoint.folder import complete_checkpoints
 from mmfsdp.run.folder import read_metrics
+from mmfsdp.train.job import pick_device
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 
@@ -86,3 +87,29 @@ def test_a_run_in_fp16_goes_on_with_its_loss_scale(go):
     state = checkpoint.marker_of(checkpoint.newest(folder / "checkpoints"))["scaler"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and not any(row["skipped"] for row in rows)
     assert {row["loss_scale"] for row in rows} == {state["scale"]} and state["growth_tracker"] == 4
+
+
+DEVICES = [  # visible GPUs, allocated on the node, train.device -> the device of rank 1 of 2
+    (2, 2, "auto", "cuda:1"),
+    (1, 2, "auto", "cuda:0"),
+    (1, 2, "cuda", "cuda:0"),
+    (2, 2, "cpu", "cpu"),
+    (0, 0, "auto", "cpu"),
+    (0, 0, "cuda", None),
+    (0, 2, "auto", None),
+    (1, 1, "auto", None),
+]
+
+
+@pytest.mark.parametrize("visible, allocated, wanted, device", DEVICES)
+def test_a_job_with_gpus_never_trains_on_the_cpu_unasked(monkeypatch, visible, allocated, wanted, device):
+    launch = {"launch.executor": "slurm"} if allocated else {}
+    params = RunParams().change(**{"train.device": wanted} | launch)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    for name, value in {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "SLURM_GPUS_ON_NODE": allocated}.items():
+        monkeypatch.setenv(name, str(value))
+    if device:
+        assert str(pick_device(params)) == device
+    else:
+        with pytest.raises(ParamError, match=f"train.device: {wanted} needs a GPU per rank: .* sees {visible} GPUs"):
+            pick_device(params)

@@ -161,8 +161,22 @@ def explain(cls: type[BaseModel], error: ValidationError) -> ParamError:
     return ParamError(name, f"{value!r} {first['msg'].partition(' ')[2]}")
 
 
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a key that a mapping has twice: PyYAML drops the first value."""
+    """YAML's safe loader, which also refuses tags such as !!timestamp, and a key that a mapping has twice.
+
+    PyYAML drops the first value of such a key.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in _PLAIN_TAGS:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the tag {tag} is not allowed; quote a text, remove the tag", node.start_mark
+            )
+        return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -176,8 +190,8 @@ def read_yaml(text: str | bytes, *, name: str) -> Any:
     """Return the plain data of a YAML text. Raise ParamError; name: what the error calls the text."""
     try:
         values = yaml.load(text, _Loader)  # a SafeLoader
-        json.dumps(values)  # refuses dates, and a list that contains itself
-    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+        json.dumps(values)  # refuses a list that contains itself
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError, KeyError) as error:  # KeyError: `!!bool maybe`
         raise ParamError(name, f"is not YAML of plain data: {error}") from None
     return values
 

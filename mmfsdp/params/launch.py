@@ -134,10 +134,12 @@ class LaunchParams(Params):
     @field_validator("sbatch")
     @classmethod
     def _check_sbatch(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        own_options = [*_SET_BY_MMFSDP, *(field.replace("_", "-") for field in cls.NEEDS)]
         for option in options:
             name = option.partition("=")[0]
-            if name in _SET_BY_MMFSDP or name.replace("-", "_") in cls.NEEDS:
-                raise ValueError(f"{option!r}: mmfsdp sets {name} from other launch fields; remove it, and set those")
+            for own in own_options:
+                if own.startswith(name):  # sbatch takes a name that is cut short, too
+                    raise ValueError(f"{option!r}: mmfsdp sets {own} from other launch fields; remove it, set those")
         return options
 
     @model_validator(mode="after")

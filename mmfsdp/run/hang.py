@@ -175,6 +175,8 @@ def watch_job(folder: Path, *, rank0_pid: int) -> None:
     since = rank0.create_time() - CLOCK_TOLERANCE_S
     detector = HangDetector(folder, record, since=since, dump_stack=_dump_stacks)
     while rank0.is_running() and os.getppid() == rank0_pid:
+        if not (folder / "run.json").exists():  # somebody has deleted it
+            record.write(folder)
         if (folder / "cancel").exists():
             return rank0.kill()
         failure = absent_rank(folder, record, since) or detector.check(_ranks_here(folder, record, rank0, since))

@@ -97,7 +97,7 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
     else:
         cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // local_ranks
         os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
-        if "SLURM_JOB_GPUS" not in os.environ and "SLURM_STEP_GPUS" not in os.environ:
+        if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"} & os.environ.keys():
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # this job has no GPU: those of the node are other jobs'
         _set_master_address(job.hostnames[0])
     if record.device == "cpu":

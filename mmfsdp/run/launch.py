@@ -20,7 +20,7 @@ from ..params import LaunchParams, ParamError, RunParams
 from .folder import PathLike, owner_hint, read_events, read_json, read_metrics, write_text
 from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
-from .record import TRAIN, RunRecord, RunState, Status, check_entry, write_status
+from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
 from .slurm_state import ENDED, cancel_job, current_state, job_number
 from .state import SWEEP_FILE, is_run, run_state
 from .watch import read_log
@@ -41,8 +41,8 @@ def launch(params: RunParams, *, entry: str = TRAIN) -> Run:
     folder = make_folder(params.launch)
     try:
         start_in(folder, params, entry)
-    except OSError:
-        shutil.rmtree(folder)  # the disk is full: leave no half a run
+    except Exception:
+        shutil.rmtree(folder)  # no disk space, no process left: half a run would keep the name
         raise
     return Run(folder)
 
@@ -65,6 +65,8 @@ def make_folder(params: LaunchParams) -> Path:
     """Make a new run folder that its owner alone may open; with `replace`, rename a finished run of that name first."""
     parent = Path(os.path.expanduser(params.folder)).absolute()
     folder = parent / params.name
+    if params.folder.startswith("~") and os.path.expanduser(params.folder) == params.folder:
+        raise ParamError("launch.folder", f"{params.folder!r} names no user of this machine; write the path in full")
     try:
         parent.mkdir(parents=True, exist_ok=True)
         if params.replace and _is_over(folder):
@@ -229,7 +231,11 @@ class Run:
     @property
     def job(self) -> str | None:
         """Number of its Slurm job, once it is submitted."""
-        return job_number(self.path) if self.record and self.record.executor == "slurm" else None
+        return job_number(self.path) if self._is_on_slurm() else None
+
+    def _is_on_slurm(self) -> bool:
+        record = self.record
+        return (record.executor if record else self.params.launch.executor.value) == "slurm"
 
     def own(self) -> Run:
         """Return this run. Raises ParamError naming its owner if this user may not change it."""
@@ -250,20 +256,22 @@ class Run:
                 return state
             time.sleep(0.1)
 
-    def cancel(self, *, timeout: float | None = None) -> RunState:
+    def cancel(self, *, timeout: float = 10.0) -> RunState:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.
 
         Works from any machine that sees the folder, by asking the supervisor. Raises ParamError if the run is another
-        person's, TimeoutError if processes are left after `timeout` seconds (unset: 10; on Slurm 30), which can only be
-        when they are on another machine.
+        person's, TimeoutError if processes are left after `timeout` seconds: when they are on another machine, or when
+        Slurm does not answer. The run ends all the same as soon as its ranks or their watchdog see the file `cancel`.
         """
+        end = time.monotonic() + timeout
         state = self.state()
-        if state.done:
+        is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
+        if state.done and not is_unknown:
             return state
         (self.own().path / "cancel").touch()
-        if (record := self.record) and record.executor == "slurm":
-            return self._cancel_job(timeout or 30)
-        return self._cancel_local(timeout or 10)
+        if self._is_on_slurm():
+            return self._cancel_job(end)
+        return self._cancel_local(timeout)
 
     def _cancel_local(self, timeout: float) -> RunState:
         end = time.monotonic() + timeout
@@ -278,25 +286,37 @@ class Run:
 
     def _has_ended(self) -> bool:
         record = self.record
-        return self.state().done and not (record and is_here(record) and processes_of(record))
+        if record is None:  # it was deleted; the supervisor writes it again, or ends the run
+            return read_status(self.path).done
+        return self.state().done and not (is_here(record) and processes_of(record))
 
-    def _cancel_job(self, timeout: float) -> RunState:
+    def _cancel_job(self, end: float) -> RunState:
         """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`."""
-        end, kill_at, error = time.monotonic() + timeout, float("inf"), ""
-        number = None
-        while not self.state().done:
-            if number is None and self.job:  # before, the process that submits it sees the file
-                number, kill_at = self.job, time.monotonic() + KILL_AFTER_S
+        errors: list[str] = []
+        worker = threading.Thread(target=self._end_job, args=(errors,), daemon=True)
+        worker.start()  # scancel and squeue may take long to say that Slurm does not answer
+        worker.join(max(0.0, end - time.monotonic()))
+        if worker.is_alive():
+            words = "".join(errors[-1:]) or "its ranks take long to end"
+            raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying")
+        return self.state()
+
+    def _end_job(self, errors: list[str]) -> None:
+        """End the Slurm job, for as long as it takes; `errors` receives what scancel says."""
+        number, kill_at, error = None, float("inf"), ""
+        while (self.path / "cancel").exists():
+            if (number is None and self.job) or error:  # before, the process that submits it sees the file
+                number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
                 error = cancel_job(number)
             elif number and time.monotonic() > kill_at:
                 error = cancel_job(number, kill=True)
                 kill_at = float("inf")
+            errors.append(error)
             if number and current_state(number) in ENDED:
-                write_status(self.path, RunState(Status.CANCELLED, "cancelled"), finished=time.time())
-            if time.monotonic() > end and not self.state().done:
-                raise TimeoutError(f"{self.name} is still running {timeout:g} s after its cancel: {error}")
+                write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
+            if self.state().done:
+                return
             time.sleep(0.2)
-        return self.state()
 
     def drill(self) -> None:
         """Preempt it as a cluster would: its ranks save, end and start again. Returns at once.

@@ -16,7 +16,16 @@ from pathlib import Path
 import psutil
 
 from .folder import NO_FILE
-from .record import RunRecord, RunState, Status, all_done, first_failure, rank_statuses, read_status
+from .record import (
+    RunRecord,
+    RunState,
+    Status,
+    all_done,
+    cancelled_state,
+    first_failure,
+    rank_statuses,
+    read_status,
+)
 
 START_TOLERANCE_S = 60.0
 """Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""
@@ -136,7 +145,7 @@ def _state_without_supervisor(folder: Path, record: RunRecord, state: RunState) 
     if processes_of(record):
         return replace(state, reason="its supervisor was killed; the ranks are still running")
     if (folder / "cancel").exists():
-        return RunState(Status.CANCELLED, "cancelled")
+        return cancelled_state(folder, record)
     statuses = rank_statuses(folder, record)
     if all_done(statuses):
         return RunState(Status.COMPLETED)

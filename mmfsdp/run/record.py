@@ -185,6 +185,18 @@ def all_done(statuses: list[dict[str, Any]]) -> bool:
     return all(status.get("state") == "done" for status in statuses)
 
 
+def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cancelled") -> RunState:
+    """Return the final state of a run that was stopped: COMPLETED if its training had ended, else CANCELLED."""
+    result = folder / "result.json"  # rank 0 writes it after the last step is saved
+    if record and (all_done(rank_statuses(folder, record)) or _is_newer(result, record.created)):
+        return RunState(Status.COMPLETED, f"{reason} after the last step")
+    return RunState(Status.CANCELLED, reason)
+
+
+def _is_newer(path: Path, seconds: float) -> bool:
+    return path.is_file() and path.stat().st_mtime > seconds
+
+
 LESS_MEMORY = (
     "; to need less memory, lower train.batch_size and raise train.accumulation, or set fsdp.activation_checkpointing"
 )

@@ -28,17 +28,21 @@ MAX_PREEMPT_NOTICE_S = 90
 TEST_TIMEOUT_S = 0.5
 """Seconds that `sbatch --test-only` may take; a later refusal is in the run's state."""
 
+SBATCH = ("sbatch", "--parsable")
+
 BATCH_FILE = "member.sh"
 """File in logs/ of a run in a job array: its batch script."""
 
 REFUSED_FIELDS = {
-    "account": "account", "partition": "partition", "qos": "qos", "feature": "constraint",
+    "maxwall": "timeout_min", "maxnode": "nodes", "assocmax": "account", "assocgrp": "account", "qosmax": "qos",
+    "qosgrp": "qos", "qosmin": "qos", "accounting/qos": "qos or account", "account": "account",
+    "partition": "partition", "qos": "qos", "feature": "constraint",
     "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
     "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
     "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",
     "node count": "nodes", "more processors": "ranks",
 }  # fmt: skip
-"""Part of sbatch's error message, in lower case -> the field of launch to change."""
+"""Part of sbatch's error message, in lower case -> the field of launch to change. The first that matches counts."""
 
 
 class _Executor(SlurmExecutor):
@@ -47,6 +51,17 @@ class _Executor(SlurmExecutor):
     @classmethod
     def affinity(cls) -> int:
         return 2
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return [*SBATCH, str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: str | bytes) -> str:
+        output = string if isinstance(string, str) else string.decode()
+        number = submitted_job(output)
+        if not number:
+            raise FailedJobError(output)
+        return number
 
 
 def sbatch_text(params: RunParams) -> str:
@@ -104,10 +119,18 @@ _FIND_PORT += "if s.socket().connect_ex(('127.0.0.1',p))))"
 
 def _before_ranks(launch: LaunchParams, logs: Path, python: str) -> list[str]:
     """Return the lines of the batch script before srun."""
-    lines = [f"module load {shlex.quote(module)}" for module in launch.modules]
-    lines += [shlex.join(line.split()) for line in launch.setup]
-    lines += [f"rm -f {shlex.quote(str(logs))}/rank*"]  # what ranks reported before the job was requeued
-    lines += [f'export MASTER_PORT=$({python} -c "{_FIND_PORT}")']
+    exit_code = shlex.quote(str(logs / EXIT_CODE_FILE))
+    lines = [
+        f"rm -f {shlex.quote(str(logs))}/rank*",  # what ranks reported before the job was requeued
+        'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$1 failed with exit code $code"',
+        f"echo $code > {exit_code}; exit $code; }}",
+    ]
+    for module in launch.modules:
+        lines += [f"module load {shlex.quote(module)}", f"stop_if_failed 'launch.modules: module load {module}'"]
+    for line in launch.setup:
+        lines += [shlex.join(line.split()), f"stop_if_failed 'launch.setup: {line}'"]  # which holds no quote
+    lines += [f'MASTER_PORT=$({python} -c "{_FIND_PORT}")', f"stop_if_failed {shlex.quote(f'launch.python: {python}')}"]
+    lines.append("export MASTER_PORT")
     return lines
 
 
@@ -193,11 +216,17 @@ def refuse(folder: Path, reason: str) -> None:
 def refusal(error: str) -> str:
     """Return Slurm's error message after its field, such as `launch.partition: sbatch: error: invalid partition`."""
     lines = [line for line in error.splitlines() if re.match("sbatch|slurm|allocation", line)]
-    words = " ".join(lines) or error.strip()
+    words = " ".join(lines) or error.strip() or "sbatch gave no job number and no reason; ask the administrators"
     for part, field in REFUSED_FIELDS.items():
         if part in words.lower():
             return f"launch.{field}: {words[:500]}"
     return f"launch.executor: {words[:500]}"
+
+
+def submitted_job(output: str) -> str:
+    """Return the job's number from what `sbatch --parsable` printed, a cluster's banners left out; "" if none."""
+    numbers = re.findall(r"^(\d+)(?:;\S*)?$", output, re.MULTILINE)
+    return str(numbers[-1]) if numbers else ""
 
 
 def job_environment() -> dict[str, str]:

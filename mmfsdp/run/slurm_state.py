@@ -20,6 +20,7 @@ from .record import (
     RunState,
     Status,
     all_done,
+    cancelled_state,
     first_failure,
     rank_status,
     rank_statuses,
@@ -36,7 +37,8 @@ RESTART_COUNT = "SLURM_RESTART_COUNT"
 
 SQUEUE_INTERVAL_S = 20.0
 """Seconds between two calls of squeue by one process."""
-COMMAND_TIMEOUT_S = 10.0
+COMMAND_TIMEOUT_S = 4.0
+"""Seconds that a command of Slurm may take: a cancel calls two of them, and is to answer within 10 s."""
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
 UNKNOWN_TIMEOUT_S = 30.0
@@ -59,6 +61,7 @@ ENDED = {
 """Slurm's final states of jobs -> the reason to show; empty where the ranks' own reports say more."""
 
 WAITING_HINTS = {
+    "MaxWall": "launch.timeout_min", "MaxNode": "launch.nodes",
     "TimeLimit": "launch.timeout_min", "NodeLimit": "launch.nodes", "QOS": "launch.qos", "Assoc": "launch.account",
     "Account": "launch.account", "Constraints": "launch.constraint", "Reservation": "launch.reservation",
     "PartitionConfig": "launch.partition, launch.nodes or launch.gpus_per_node", "Partition": "launch.partition",
@@ -77,7 +80,7 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
     if (folder / "cancel").exists() and not state.ok:
         if state.done:
-            state = RunState(Status.CANCELLED, "cancelled")
+            state = cancelled_state(folder, record)
         else:
             state = replace(state, reason="being cancelled")
     if state.done:
@@ -91,7 +94,11 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
 def job_number(folder: Path) -> str | None:
     """Return the run's Slurm job; None before it is submitted."""
     number = (read_json(folder / "status.json") or {}).get("job")
-    return str(number) if number else None
+    if number:
+        return str(number)
+    # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one: see `reopen`.
+    calls = [path.name.removesuffix("_submitted.pkl") for path in (folder / "logs").glob("[0-9]*_submitted.pkl")]
+    return calls[0] if calls else None
 
 
 def _has_started_again(folder: Path) -> bool:
@@ -181,16 +188,29 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
     statuses = rank_statuses(folder, record)
     if all_done(statuses):
         return RunState(Status.COMPLETED)
+    if not job.state:  # no accounting, and squeue forgets a job after minutes
+        job = replace(job, state=_state_in_log(folder))
     if job.state == "CANCELLED":
         by = f" ({job.reason})" if job.reason else ""
-        return RunState(Status.CANCELLED, ENDED[job.state] + by)
+        return cancelled_state(folder, record, ENDED[job.state] + by)
     if failure := first_failure(statuses):
         return failure
-    if not job.state:
+    if not job.state and _exit_code(folder) is None:
         return RunState(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
-    if ENDED[job.state]:
+    if ENDED.get(job.state):
         return RunState(Status.FAILED, ENDED[job.state])
     return _silent_death(folder, statuses, job.reason)
+
+
+_CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
+"""Printed into the job's log by the daemon of its node: `CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT`."""
+_CAUSES = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
+
+
+def _state_in_log(folder: Path) -> str:
+    """Return Slurm's final state of a job by the job's own log, such as TIMEOUT; empty if the log has none."""
+    causes = _CANCELLED_LINE.findall(last_log_lines(folder, 0, size=40_000))
+    return _CAUSES.get(causes[-1], "") if causes else ""
 
 
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
@@ -263,10 +283,8 @@ class _Queue:
             self.error = f"squeue: {lines[-1] if lines else 'no answer'}"
             return
         self.jobs = {}
-        for line in done.stdout.splitlines():
-            number, *values = line.split("|")
-            known = ["" if value in ("None", "N/A", "(null)") else value for value in values]
-            self.jobs[number] = Job(*known)  # type: ignore[arg-type]  # state, reason, start, node: all text
+        for number, *values in _rows(done.stdout, columns=5):
+            self.jobs[number] = Job(*values)  # type: ignore[arg-type]  # state, reason, start, node: all text
         self.past_jobs = {}
         self.answered, self.error = time.time(), ""
 
@@ -283,40 +301,56 @@ def find_job(number: str, *, user: int) -> Job:
 
 def _accounted_job(number: str) -> Job:
     """Return what sacct says about a job; an empty Job where the cluster keeps no accounting."""
-    columns = "--format=State,Start,NodeList"
+    columns = "--format=JobID,State,Start,NodeList"
     done = run_command("sacct", "--noheader", "--parsable2", "--allocations", columns, f"--jobs={number}")
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
+    rows = _rows(done.stdout, columns=4)
+    if done.returncode or not rows:
         return Job()
-    state, start, nodes = lines[-1].split("|")
+    _, state, start, nodes = rows[-1]
     state, _, reason = state.partition(" ")  # such as "CANCELLED by 1000"
     return Job(state, reason, start, nodes)
 
 
 def current_state(number: str) -> str:
     """Return Slurm's state of a job, asked for at this moment; empty if Slurm does not know it or does not answer."""
-    done = run_command("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={number}")
-    return done.stdout.strip() if done.returncode == 0 else ""
+    done = run_command("squeue", "--noheader", "--states=all", "--format=%i|%T", f"--jobs={number}")
+    rows = _rows(done.stdout, columns=2)
+    return rows[-1][1] if rows and done.returncode == 0 else ""
+
+
+def _rows(output: str, *, columns: int) -> list[list[str]]:
+    """Return the cells of the lines that begin with a job's number; a site's wrapper may print banners, too."""
+    rows = []
+    for line in output.splitlines():
+        cells = line.strip().split("|")
+        if len(cells) == columns and cells[0][:1].isdigit():
+            rows.append(["" if cell in ("None", "N/A", "(null)", "Unknown") else cell for cell in cells])
+    return rows
 
 
 def cancel_job(number: str, *, kill: bool = False) -> str:
     """End a job; with `kill`, at once. Return scancel's error message; empty if there is none."""
     options = ["--signal=KILL", "--full"] if kill else []
-    return run_command("scancel", *options, number).stderr.strip()
+    return _error(run_command("scancel", *options, number))
 
 
 def signal_job(number: str, name: str) -> str:
     """Send a signal, such as USR2, to all ranks of a job. Return scancel's error message; empty if there is none."""
-    return run_command("scancel", f"--signal={name}", number).stderr.strip()
+    return _error(run_command("scancel", f"--signal={name}", number))
 
 
-def run_command(*command: str) -> subprocess.CompletedProcess[str]:
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    """Return why a command failed; empty if it did not, whatever it printed."""
+    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+
+
+def run_command(*command: str, timeout: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed."""
     if not shutil.which(command[0]):
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=COMMAND_TIMEOUT_S)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
-        words = f"{command[0]} did not answer within {COMMAND_TIMEOUT_S:g} s"
+        words = f"{command[0]} did not answer within {timeout:g} s"
         return subprocess.CompletedProcess(command, 124, "", words)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..params import ParamError, RunParams
 from .folder import PathLike, heartbeat_path, last_row, metrics_path, read_metrics
 from .local import file_age, local_state
-from .record import RunRecord, RunState, Status, rank_status
+from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
 
 LAUNCH_TIMEOUT_S = 10.0
@@ -36,7 +37,11 @@ def run_state(path: PathLike) -> RunState:
     folder = Path(path)
     record = RunRecord.read(folder)
     if record is None:
-        age = file_age(folder)
+        state, age = read_status(folder), file_age(folder)
+        if state.done:
+            return replace(state, step=last_row(folder).get("step", 0), steps=_planned_steps(folder))
+        if job_number(folder):
+            return RunState(Status.LOST, "its run.json is missing; cancel it, in case that it still runs")
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return RunState(Status.QUEUED, "being launched")
         return RunState(Status.LOST, "it has no complete run.json: its launch was interrupted")
@@ -45,6 +50,14 @@ def run_state(path: PathLike) -> RunState:
     if not rows:
         return replace(state, steps=record.steps)
     return replace(state, step=rows[-1].get("step", 0), steps=record.steps, heartbeat=file_age(metrics_path(folder)))
+
+
+def _planned_steps(folder: Path) -> int:
+    """Return the steps that params.yaml asks for; 0 if it is missing or damaged."""
+    try:
+        return RunParams.from_yaml(folder / "params.yaml").train.steps
+    except (OSError, ParamError):
+        return 0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from .record import (
     Status,
     advice,
     all_done,
+    cancelled_state,
     first_failure,
     rank_statuses,
     write_status,
@@ -111,6 +112,7 @@ class Supervisor:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
         detector = HangDetector(self.folder, self.record, since=time.time(), dump_stack=dump_stack_here)
         while True:
+            self._restore_record()
             state = self.stop_requested() or self.failure()
             if state:
                 return state
@@ -123,12 +125,19 @@ class Supervisor:
                 os.utime(self.folder / "status.json")
             time.sleep(POLL_S)
 
+    def _restore_record(self) -> None:
+        """Write what somebody has deleted: without these files nobody could follow or cancel the run."""
+        if not (self.folder / "run.json").exists():
+            self.record.write(self.folder)
+        if not (self.folder / "status.json").exists():
+            write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
+
     def stop_requested(self) -> RunState | None:
         """Return the final state of a run that was cancelled or has reached its time limit."""
         if (self.folder / "cancel").exists():
-            return RunState(Status.CANCELLED, "cancelled")
+            return cancelled_state(self.folder, self.record)
         if self.received_signal:
-            return RunState(Status.CANCELLED, f"stopped by {signal.Signals(self.received_signal).name}")
+            return cancelled_state(self.folder, self.record, f"stopped by {signal.Signals(self.received_signal).name}")
         if time.monotonic() > self.end:
             return RunState(Status.FAILED, f"stopped after {self.record.timeout_min} min; raise launch.timeout_min")
         return None

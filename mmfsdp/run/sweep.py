@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from ..params.base import plain
 from .folder import PathLike, last_row, read_json, write_json, write_text
 from .launch import Run, check, launch, make_folder, make_record, reopen, start_detached
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry
-from .slurm_state import run_command
+from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
 LOCK = ".queue.lock"
@@ -54,13 +55,19 @@ def sweep(
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
     check(members[0][1])
-    path = make_folder(params.launch)
-    (path / "logs").rmdir()  # each member has its own
-    write_text(path / "base.yaml", params.to_yaml())
+    if params.launch.executor.value == "slurm":
+        _check_array(len(members))
     content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
-    write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
-    new_sweep = Sweep(path)
-    new_sweep._start()
+    path = make_folder(params.launch)
+    try:
+        (path / "logs").rmdir()  # each member has its own
+        write_text(path / "base.yaml", params.to_yaml())
+        write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
+        new_sweep = Sweep(path)
+        new_sweep._start()
+    except Exception:
+        shutil.rmtree(path)  # half a sweep would keep the name
+        raise
     return new_sweep
 
 
@@ -86,6 +93,14 @@ def sweep_members(
         if any(member == earlier for _, earlier in members[:i]):
             raise ParamError("sweep", f"two members are the same: {changes}")
     return members
+
+
+def _check_array(members: int) -> None:
+    """Raise ParamError if Slurm takes no array of so many jobs: its numbers must be below MaxArraySize."""
+    limit = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command("scontrol", "show", "config").stdout, re.MULTILINE)
+    if limit and members > int(limit[1]):
+        words = f"makes {members} runs; this Slurm's job arrays have at most {limit[1]} (MaxArraySize): split the sweep"
+        raise ParamError("sweep", words)
 
 
 def _changed(params: RunParams, changes: Values) -> RunParams:
@@ -305,13 +320,13 @@ def submit_array(members: Sweep) -> None:
         return
     path = members.path / "array.sh"
     write_text(path, array_text(members, accepted))
-    done = run_command("sbatch", "--parsable", str(path))
-    number = done.stdout.strip().partition(";")[0]
+    done = run_command(*slurm.SBATCH, str(path), timeout=SUBMIT_TIMEOUT_S)
+    number = "" if done.returncode else slurm.submitted_job(done.stdout)
     for name in accepted:
-        if done.returncode:
-            slurm.refuse(members.path / name, slurm.refusal(done.stderr))
-        else:
+        if number:
             slurm.accept_call(members.path / name, job=f"{number}_{int(name)}")
+        else:
+            slurm.refuse(members.path / name, slurm.refusal(done.stderr))
 
 
 def array_text(members: Sweep, names: Sequence[str]) -> str:

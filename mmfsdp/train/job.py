@@ -26,7 +26,7 @@ from ..data.processor import Processor
 from ..models import MediaModel
 from ..models.build import build_model, open_model
 from ..models.weights import Weights
-from ..params import GENERATED, Device, ParamError, RunParams
+from ..params import GENERATED, Device, Executor, ParamError, RunParams
 from ..run.folder import write_json
 from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
@@ -87,7 +87,7 @@ def quiet() -> None:
 @contextmanager
 def process_group(params: RunParams) -> Iterator[torch.device]:
     """Join the process group, nccl on CUDA and gloo on the CPU; gives this rank's device."""
-    device = pick_device(params.train.device)
+    device = pick_device(params)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -115,17 +115,27 @@ def local_store(port: int, rank: int, ranks: int) -> dist.Store:
     return dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=descriptor)
 
 
-def pick_device(wanted: Device) -> torch.device:
-    """Return the device of this rank. Raises ParamError if CUDA is wanted and the node has too few GPUs."""
-    local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    gpus = 0 if wanted is Device.CPU else torch.cuda.device_count()
-    if gpus >= local_ranks:
-        return torch.device("cuda", local_rank)
-    if wanted is Device.CUDA:
+def pick_device(params: RunParams) -> torch.device:
+    """Return the device of this rank.
+
+    Raises ParamError if this rank sees too few GPUs though CUDA is wanted, or though Slurm has allocated GPUs.
+    """
+    wanted, ranks = params.train.device, int(os.environ["LOCAL_WORLD_SIZE"])
+    allocated = 0
+    if params.launch.executor is Executor.SLURM:
+        allocated = int(os.environ.get("SLURM_GPUS_ON_NODE", "0"))
+    if wanted is Device.CPU:
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if gpus >= ranks:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if gpus and allocated >= ranks:
+        return torch.device("cuda", 0)  # with --gpus-per-task or --gpu-bind, a rank sees its own GPU only
+    if wanted is Device.CUDA or allocated:
         raise ParamError(
             "train.device",
-            f"cuda needs a GPU per rank: this node has {gpus} for {local_ranks} ranks; "
-            "set launch.ranks lower, or train.device to cpu or auto",
+            f"{wanted.value} needs a GPU per rank: this node has {ranks} ranks, and this one sees {gpus} GPUs; "
+            "set launch.ranks lower, or train.device to cpu",
         )
     return torch.device("cpu")
 

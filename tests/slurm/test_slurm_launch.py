@@ -42,6 +42,9 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
 def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, cluster):
     run = submit("stream")
     until(lambda: run.state().step > 1, words=lambda: str(run.state()))
+    for file in ("run.json", "status.json"):
+        (run.path / file).unlink()
+    until(lambda: run.state().status is Status.RUNNING, seconds=10, words=lambda: str(run.state()))
     code = (
         "import sys; from mmfsdp import Run; r = Run.open(sys.argv[1]); print(r.state().status, r.logs(3)); r.cancel()"
     )

@@ -1,12 +1,23 @@
 """What Slurm is asked for: every field where it belongs, profiles beneath, and nothing that could leave its place."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
-from mmfsdp import ParamError, RunParams
+from mmfsdp import ParamError, Run, RunParams, sweep
 from mmfsdp.cli import main
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
-from mmfsdp.run.slurm import sbatch_text
+from mmfsdp.run import slurm_state as queue
+from mmfsdp.run.folder import write_json
+from mmfsdp.run.launch import make_folder
+from mmfsdp.run.record import Status
+from mmfsdp.run.slurm import refusal, sbatch_text, slurm_executor
+from mmfsdp.run.state import run_state
+from tests.test_runs import record
 
 SLURM = {"launch.executor": "slurm", "launch.ranks": 8, "launch.nodes": 2, "train.device": "cuda"}
 
@@ -88,8 +99,12 @@ def test_what_could_leave_its_place_is_refused_by_name(name):
 def test_an_option_that_has_a_field_is_refused(option, field):
     with pytest.raises(ParamError, match="from other launch fields; remove it"):
         RunParams().change(**SLURM | {"launch.sbatch": [option]})
-    with pytest.raises(ParamError, match="mmfsdp sets signal"):
-        RunParams().change(**SLURM | {"launch.sbatch": ["signal=USR1"]})
+    for short, name in {"signal=USR1": "signal", "arra=0-2": "array", "expor=NONE": "export", "nod=3": "nodes"}.items():
+        with pytest.raises(ParamError, match=f"mmfsdp sets {name} "):
+            RunParams().change(**SLURM | {"launch.sbatch": [short]})
+    RunParams().change(
+        **SLURM | {"launch.sbatch": ["gres-flags=enforce-binding", "nodelist=n1", "export-file=x", "hint=x"]}
+    )
 
 
 def test_slurm_fields_are_refused_elsewhere():
@@ -122,6 +137,116 @@ def test_a_profile_gives_what_the_run_leaves_unset(tmp_path, monkeypatch):
         profile.write_text(content)
         with pytest.raises(ParamError, match=f"launch.cluster: .*lab.yaml.* {words}"):
             sbatch_text(params)
+
+
+REFUSALS = {
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)": "qos or account",
+    "QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates accounting/QOS policy": "qos",
+    "AssocMaxSubmitJobLimit\nsbatch: error: Job violates accounting/QOS policy (and/or time limits)": "account",
+    "QOSMaxWallDurationPerJobLimit\nsbatch: error: Job violates accounting/QOS policy": "timeout_min",
+    "Invalid account or account/partition combination specified": "account",
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_a_refusal_points_to_the_field_to_change(words):
+    assert refusal(f"sbatch: error: {words}").partition(": ")[0] == f"launch.{REFUSALS[words]}"
+    assert "no reason" in refusal("")
+
+
+COMMANDS = {
+    "sbatch": "echo 'Welcome! resubmit job 12345'; echo '77;cluster'; echo 'Bye: 3 jobs left'",
+    "squeue": "echo 'Maintenance | on Friday'",
+    "scancel": "echo Welcome >&2; echo $* >> ${0%/*}/cancelled",
+    "scontrol": "echo 'MaxArraySize            = 3'",
+    "sacct": "echo '*** a|b ***'; echo '78|TIMEOUT|Unknown|n1'; echo bye",
+}
+
+
+@pytest.fixture
+def fake_slurm(tmp_path, monkeypatch):
+    """Commands of a Slurm whose site prints banners."""
+    (tmp_path / "bin").mkdir()
+    for name, script in COMMANDS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(queue, "_queues", {})
+    return tmp_path / "bin"
+
+
+def test_banners_are_no_jobs(fake_slurm, tmp_path):
+    executor = slurm_executor(RunParams().change(**SLURM | {"launch.folder": str(tmp_path)}))
+    executor.folder.mkdir(parents=True)
+    assert executor.submit(print).job_id == "77"
+    (fake_slurm / "squeue").write_text("#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|RUNNING|None|N/A|n1'\n")
+    assert queue.find_job("77", user=0).state == "RUNNING" and queue.find_job("78", user=0).state == "TIMEOUT"
+    (fake_slurm / "squeue").write_text("#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|COMPLETED'; echo bye\n")
+    assert queue.current_state("77") == "COMPLETED"
+    assert queue.cancel_job("77") == "" and queue.signal_job("77", "USR2") == ""
+    with pytest.raises(ParamError, match="sweep: makes 4 runs; .* at most 3 .MaxArraySize.: split"):
+        sweep(RunParams().change(**SLURM | {"launch.folder": str(tmp_path)}), grid={"train.lr": [1, 2, 3, 4]})
+
+
+ENDS_IN_LOG = {
+    " DUE TO TIME LIMIT": (Status.FAILED, "raise launch.timeout_min"),
+    "": (Status.CANCELLED, "cancelled by scancel"),
+}
+
+
+@pytest.mark.parametrize("cause", ENDS_IN_LOG)
+def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path, cause):
+    """Without accounting; status.json and then run.json are deleted, too."""
+    (fake_slurm / "sacct").write_text("#!/bin/sh\nexit 1\n")
+    folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
+    RunParams().change(**SLURM | {"train.device": "cpu"}).to_yaml(folder / "params.yaml")
+    record(executor="slurm").write(folder)
+    (folder / "logs/99_submitted.pkl").touch()
+    line = f"slurmstepd: error: *** JOB 99 ON n1 CANCELLED AT 2026-01-01T12:00:00{cause} ***\n"
+    (folder / "logs/99_0_log.out").write_text(f"step 1\n{line}srun: Job step aborted\n")
+    write_json(folder / "status.json", {"status": "QUEUED", "job": "99"})
+    os.utime(folder / "status.json", (1, 1))
+    state = run_state(folder)
+    assert state.status is ENDS_IN_LOG[cause][0] and ENDS_IN_LOG[cause][1] in state.reason
+    (folder / "run.json").unlink()
+    assert run_state(folder).status is state.status and run_state(folder).steps == 100
+    (folder / "status.json").unlink()
+    os.utime(folder, (1, 1))
+    assert "run.json" in run_state(folder).reason and Run.open(folder).job == "99"
+    Run.open(folder).cancel()
+    assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
+
+
+def test_a_line_before_the_ranks_that_fails_ends_the_job_with_its_name(fake_slurm, tmp_path):
+    (fake_slurm / "srun").write_text("#!/bin/sh\necho the ranks start\n")
+    (fake_slurm / "srun").chmod(0o755)
+    base = RunParams().change(**SLURM | {"launch.folder": str(tmp_path), "launch.python": sys.executable})
+    for field, value, words in (
+        ("modules", ["cuda/1"], "launch.modules: module load cuda/1 failed with exit code 127"),
+        ("setup", ["export A=b", "source /no/file"], "launch.setup: source /no/file failed with exit code 1"),
+        ("python", "/no/python", "launch.python: /no/python failed with exit code 127"),
+        ("setup", ["export A=b"], "the ranks start"),
+    ):
+        (tmp_path / "first/logs").mkdir(parents=True, exist_ok=True)
+        text = sbatch_text(base.change(**{f"launch.{field}": value}))
+        done = subprocess.run(["bash"], input=text, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == words and (done.returncode == 0) == ("start" in words), done
+        assert int((tmp_path / "first/logs/ranks.end").read_text()) == done.returncode
+
+
+def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch):
+    for name in ("squeue", "scancel"):
+        (fake_slurm / name).write_text("#!/bin/sh\nexec sleep 60\n")
+    folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
+    record(executor="slurm").write(folder)
+    write_json(folder / "status.json", {"status": "QUEUED", "job": "77"})
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError, match="first is not cancelled yet: scancel did not answer.*goes on trying"):
+        Run(folder).cancel()
+    assert time.monotonic() - begun < 11 and (folder / "cancel").exists()
+    (fake_slurm / "scancel").write_text(f"#!/bin/bash\n{COMMANDS['scancel']}\n")
+    (fake_slurm / "squeue").write_text("#!/bin/sh\necho '77|CANCELLED'\n")
+    assert Run(folder).wait(20).status is Status.CANCELLED and "77" in (fake_slurm / "cancelled").read_text()
 
 
 def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys):
