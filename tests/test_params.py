@@ -129,13 +129,7 @@ def test_not_yaml_and_unknown_presets(tmp_path):
     with pytest.raises(ParamError, match="x.yaml: is not YAML.*the key 'steps' is there twice.*line 2, column 8"):
         (tmp_path / "x.yaml").write_text("fsdp: {}\ntrain: {steps: 1, steps: 2}\n")
         RunParams.from_yaml(tmp_path / "x.yaml")
-    for tagged in (
-        "!!python/object:os.system {}",
-        "!!timestamp never",
-        "!!timestamp 2020-01-01",
-        "!!binary é",
-        "!own 1",
-    ):
+    for tagged in "!!python/object:os.system {}|!!timestamp never|!!timestamp 2020-01-01|!!binary é|!own 1".split("|"):
         with pytest.raises(ParamError, match=f"is not YAML.*the tag {tagged.split()[0]} .*line 1, column 8"):
             RunParams.from_yaml_text(f"train: {tagged}")
     with pytest.raises(ParamError, match="is not YAML"):

@@ -89,27 +89,20 @@ def test_a_run_in_fp16_goes_on_with_its_loss_scale(go):
     assert {row["loss_scale"] for row in rows} == {state["scale"]} and state["growth_tracker"] == 4
 
 
-DEVICES = [  # visible GPUs, allocated on the node, train.device -> the device of rank 1 of 2
-    (2, 2, "auto", "cuda:1"),
-    (1, 2, "auto", "cuda:0"),
-    (1, 2, "cuda", "cuda:0"),
-    (2, 2, "cpu", "cpu"),
-    (0, 0, "auto", "cpu"),
-    (0, 0, "cuda", None),
-    (0, 2, "auto", None),
-    (1, 1, "auto", None),
-]
+DEVICES = {  # visible GPUs, allocated on the node, train.device -> the device of rank 1 of 2
+    "2 2 auto": "cuda:1", "1 2 auto": "cuda:0", "1 2 cuda": "cuda:0", "2 2 cpu": "cpu", "0 0 auto": "cpu",
+    "0 0 cuda": "2 ranks, and this one sees 0 GPUs", "0 2 auto": "sees 0 GPUs", "1 1 auto": "sees 1 GPUs",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("visible, allocated, wanted, device", DEVICES)
-def test_a_job_with_gpus_never_trains_on_the_cpu_unasked(monkeypatch, visible, allocated, wanted, device):
-    launch = {"launch.executor": "slurm"} if allocated else {}
-    params = RunParams().change(**{"train.device": wanted} | launch)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
-    for name, value in {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "SLURM_GPUS_ON_NODE": allocated}.items():
-        monkeypatch.setenv(name, str(value))
-    if device:
-        assert str(pick_device(params)) == device
-    else:
-        with pytest.raises(ParamError, match=f"train.device: {wanted} needs a GPU per rank: .* sees {visible} GPUs"):
-            pick_device(params)
+@pytest.mark.parametrize("case", DEVICES)
+def test_a_job_with_gpus_never_trains_on_the_cpu_unasked(monkeypatch, case):
+    visible, allocated, wanted = case.split()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: int(visible))
+    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "SLURM_GPUS_ON_NODE": allocated}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        device = str(pick_device(RunParams().change(**{"train.device": wanted, "launch.executor": "slurm"})))
+    except ParamError as error:
+        device = str(error)
+    assert device == DEVICES[case] or f"train.device: {wanted} needs a GPU" in device and DEVICES[case] in device

@@ -109,9 +109,8 @@ class MultimodalProcessor(Processor):
 
         mels, frames = self.audio_shape
         if len(sound) > frames * HOP:
-            raise CorruptRecord(
-                sample.name, f"has a sound of {len(sound) / RATE:.2f} s; the encoder takes {frames * HOP / RATE:.2f} s"
-            )
+            message = f"has a sound of {len(sound) / RATE:.2f} s; the encoder takes {frames * HOP / RATE:.2f} s"
+            raise CorruptRecord(sample.name, message)
         padded = np.pad(np.asarray(sound, dtype=np.float32), (0, frames * HOP - len(sound)))
         extractor: Any = WhisperFeatureExtractor(feature_size=mels)
         features = extractor(padded, sampling_rate=RATE, padding=False, truncation=False, return_tensors="pt")

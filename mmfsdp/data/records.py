@@ -88,9 +88,8 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
     if missing or not files:
         kind = suffixes[0]
         not_found = f": {', '.join(missing[:3])} of {len(files)} not found" if missing else ""
-        raise ParamError(
-            "path", f"{path!r} names no {kind} file here{not_found}; give local files, as parts/{{000..011}}{kind}"
-        )
+        message = f"{path!r} names no {kind} file here{not_found}; give local files, as parts/{{000..011}}{kind}"
+        raise ParamError("path", message)
     return files
 
 
@@ -106,10 +105,8 @@ def read_folder(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
         raise ParamError("path", f"{params.path!r} is not a folder; name one that holds {METADATA} and pictures")
     files = sorted(file for file in root.rglob(METADATA) if file.is_file())
     if not files:
-        raise ParamError(
-            "path",
-            f'{params.path!r} holds no {METADATA}; write one line {{"file_name": ..., "text": ...}} per picture',
-        )
+        message = f'{params.path!r} holds no {METADATA}; write one line {{"file_name": ..., "text": ...}} per picture'
+        raise ParamError("path", message)
     return _read_files(params, root, files)
 
 

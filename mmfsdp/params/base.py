@@ -172,10 +172,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in _PLAIN_TAGS:
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the tag {tag} is not allowed; quote a text, remove the tag", node.start_mark
-            )
+            words = f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not allowed; remove it, or quote a text"
+            raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
         return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -99,9 +99,8 @@ class DataParams(SourceParams):
     @model_validator(mode="after")
     def _check_cache(self) -> Self:
         if self.augment and self.feature_cache is not None:
-            raise ParamError(
-                "feature_cache", "with augment no picture comes twice; set augment to false, or unset feature_cache"
-            )
+            message = "with augment no picture comes twice; set augment to false, or unset feature_cache"
+            raise ParamError("feature_cache", message)
         return self
 
     def check_paths(self) -> None:

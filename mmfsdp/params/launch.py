@@ -124,11 +124,8 @@ class LaunchParams(Params):
         needed = self.ranks_per_node if device is Device.CUDA else 0
         gpus = needed if self.gpus_per_node is None else self.gpus_per_node
         if gpus < needed:
-            raise ParamError(
-                "launch.gpus_per_node",
-                f"{gpus} are too few for {needed} ranks a node on train.device cuda; raise it, lower launch.ranks, or "
-                "spread them over more launch.nodes",
-            )
+            words = f"{gpus} are too few for {needed} ranks a node on train.device cuda; raise it, lower launch.ranks, "
+            raise ParamError("launch.gpus_per_node", words + "or spread them over more launch.nodes")
         return gpus
 
     @field_validator("sbatch")
@@ -147,10 +144,8 @@ class LaunchParams(Params):
         if self.executor is not Executor.SLURM:
             return self
         if self.ranks % self.nodes:
-            raise ParamError(
-                "ranks",
-                f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes",
-            )
+            words = f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes"
+            raise ParamError("ranks", words)
         if any(letter in "%\\\x7f" or letter < " " for letter in self.folder):
             raise ParamError("folder", f"{self.folder!r} holds % or \\ or a control character, which Slurm interprets")
         return self

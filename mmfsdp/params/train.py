@@ -74,7 +74,6 @@ class TrainParams(Params):
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
         if self.warmup_steps > self.steps:
-            raise ParamError(
-                "warmup_steps", f"{self.warmup_steps} is more than steps, {self.steps}; lower it or train longer"
-            )
+            message = f"{self.warmup_steps} is more than steps, {self.steps}; lower it or train longer"
+            raise ParamError("warmup_steps", message)
         return self

@@ -298,7 +298,7 @@ class Run:
         worker.join(max(0.0, end - time.monotonic()))
         if worker.is_alive():
             words = "".join(errors[-1:]) or "its ranks take long to end"
-            raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying")
+            raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
         return self.state()
 
     def _end_job(self, errors: list[str]) -> None:

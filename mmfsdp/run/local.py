@@ -16,16 +16,7 @@ from pathlib import Path
 import psutil
 
 from .folder import NO_FILE
-from .record import (
-    RunRecord,
-    RunState,
-    Status,
-    all_done,
-    cancelled_state,
-    first_failure,
-    rank_statuses,
-    read_status,
-)
+from .record import RunRecord, RunState, Status, all_done, cancelled_state, first_failure, rank_statuses, read_status
 
 START_TOLERANCE_S = 60.0
 """Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""

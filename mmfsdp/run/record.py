@@ -188,13 +188,9 @@ def all_done(statuses: list[dict[str, Any]]) -> bool:
 def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cancelled") -> RunState:
     """Return the final state of a run that was stopped: COMPLETED if its training had ended, else CANCELLED."""
     result = folder / "result.json"  # rank 0 writes it after the last step is saved
-    if record and (all_done(rank_statuses(folder, record)) or _is_newer(result, record.created)):
+    if record and result.is_file() and result.stat().st_mtime > record.created:
         return RunState(Status.COMPLETED, f"{reason} after the last step")
     return RunState(Status.CANCELLED, reason)
-
-
-def _is_newer(path: Path, seconds: float) -> bool:
-    return path.is_file() and path.stat().st_mtime > seconds
 
 
 LESS_MEMORY = (

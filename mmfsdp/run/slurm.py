@@ -57,11 +57,9 @@ class _Executor(SlurmExecutor):
 
     @staticmethod
     def _get_job_id_from_submission_command(string: str | bytes) -> str:
-        output = string if isinstance(string, str) else string.decode()
-        number = submitted_job(output)
-        if not number:
-            raise FailedJobError(output)
-        return number
+        if number := submitted_job(str(string)):
+            return number
+        raise FailedJobError(str(string))
 
 
 def sbatch_text(params: RunParams) -> str:

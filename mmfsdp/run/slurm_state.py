@@ -189,7 +189,7 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
     if all_done(statuses):
         return RunState(Status.COMPLETED)
     if not job.state:  # no accounting, and squeue forgets a job after minutes
-        job = replace(job, state=_state_in_log(folder))
+        job = replace(job, state=state_in_log(folder))
     if job.state == "CANCELLED":
         by = f" ({job.reason})" if job.reason else ""
         return cancelled_state(folder, record, ENDED[job.state] + by)
@@ -207,7 +207,7 @@ _CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: 
 _CAUSES = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 
 
-def _state_in_log(folder: Path) -> str:
+def state_in_log(folder: Path) -> str:
     """Return Slurm's final state of a job by the job's own log, such as TIMEOUT; empty if the log has none."""
     causes = _CANCELLED_LINE.findall(last_log_lines(folder, 0, size=40_000))
     return _CAUSES.get(causes[-1], "") if causes else ""
@@ -331,17 +331,17 @@ def _rows(output: str, *, columns: int) -> list[list[str]]:
 def cancel_job(number: str, *, kill: bool = False) -> str:
     """End a job; with `kill`, at once. Return scancel's error message; empty if there is none."""
     options = ["--signal=KILL", "--full"] if kill else []
-    return _error(run_command("scancel", *options, number))
+    return _scancel(*options, number)
 
 
 def signal_job(number: str, name: str) -> str:
     """Send a signal, such as USR2, to all ranks of a job. Return scancel's error message; empty if there is none."""
-    return _error(run_command("scancel", f"--signal={name}", number))
+    return _scancel(f"--signal={name}", number)
 
 
-def _error(done: subprocess.CompletedProcess[str]) -> str:
-    """Return why a command failed; empty if it did not, whatever it printed."""
-    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+def _scancel(*arguments: str) -> str:
+    done = run_command("scancel", *arguments)
+    return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
 
 
 def run_command(*command: str, timeout: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:

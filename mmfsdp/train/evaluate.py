@@ -67,10 +67,8 @@ class HeldOut:
             samples = encode_all(own_processor, islice(source, rank, settings.eval_samples, world_size))
             counts = gather_json(len(samples))
             if not any(counts):
-                raise ParamError(
-                    "train.eval_every",
-                    f"no held-out sample of {name} can be used; raise {name}.max_length, or unset this",
-                )
+                message = f"no held-out sample of {name} can be used; raise {name}.max_length, or unset this"
+                raise ParamError("train.eval_every", message)
             for start in range(0, max(counts), sizes[i]):
                 batch = own_processor.collate(samples[start : start + sizes[i]])
                 batches.append(replace(batch, weight=data.weight, source=name))

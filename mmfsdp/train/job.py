@@ -121,22 +121,17 @@ def pick_device(params: RunParams) -> torch.device:
     Raises ParamError if this rank sees too few GPUs though CUDA is wanted, or though Slurm has allocated GPUs.
     """
     wanted, ranks = params.train.device, int(os.environ["LOCAL_WORLD_SIZE"])
-    allocated = 0
-    if params.launch.executor is Executor.SLURM:
-        allocated = int(os.environ.get("SLURM_GPUS_ON_NODE", "0"))
     if wanted is Device.CPU:
         return torch.device("cpu")
-    gpus = torch.cuda.device_count()
+    is_job = params.launch.executor is Executor.SLURM
+    gpus, allocated = torch.cuda.device_count(), int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if is_job else 0
     if gpus >= ranks:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if gpus and allocated >= ranks:
         return torch.device("cuda", 0)  # with --gpus-per-task or --gpu-bind, a rank sees its own GPU only
     if wanted is Device.CUDA or allocated:
-        raise ParamError(
-            "train.device",
-            f"{wanted.value} needs a GPU per rank: this node has {ranks} ranks, and this one sees {gpus} GPUs; "
-            "set launch.ranks lower, or train.device to cpu",
-        )
+        words = f"{wanted.value} needs a GPU per rank: this node has {ranks} ranks, and this one sees {gpus} GPUs; "
+        raise ParamError("train.device", words + "set launch.ranks lower, or train.device to cpu")
     return torch.device("cpu")
 
 

@@ -160,9 +160,8 @@ def pretrain_language(params: BackboneParams, folder: Path, recipe: Recipe, prog
 
 def _check_vocabulary(field: str, vocab_size: int, words: int) -> None:
     if vocab_size < words:
-        raise ParamError(
-            field, f"vocab_size {vocab_size} is too small for the {words} words of the generated texts; raise it"
-        )
+        message = f"vocab_size {vocab_size} is too small for the {words} words of the generated texts; raise it"
+        raise ParamError(field, message)
 
 
 class Muon(torch.optim.Optimizer):

@@ -41,7 +41,7 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
 
 def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, cluster):
     run = submit("stream")
-    until(lambda: run.state().step > 1, words=lambda: str(run.state()))
+    until(lambda: run.state().step > 60, words=lambda: str(run.state()))
     for file in ("run.json", "status.json"):
         (run.path / file).unlink()
     until(lambda: run.state().status is Status.RUNNING, seconds=10, words=lambda: str(run.state()))
@@ -105,6 +105,14 @@ def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, mon
     state = run.wait(60)
     assert state.status is Status.FAILED
     assert state.reason.startswith("launch.nodes, or gpus_per_node, ") and "node configuration" in state.reason
+
+
+def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):
+    runs = [submit("places", **{"launch.name": "a", "launch.setup": ["source /no/file"]})]
+    runs.append(submit("places", **{"launch.name": "b", "launch.python": "/no/python"}))
+    for run, words in zip(runs, ("setup: source /no/file", "python: /no/python"), strict=True):
+        state = run.wait(60)
+        assert state.status is Status.FAILED and state.reason.startswith(f"launch.{words} failed with exit"), state
 
 
 def test_a_preempted_job_is_requeued_unless_cancelled(submit, cluster, monkeypatch):

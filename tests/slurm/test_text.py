@@ -1,6 +1,7 @@
 """What Slurm is asked for: every field where it belongs, profiles beneath, and nothing that could leave its place."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -148,9 +149,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSALS)
-def test_a_refusal_points_to_the_field_to_change(words):
-    assert refusal(f"sbatch: error: {words}").partition(": ")[0] == f"launch.{REFUSALS[words]}"
+def test_a_refusal_points_to_the_field_to_change():
+    for words, field in REFUSALS.items():
+        assert refusal(f"sbatch: error: {words}").partition(": ")[0] == f"launch.{field}"
     assert "no reason" in refusal("")
 
 
@@ -188,10 +189,7 @@ def test_banners_are_no_jobs(fake_slurm, tmp_path):
         sweep(RunParams().change(**SLURM | {"launch.folder": str(tmp_path)}), grid={"train.lr": [1, 2, 3, 4]})
 
 
-ENDS_IN_LOG = {
-    " DUE TO TIME LIMIT": (Status.FAILED, "raise launch.timeout_min"),
-    "": (Status.CANCELLED, "cancelled by scancel"),
-}
+ENDS_IN_LOG = {" DUE TO TIME LIMIT": "FAILED: .*raise launch.timeout_min", "": "CANCELLED: cancelled by scancel"}
 
 
 @pytest.mark.parametrize("cause", ENDS_IN_LOG)
@@ -207,7 +205,7 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     write_json(folder / "status.json", {"status": "QUEUED", "job": "99"})
     os.utime(folder / "status.json", (1, 1))
     state = run_state(folder)
-    assert state.status is ENDS_IN_LOG[cause][0] and ENDS_IN_LOG[cause][1] in state.reason
+    assert re.match(ENDS_IN_LOG[cause], f"{state.status}: {state.reason}"), state
     (folder / "run.json").unlink()
     assert run_state(folder).status is state.status and run_state(folder).steps == 100
     (folder / "status.json").unlink()

@@ -11,6 +11,7 @@ import pytest
 from mmfsdp import ParamError
 from mmfsdp.run import slurm as submission
 from mmfsdp.run.record import Status
+from mmfsdp.run.slurm_state import state_in_log
 from tests.slurm.cluster import NODES, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -63,6 +64,7 @@ def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
     state = timed.wait(120)
     assert state.status is Status.FAILED and state.step > 0
     assert state.reason == "the time limit was reached; raise launch.timeout_min"
+    assert state_in_log(timed.path) == "TIMEOUT", "known also where Slurm has forgotten it"
 
 
 class Bomb:
