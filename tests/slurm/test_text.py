@@ -153,6 +153,7 @@ def test_a_refusal_points_to_the_field_to_change():
     for words, field in REFUSALS.items():
         assert refusal(f"sbatch: error: {words}").partition(": ")[0] == f"launch.{field}"
     assert "no reason" in refusal("")
+    assert "launch.timeout_min" in queue._waiting_reason(queue.Job(reason="QOSMaxWallDurationPerJobLimit"))
 
 
 COMMANDS = {
