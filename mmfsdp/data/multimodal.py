@@ -77,11 +77,8 @@ class MultimodalProcessor(Processor):
         turns = super()._turns(sample)
         placeholders = _count(turns, self.ids.get("audio", -1))
         if placeholders != len(sample.sounds):
-            raise CorruptRecord(
-                sample.name,
-                f"has {placeholders} {AUDIO} placeholders but {len(sample.sounds)} sounds; "
-                "give one placeholder per sound",
-            )
+            message = f"has {placeholders} {AUDIO} placeholders but {len(sample.sounds)} sounds; "
+            raise CorruptRecord(sample.name, message + "give one placeholder per sound")
         return [(self._repeated(prompt), self._repeated(text)) for prompt, text in turns]
 
     def _repeated(self, ids: list[int]) -> list[int]:

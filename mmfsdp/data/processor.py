@@ -112,11 +112,8 @@ class Processor:
         ids, labels = ids[: self.max_length], labels[: self.max_length]
         labels[0] = IGNORE  # nothing precedes the first token, so nothing predicts it
         if all(label == IGNORE for label in labels):
-            raise CorruptRecord(
-                sample.name,
-                f"has no token to learn from in its first {self.max_length} of {length}; "
-                "raise max_length or shorten the prompt",
-            )
+            message = f"has no token to learn from in its first {self.max_length} of {length}; "
+            raise CorruptRecord(sample.name, message + "raise max_length or shorten the prompt")
         if self.augment and seed is None:
             seed = stable_hash(sample.name)
         return self._with_media(
@@ -163,11 +160,8 @@ class Processor:
             begin = []  # only before the first turn
         placeholders = _count(turns, self.image_id)
         if placeholders != len(sample.images):
-            raise CorruptRecord(
-                sample.name,
-                f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
-                "give one placeholder per picture",
-            )
+            message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
+            raise CorruptRecord(sample.name, message + "give one placeholder per picture")
         return turns
 
     def _tokens(self, text: str) -> list[int]:

@@ -91,9 +91,6 @@ def _heldout_limit(records: Iterable[tuple[str, Loaded]], params: DataParams, sk
             return limit
     if len(set(hashes)) < 2:
         reasons = "".join(f"; {name} {reason}" for name, reason in list(skipped.items())[:3])
-        raise ParamError(
-            "path",
-            f"{params.path!r} holds {len(hashes)} usable records ({len(skipped)} skipped{reasons}); "
-            "it takes two at least, one to train on and one to hold out",
-        )
+        message = f"{params.path!r} holds {len(hashes)} usable records ({len(skipped)} skipped{reasons}); "
+        raise ParamError("path", message + "it takes two at least, one to train on and one to hold out")
     return min(hashes) + 1

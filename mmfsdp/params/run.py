@@ -50,11 +50,8 @@ class RunParams(Params):
     def _check_mesh(self) -> Self:
         replicate, shard = self.fsdp.dp_replicate, self.fsdp.dp_shard
         if replicate and shard and replicate * shard != self.launch.ranks:
-            raise ParamError(
-                "fsdp.dp_replicate",
-                f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
-                f"{self.launch.ranks}; change one of the three",
-            )
+            message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
+            raise ParamError("fsdp.dp_replicate", message + f"{self.launch.ranks}; change one of the three")
         return self
 
 

@@ -98,11 +98,8 @@ def _frozen_encoder(model: nn.Module) -> tuple[str, nn.Module]:
         raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
     trained = [parameter for parameter, p in modules[name].named_parameters() if p.requires_grad]
     if trained:
-        raise ParamError(
-            "data.feature_cache",
-            f"the vision encoder trains ({trained[0]} and {len(trained) - 1} more), so that its features change; "
-            "freeze vision_encoder.* in model.freeze, or unset it",
-        )
+        message = f"the vision encoder trains ({trained[0]} and {len(trained) - 1} more), so that its features change; "
+        raise ParamError("data.feature_cache", message + "freeze vision_encoder.* in model.freeze, or unset it")
     return name, modules[name]
 
 
