@@ -213,9 +213,31 @@ def test_what_a_kind_of_model_does_not_have_is_named():
         vision = BackboneParams(source="open_clip", config=VISION)
         language = BackboneParams(config=LANGUAGE)
         build_model(ModelParams(kind="multimodal", vision=vision, language=language, encoders=(hearing,)), meta=True)
+    refused("freeze: 'encoders.*' .*llava_lora.* needs kind multimodal", freeze=("llava_lora",))
+    refused("freeze: 'lora' needs LoRA; set lora_rank, and kind to multimodal", freeze=("lora",))
+    refused("freeze: .* needs LoRA; set lora_rank", kind="multimodal", freeze=("llava_lora",))
     with pytest.raises(ParamError, match="vision.image_size: 24 does not suit VisionTransformer"):
         vision = BackboneParams(source="open_clip", config=VISION, image_size=24)
         build_model(ModelParams(vision=vision, language=BackboneParams(config=LANGUAGE)), meta=True)
+
+
+@pytest.mark.parametrize("kind", ["flamingo", "multimodal"])
+def test_a_backbone_that_does_not_fit_is_refused_by_name(params, kind):
+    for config, message in {
+        "mamba": "language: MambaForCausalLM has no cache of keys and values",
+        "recurrent_gemma": "language: RecurrentGemmaForCausalLM has no cache",
+        "t5": r"language: model_type t5 \(T5Config\) is no causal language model",
+    }.items():
+        small = {"model_type": config, "num_hidden_layers": 2, "vocab_size": 12}
+        with pytest.raises(ParamError, match=message):
+            build_model(params.change(kind=kind, language={"config": small}), meta=True)
+    with pytest.raises(ParamError, match=r"vision: model_type siglip2_vision_model .* has no image_size; choose"):
+        vision = {"config": {"model_type": "siglip2_vision_model"}}
+        build_model(params.change(kind=kind, vision=vision), meta=True)
+    pretrained(params)
+    language = {"name": str(generated_folder(params) / "language"), "config": {**LANGUAGE, "vocab_size": 8}}
+    with pytest.raises(ParamError, match="language: the tokenizer has 10 tokens but the embedding table only 8 rows"):
+        build_model(params.change(kind=kind, language=language), meta=True)
 
 
 def test_recipes_stand_for_their_patterns_and_each_kind_has_its_own():

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from tiny import tiny_batch, tiny_flamingo
+from torch import nn
 from torch.optim import SGD
+from transformers import PretrainedConfig
 
 from mmfsdp.core.optimizer import build_optimizer, lr_factor
-from mmfsdp.core.step import train_step
+from mmfsdp.core.step import label_tokens, train_step
 from mmfsdp.params import Schedule, TrainParams
 
 TRAIN = TrainParams(steps=10, lr=1e-2, warmup_steps=4, weight_decay=0.1)
@@ -55,6 +57,17 @@ def test_micro_steps_make_the_step_of_the_whole_batch():
     assert figures == pytest.approx(others, rel=1e-5)
     assert figures[3] == (whole.labels[:, 1:] != -100).sum() and figures[4] == 4 and figures[2] == 1e-2 / 4
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(once, often, strict=True))
+
+
+def test_label_tokens_are_those_that_the_models_loss_is_a_mean_over():
+    batch, model = tiny_batch(), nn.Module()
+    batch.labels[:, 0] = 1  # of which a causal model predicts none
+    every = int((batch.labels != -100).sum())
+    assert label_tokens(model, batch) == label_tokens(tiny_flamingo(), batch) == every - 2
+    model.config = PretrainedConfig(is_encoder_decoder=True)
+    assert label_tokens(model, batch) == every
+    model.count_label_tokens = lambda batch: 7
+    assert label_tokens(model, batch) == 7
 
 
 def test_the_gradient_is_clipped_to_its_global_norm():

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from ..models.backbones import load_from_transformers
-from ..models.encoders import VisionEncoder, normalization
+from ..models.encoders import VisionEncoder, normalization, with_pooled
 from ..models.multimodal import ModalEncoder, MultimodalModel
-from ..params import ProjectorKind
 
 
 def load_llava(model_or_folder: Any) -> MultimodalModel:
@@ -29,38 +28,56 @@ def load_llava(model_or_folder: Any) -> MultimodalModel:
     config = model.config
     _check_supported(config)
     mean, std = normalization(config.vision_config.model_type)
-    vision = VisionEncoder(
+    vision = LlavaVision(
         model.model.vision_tower,
         image_size=config.vision_config.image_size,
         mean=mean,
         std=std,
-        feature_layer=config.vision_feature_layer,
+        layers=_layers(config),
+        first=config.vision_feature_select_strategy == "default",
     )
-    encoders = {"vision": ModalEncoder(vision, ProjectorKind.MLP)}
+    encoders = {"vision": ModalEncoder(vision, model.model.multi_modal_projector)}
     llava = MultimodalModel(encoders, _language_model(model), placeholders={"vision": config.image_token_id})
-    projector: Any = llava.projectors["vision"]
-    if not config.multimodal_projector_bias:
-        projector.linear_1.bias = projector.linear_2.bias = None
-    projector.act = model.model.multi_modal_projector.act
-    projector.load_state_dict(model.model.multi_modal_projector.state_dict())
     return llava.train(model.training)  # type: ignore[return-value]
 
 
+class LlavaVision(VisionEncoder):
+    """The tokens that LLaVA takes: hidden states of one or several layers, side by side, from the first or second on.
+
+    Its strategy `default` leaves out the first token, whether that is a class token (CLIP) or a patch (SigLIP).
+    """
+
+    def __init__(self, visual: Any, *, layers: list[int], first: int, **preprocessing: Any):
+        self.layers, self.first = layers, first
+        super().__init__(visual, **preprocessing)
+
+    def _transformers_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
+        out = self.visual(pixel_values=pixels, output_hidden_states=True)
+        states = [out.hidden_states[layer][:, self.first :] for layer in self.layers]
+        return with_pooled(torch.cat(states, dim=-1), getattr(out, "pooler_output", None))
+
+
+def _layers(config: Any) -> list[int]:
+    layers = config.vision_feature_layer
+    return [layers] if isinstance(layers, int) else list(layers)
+
+
 def _check_supported(config: Any) -> None:
-    """Raise ValueError for a model that is no LLaVA, or a LLaVA with features that MultimodalModel does not have."""
+    """Raise ValueError for a model that is no LLaVA, one of a layer that it lacks, or of pictures of any size."""
     if config.model_type != "llava":
         raise ValueError(
             f"load_llava: {config.model_type!r} is not supported; only transformers' LlavaForConditionalGeneration "
             "(model_type 'llava') loads"
         )
-    if config.vision_feature_select_strategy != "default" or not isinstance(config.vision_feature_layer, int):
-        raise ValueError(
-            f"load_llava: vision_feature_select_strategy {config.vision_feature_select_strategy!r} with "
-            f"vision_feature_layer {config.vision_feature_layer!r} is not supported; "
-            "only 'default' (no class token) of one layer is"
-        )
     if config.vision_config.model_type == "pixtral":
         raise ValueError("load_llava: a pixtral vision encoder is not supported: it takes pictures of any size")
+    count = config.vision_config.num_hidden_layers
+    for layer in _layers(config):
+        if not -count - 1 <= layer <= count:
+            raise ValueError(
+                f"load_llava: vision_feature_layer {layer} is not of the vision encoder, which has {count} layers; "
+                f"choose from {-count - 1} to {count}"
+            )
 
 
 def _language_model(model: Any) -> Any:

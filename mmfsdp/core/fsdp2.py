@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ..params import Backend, BackwardPrefetch, ParamError
-from .group import wrap_order
+from .group import contains, outermost, wrap_order
 from .plan import Unit, WrapPlan
 from .trace import Trace, has_forward
 from .units import torch_dtype
@@ -210,24 +210,10 @@ def layers_of(names: list[str]) -> list[str]:
     """Return the modules that are layers. A tower of them saves little: all its activations exist again at one time."""
     layers = []
     for name in names:
-        units_inside = [other for other in names if is_inside(other, name)]
+        units_inside = [other for other in names if contains([name], [other])]
         if len(units_inside) <= MAX_UNITS_IN_LAYER:
             layers.append(name)
     return layers
-
-
-def is_inside(name: str, module: str) -> bool:
-    """Return True if `name` is a module inside `module`."""
-    return name.startswith(f"{module}.")
-
-
-def outermost(names: list[str]) -> list[str]:
-    """Return the modules that are not inside another one of the list."""
-    outer = []
-    for name in names:
-        if not any(is_inside(name, other) for other in names):
-            outer.append(name)
-    return outer
 
 
 def with_recomputed(model: nn.Module, plan: WrapPlan, trace: Trace) -> tuple[Unit, ...]:
@@ -255,7 +241,7 @@ def last_save(model: nn.Module, name: str, trace: Trace) -> float | None:
     # Without an example, assume that the last module inside it saves one if backward comes there at all.
     for key, p in model.get_submodule(name).named_parameters():
         if p.requires_grad or f"{name}.{key}" in trace.grad_flow:
-            return 0.01 + max(time for m, time in trace.forward_start.items() if m == name or is_inside(m, name))
+            return 0.01 + max(time for m, time in trace.forward_start.items() if m == name or contains([name], [m]))
     return None
 
 
@@ -270,7 +256,7 @@ def is_gathered_again(unit: Unit, last_saved: dict[str, float], trace: Trace, *,
         return False
     for name in unit.modules:
         for around, last in last_saved.items():
-            runs_again = is_inside(name, around) and trace.forward_start.get(name, 0) < last
+            runs_again = contains([around], [name]) and trace.forward_start.get(name, 0) < last
             if runs_again and not (freed_between and last < trace.forward_end.get(name, 0)):
                 return True
     return False

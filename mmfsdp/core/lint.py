@@ -33,7 +33,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
         # All other findings would follow from this one.
         if findings:
             return tuple(findings)
-        findings += _model_changed(model, plan)
+        findings += model_changed(model, plan)
     findings += _guessed_layers(model, plan)
     findings += _nothing_trains(model, plan)
     findings += _two_kinds_in_a_unit(plan)
@@ -50,7 +50,7 @@ def lint_training(model: nn.Module, plan: WrapPlan, optimizer: Optimizer) -> tup
     """Return the findings on a wrapped model and its optimizer: cheap enough for every step."""
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    return (*_model_changed(model, plan), *_optimizer(model, optimizer))
+    return (*model_changed(model, plan), *_optimizer(model, optimizer))
 
 
 def plain_name(name: str) -> str:
@@ -97,7 +97,8 @@ def _guessed_layers(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
         yield _warning("guessed-layers", f"transformer_layer_cls is not set; the model's lists of layers hold {names}")
 
 
-def _model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    """Find parameters that the plan does not have, and those that have been un-frozen since."""
     unknown = []
     trainable_now = []
     for full_name, p in model.named_parameters(remove_duplicate=False):
@@ -143,9 +144,13 @@ def _batch_norms(model: nn.Module) -> Iterator[Finding]:
 
 
 def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
-    """Find a unit with gradients of two dtypes, and in FSDP1 one with two dtypes or with frozen and trainable ones."""
+    """Find a unit with gradients of two dtypes, and what FSDP1 does not take: integers, two dtypes, two kinds."""
     fsdp1 = plan.backend is Backend.FSDP1
     for unit in _sharded(plan):
+        integers = [p.name for p in unit.params if not p.is_floating]
+        if fsdp1 and integers:
+            yield _error("integers", f"{_list(integers)}: FSDP1 shards no integers; set backend to FSDP2")
+            return
         # FSDP2 gathers any dtypes, but reduces gradients in one. FSDP1 has one flat parameter.
         by_dtype = {p.dtype: p for p in unit.params if p.trainable or fsdp1}
         if len(by_dtype) > 1:

@@ -123,9 +123,9 @@ def choose_policies(
         plans = [replace(plan, memory_events=events) for plan in plans]
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
-    at_most = " at most" if plans[0].memory_events else ""
+    bound = "at most" if plans[0].memory_events else "(give an example to count activations) at least"
     why = (
-        f"AUTO: {_summary(units)}; a rank holds {size(search.memory(units))} of {size(search.budget)}{at_most} and "
+        f"AUTO: {_summary(units)}; a rank holds {bound} {size(search.memory(units))} of {size(search.budget)} and "
         f"sends {size(search.traffic(units))} a step, with all SHARD {size(search.traffic(plans[0].units))}"
     )
     return replace(plans[0], units=with_prefetch(units, params), why=why, memory_events=())

@@ -38,7 +38,8 @@ def train_step(
     scale = 1.0 if scaler is None else scaler.scale.clone()
 
     # 1. Count the label tokens of all ranks: the loss is a mean over them, for each source of data by itself.
-    sources, source_weights, tokens, samples = count_labels(micro_batches, device)
+    rank_tokens = [label_tokens(model, batch) for batch in micro_batches]
+    sources, source_weights, tokens, samples = count_labels(micro_batches, rank_tokens, device)
     token_weights = source_weights / tokens.clamp(min=1)  # (sources,)
 
     # 2. Forward and backward. Gradients are reduced over ranks in the last micro-batch only.
@@ -46,7 +47,7 @@ def train_step(
     for i, batch in enumerate(micro_batches):
         source = sources.index(batch.source)
         with gradient_sync(model, last=i == len(micro_batches) - 1):
-            loss_sum = token_sum(model(**batch.to(device).inputs()).loss.float(), batch.label_tokens)
+            loss_sum = token_sum(model(**batch.to(device).inputs()).loss.float(), rank_tokens[i])
             loss_sums[source] += loss_sum.detach()
             clock.lap("forward")
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
@@ -66,11 +67,10 @@ def train_step(
     if schedule is not None:
         schedule.step()
     clock.lap("optimizer")
-    rank_tokens = sum(batch.label_tokens for batch in micro_batches)
     source_losses = loss_sums / tokens.clamp(min=1)
     figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *source_losses]
     on_host, arrived = send_to_host(figures, device)
-    return StepMetrics(on_host, arrived, scaler is not None, sources, rank_tokens, lr, **clock.seconds)
+    return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr, **clock.seconds)
 
 
 class Batch(Protocol):
@@ -93,30 +93,47 @@ class Batch(Protocol):
 
     @property
     def label_tokens(self) -> int:
-        """Tokens that the loss is a mean over."""
+        """Tokens that the loss of a causal language model is a mean over; see `label_tokens`."""
 
     def to(self, device: torch.device, /) -> Batch:
         """Return the batch on a device."""
 
     def inputs(self) -> dict[str, Any]:
-        """Return the keyword arguments of the model's forward, which returns an object with a `loss`."""
+        """Return the keyword arguments of the model's forward, which returns an object with a `loss`.
+
+        It must be a dataclass or a dict, as those of transformers are: FSDP1 looks for tensors in no other objects, and
+        would leave the root unit unsharded after backward.
+        """
+
+
+def label_tokens(model: nn.Module, batch: Batch) -> int:
+    """Return the tokens that the model's loss is a mean over.
+
+    An encoder-decoder predicts every label, a causal language model all but the first of a sequence. A model that does
+    otherwise has a method `count_label_tokens(batch)`.
+    """
+    inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
+    if hasattr(inner, "count_label_tokens"):
+        return inner.count_label_tokens(batch)
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+        return int((batch.inputs()["labels"] != -100).sum())
+    return batch.label_tokens
 
 
 def count_labels(
-    micro_batches: Sequence[Batch], device: torch.device
+    micro_batches: Sequence[Batch], rank_tokens: list[int], device: torch.device
 ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the names of the sources, their weights and label tokens, both (sources,), and all samples, ().
 
-    Counts are over all ranks and micro-batches. Every rank must have the same sources, in the same order.
+    rank_tokens: this rank's label tokens, by micro-batch. Counts are over all ranks and micro-batches.
+    Every rank must have the same sources, in the same order.
     """
     weights: dict[str, float] = {}
     tokens: dict[str, int] = {}
-    samples = 0
-    for batch in micro_batches:
+    for batch, count in zip(micro_batches, rank_tokens, strict=True):
         weights[batch.source] = batch.weight
-        tokens[batch.source] = tokens.get(batch.source, 0) + batch.label_tokens
-        samples += batch.size
-    totals = sum_over_ranks(to_device([*tokens.values(), samples], device))
+        tokens[batch.source] = tokens.get(batch.source, 0) + count
+    totals = sum_over_ranks(to_device([*tokens.values(), sum(batch.size for batch in micro_batches)], device))
     return list(weights), to_device([*weights.values()], device), totals[:-1], totals[-1]
 
 

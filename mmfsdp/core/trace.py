@@ -183,17 +183,20 @@ def _no_backward(saved: Any) -> torch.Tensor:
 
 
 def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:
-    """Count a module as never called if its parameter is used while its forward does not run.
+    """Count a module as never called if a parameter inside it is used while its forward does not run.
 
-    An FSDP unit of that module would not gather the parameter in time, so a module further up has to.
+    An FSDP unit of that module would not gather the parameter in time, so a module further up has to, which does run:
+    peft's adapters of fused experts use their matrices before they call them.
     """
     assert trace.calls is not None
     names = tied_names(model)
     for name, uses in trace.uses.items():
         owners = {alias.rpartition(".")[0] for alias in names.get(name, [name])}
-        if any(owners.isdisjoint(running) for running in uses):
-            for owner in owners:
-                trace.calls[owner] = 0
+        for running in filter(owners.isdisjoint, uses):
+            for module in owners:
+                while module not in running:  # the root always is
+                    trace.calls[module] = 0
+                    module = module.rpartition(".")[0]
 
 
 def has_forward(module: nn.Module) -> bool:

@@ -52,9 +52,7 @@ def find_missing(model: nn.Module, weights: WeightSource | None) -> str:
     for names, tensor in named_tensors(model):
         shape = tuple(weights[names[0]].shape) if names[0] in weights else "missing"
         if shape != tuple(tensor.shape):
-            return (
-                f"weights: {names[0]} is {shape}, in the model {tuple(tensor.shape)}; give all parameters and buffers"
-            )
+            return f"weights: {names[0]} is {shape}, in the model {tuple(tensor.shape)}; give every tensor"
     return ""
 
 
@@ -96,10 +94,13 @@ def is_part(name: str, parts: Collection[str]) -> bool:
 
 @torch.no_grad()
 def cast_at_rest(model: nn.Module, plan: WrapPlan) -> None:
-    """Cast every parameter to the dtype that the plan gives it at rest, and buffers to `buffer_dtype`."""
+    """Cast every parameter to the dtype that the plan gives it at rest, and buffers to `buffer_dtype`.
+
+    Parameters become contiguous: fully_shard refuses others (torch 2.15), and an expanded one cannot be written to.
+    """
     for name, p in model.named_parameters():
         # Through .data the Parameter stays the same object, so tied modules still share it.
-        p.data = p.data.to(torch_dtype(plan.by_name[name].dtype))
+        p.data = p.data.to(torch_dtype(plan.by_name[name].dtype)).contiguous()
     if plan.fsdp.buffer_dtype:
         for buffer in model.buffers():
             if buffer.is_floating_point():

@@ -20,8 +20,8 @@ from . import fsdp1
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
-from .lint import lint
-from .plan import WrapPlan
+from .lint import lint, model_changed
+from .plan import WrapPlan, stop_at_errors
 from .planner import make_plan
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, weight_source
@@ -72,9 +72,9 @@ def apply_plan(
 
     # 1. Every rank starts from the same weights, in the dtypes that they rest in.
     weights = weight_source(model, device, weights)
+    cast_at_rest(model, plan)
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device)
-    cast_at_rest(model, plan)
 
     # 2. These replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
     cast_batch_norms(model, plan)
@@ -91,6 +91,7 @@ def apply_plan(
         wrap = wrap_fsdp1 if plan.backend is Backend.FSDP1 else wrap_fsdp2
         wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, weights=weights)
     serve_generate(wrapped, model, plan, device)
+    refuse_unfrozen(wrapped, model, plan)
     wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
     return wrapped
 
@@ -164,10 +165,9 @@ def batch_norm(module: nn.Module, forward: Any, x: torch.Tensor) -> torch.Tensor
     attributes = vars(module)
     before: dict[str, Any] = {}  # FSDP1 has put views there
     for key in ("weight", "bias"):
-        if key in attributes:
-            before[key] = attributes[key]
-    for key in ("weight", "bias"):
         weight = getattr(module, key)
+        if key in attributes:
+            before[key] = weight
         if weight is not None:  # an attribute of the instance hides the registered parameter
             attributes[key] = weight.to(module.running_mean.dtype)  # type: ignore[union-attr]
     try:
@@ -210,6 +210,20 @@ def serve_generate(wrapped: nn.Module, model: nn.Module, plan: WrapPlan, device:
         return out
 
     wrapped.generate = generate  # type: ignore[assignment]
+
+
+def refuse_unfrozen(wrapped: nn.Module, model: nn.Module, plan: WrapPlan) -> None:
+    """Have the forward raise ParamError if a parameter that was frozen when it was wrapped is trainable.
+
+    Its gradient would be missing, or would not be reduced: each rank would train another model.
+    """
+    frozen = [p for p in wrapped.parameters() if not p.requires_grad]
+
+    def check(*_: Any) -> None:
+        if any(p.requires_grad for p in frozen):  # cheap, for every forward
+            stop_at_errors(model_changed(model, plan))
+
+    wrapped.register_forward_pre_hook(check)
 
 
 def reshard(model: nn.Module) -> None:

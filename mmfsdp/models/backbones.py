@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -25,6 +28,12 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
     """
     if not params.weights or (meta and params.config):
         config = load_config(params, "language")
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise ParamError(
+                "language",
+                f"model_type {config.model_type} ({type(config).__name__}) is no causal language model of "
+                "transformers; choose one, such as llama",
+            )
         with torch.device("meta" if meta else "cpu"):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
@@ -38,6 +47,25 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
     if params.config:
         _check_shapes(model, build_language(params, meta=True), params.weights)
     return model
+
+
+def forward_arguments(language_model: Any) -> Collection[str]:
+    """Return the names of the arguments of a language model's forward, inside peft's wrapper if it has one."""
+    adapted = getattr(language_model, "get_base_model", lambda: language_model)()
+    return inspect.signature(adapted.forward).parameters.keys()
+
+
+def check_language(model: Any) -> None:
+    """Raise ParamError for a model of transformers that has no cache of keys and values."""
+    if not isinstance(model, PreTrainedModel):
+        return
+    # RecurrentGemma takes the argument, but keeps its state in its layers.
+    if "past_key_values" not in forward_arguments(model) or model.config.model_type == "recurrent_gemma":
+        raise ParamError(
+            "language",
+            f"{type(model).__name__} has no cache of keys and values (past_key_values); choose a causal language model "
+            "with attention, such as llama",
+        )
 
 
 def _check_shapes(model: nn.Module, planned: nn.Module, weights: str) -> None:
@@ -96,5 +124,8 @@ def output_shape(module: nn.Module, example: torch.Tensor) -> torch.Size:
 def run_on_meta(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Return `module(*args, **kwargs)` with the module's tensors on the meta device, where the arguments must be."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor) or name.endswith("_flat_param"):
+            raise ValueError(f"{type(module).__name__}: {name} is sharded already; build the whole model, then wrap it")
     on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     return functional_call(module, on_meta, args, kwargs)

@@ -5,7 +5,6 @@ B batch, L tokens, T pictures or sounds of a sample, N tokens of each, D width, 
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationMixin
 from transformers.modeling_outputs import ModelOutput
 
+from .backbones import forward_arguments
 from .tokens import TokenIds
 
 
@@ -130,8 +130,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
 
     def _positions(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Return position_ids (B, L) that do not depend on the side of the padding, if the language model takes any."""
-        adapted = getattr(self.language_model, "get_base_model", lambda: self.language_model)()
-        if mask is None or "position_ids" not in inspect.signature(adapted.forward).parameters:
+        if mask is None or "position_ids" not in forward_arguments(self.language_model):
             return {}
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         return {"position_ids": positions[:, -input_ids.shape[1] :]}

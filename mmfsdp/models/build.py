@@ -21,7 +21,7 @@ from .base import MediaModel
 from .encoders import AudioEncoder, VisionEncoder, build_audio, build_vision
 from .flamingo import Flamingo
 from .multimodal import ModalEncoder, MultimodalModel
-from .tokens import TokenIds, saved_new_tokens
+from .tokens import TokenIds, check_tokens, saved_new_tokens
 from .weights import TensorSource, Weights, tensor_sources
 
 RECIPE_VERSION = 1
@@ -163,7 +163,9 @@ def _multimodal(params: ModelParams, backbones: _Backbones, meta: bool) -> tuple
         add_lora(language, params.lora_rank, meta=meta)
     if tokenizer is None:
         return MultimodalModel(encoders, language), None
-    model = MultimodalModel(encoders, language, placeholders=add_placeholders(tokenizer, encoders))
+    placeholders = add_placeholders(tokenizer, encoders)
+    check_tokens(language, len(tokenizer) - len(placeholders))  # which need no rows
+    model = MultimodalModel(encoders, language, placeholders=placeholders)
     model.tokens = replace(model.tokens, end_of_chunk=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
     processor = MultimodalProcessor(
         tokenizer, vision.image_size, vision.mean, vision.std, counts=model.num_tokens, audio_shape=audio_shape

@@ -40,6 +40,7 @@ class VisionEncoder(nn.Module):
     ):
         """feature_layer: of a transformers model, the hidden state to return (-2 is LLaVA's); default its output."""
         super().__init__()
+        check_takes_pixels(getattr(visual, "config", None))
         self.visual, self.feature_layer = visual, feature_layer
         self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
         if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then returns (pooled, tokens)
@@ -51,10 +52,10 @@ class VisionEncoder(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, C, H, W), normalized -> (N, P, D)."""
-        pixels = _as_weights(pixels, self.visual)
+        pixels = as_weights(pixels, self.visual)
         if hasattr(self.visual, "output_tokens"):  # open_clip's ViT
             pooled, tokens = self.visual(pixels)  # (N, D), (N, P, D)
-            return _with_pooled(tokens, pooled)
+            return with_pooled(tokens, pooled)
         if hasattr(self.visual, "forward_intermediates"):  # open_clip's other towers
             maps = self.visual(pixels)
             maps = maps["image_intermediates"] if isinstance(maps, dict) else maps
@@ -72,7 +73,7 @@ class VisionEncoder(nn.Module):
             options["output_hidden_states"] = True
         out = self.visual(pixel_values=pixels, **options)
         tokens = out.last_hidden_state if self.feature_layer is None else out.hidden_states[self.feature_layer]
-        tokens = _with_pooled(tokens, getattr(out, "pooler_output", None))
+        tokens = with_pooled(tokens, getattr(out, "pooler_output", None))
         patch = getattr(config, "patch_size", None)
         if tokens.ndim == 3 and isinstance(patch, int):  # patches come last, after class and register tokens
             patches = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)
@@ -91,16 +92,16 @@ class AudioEncoder(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(N, M, S) -> (N, P, D)."""
-        return self.audio(_as_weights(features, self.audio)).last_hidden_state
+        return self.audio(as_weights(features, self.audio)).last_hidden_state
 
 
-def _as_weights(items: torch.Tensor, module: nn.Module) -> torch.Tensor:
+def as_weights(items: torch.Tensor, module: nn.Module) -> torch.Tensor:
     """Cast to the dtype of a module's weights. Inside a unit of FSDP1, which casts by itself, none are visible."""
     weight = next(module.parameters(), None)
     return items if weight is None else items.to(weight.dtype)
 
 
-def _with_pooled(tokens: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+def with_pooled(tokens: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
     """Return the tokens. A pooled output that trains is added with factor 0: DDP waits for every gradient."""
     if pooled is None or not pooled.requires_grad:
         return tokens
@@ -134,6 +135,7 @@ def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, 
 
     config = load_config(params, "vision")
     config = getattr(config, "vision_config", config)
+    check_takes_pixels(config)
     if params.weights and not meta:
         visual = load_from_transformers(AutoModel, params.weights, "vision.weights", config=config, dtype=torch.float32)
     else:
@@ -141,6 +143,16 @@ def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, 
             visual = AutoModel.from_config(config, dtype=torch.float32)
     mean, std = normalization(config.model_type)
     return visual, {"image_size": config.image_size, "mean": mean, "std": std}
+
+
+def check_takes_pixels(config: Any) -> None:
+    """Raise ParamError for the configuration of a model of transformers that does not take pictures of one size."""
+    if hasattr(config, "model_type") and not hasattr(config, "image_size"):
+        raise ParamError(
+            "vision",
+            f"model_type {config.model_type} ({type(config).__name__}) has no image_size; choose a model of pictures "
+            "of one size, such as clip_vision_model or siglip_vision_model",
+        )
 
 
 def normalization(model_type: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

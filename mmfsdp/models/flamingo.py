@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .backbones import check_language
 from .base import MediaModel
 from .cross_attention import FlamingoLayer, GatedCrossAttention, media_mask
 from .decoder import decoder_layers, extra_arguments, passes_to_layers
@@ -45,6 +46,7 @@ class Flamingo(MediaModel):
         decoder_layers_name: str | None = None,
     ):
         super().__init__()
+        check_language(language_model)
         self.tokens, self.cross_attend_all = tokens, cross_attend_all
         shape = {"heads": attention_heads, "head_dim": attention_head_dim}
         with next(language_model.parameters()).device:

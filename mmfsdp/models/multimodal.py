@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..params import ProjectorKind
-from .backbones import output_shape
+from ..params import ParamError, ProjectorKind
+from .backbones import check_language, output_shape
 from .base import MediaModel
+from .encoders import as_weights
 from .perceiver import PerceiverResampler
 from .tokens import TokenIds
 
@@ -55,6 +56,15 @@ class MultimodalModel(MediaModel):
     ):
         """placeholders: token id by key; default the ids after the vocabulary, in order."""
         super().__init__()
+        check_language(language_model)
+        for key, part in encoders.items():
+            encoder = part.encoder if isinstance(part, ModalEncoder) else part
+            if encoder is part or not hasattr(encoder, "item_shape"):
+                raise ParamError(
+                    f"encoders.{key}",
+                    f"{type(encoder).__name__} has no item_shape, num_tokens and dim; for a vision model of "
+                    "transformers give ModalEncoder(VisionEncoder(model, image_size=...))",
+                )
         with next(language_model.parameters()).device:
             self.encoders = nn.ModuleDict({key: part.encoder for key, part in encoders.items()})
             width = language_model.get_input_embeddings().weight.shape[1]  # OPT's may be less than its hidden_size
@@ -203,7 +213,7 @@ def build_projector(part: ModalEncoder, width: int) -> nn.Module:
 def projected_tokens(key: str, projector: nn.Module, encoder: Any, language_model: Any) -> int:
     """Return N, the tokens that a projector makes of one item. Raises ValueError if the widths do not fit."""
     width = language_model.get_input_embeddings().weight.shape[1]
-    example = torch.empty(2, encoder.num_tokens, encoder.dim, device="meta")
+    example = as_weights(torch.empty(2, encoder.num_tokens, encoder.dim, device="meta"), projector)
     expected = f"must turn {tuple(example.shape)} (items, tokens, features) into (2, tokens, {width})"
     try:
         shape = output_shape(projector, example)

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..params import ParamError
+
 CONFIG_KEY = "mmfsdp_new_tokens"
 """In a saved language model's configuration: how many of its last tokens are new."""
 INITIAL_SPREAD = 0.1
@@ -82,20 +84,17 @@ def initial_rows(known: torch.Tensor, new: int) -> torch.Tensor:
 
 
 def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
-    """Give `model` rows for the new tokens, in place. Raises ValueError if its tables are of another kind or size."""
+    """Give `model` rows for the new tokens, in place. Raises ParamError if its tables are of another kind or size."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear):
-        raise ValueError(
-            f"language: {type(model).__name__} embeds with {type(table).__name__} and predicts with "
-            f"{type(head).__name__}; new tokens need nn.Embedding and nn.Linear"
+        raise ParamError(
+            "language",
+            f"{type(model).__name__} embeds with {type(table).__name__} and predicts with {type(head).__name__}; new "
+            "tokens need nn.Embedding and nn.Linear",
         )
     if not ids.new:
         return
-    if ids.known > len(table.weight):
-        raise ValueError(
-            f"language: the tokenizer has {ids.known} tokens but the embedding table only {len(table.weight)} rows; "
-            "use the tokenizer that belongs to the model"
-        )
+    check_tokens(model, ids.known)
     embedding = ExtendedEmbedding(table, ids.known, ids.new)
     shared = embedding.new_tokens if head.weight is table.weight else None
     extended_head = ExtendedHead(head, ids.known, ids.new, shared)
@@ -105,6 +104,18 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
     model.config.get_text_config().vocab_size = ids.known + ids.new
     if saved_new_tokens(model) == ids.new:
         _take_out_saved_rows(embedding, extended_head, ids)
+
+
+def check_tokens(model: PreTrainedModel, known: int) -> None:
+    """Raise ParamError if the embedding table has no rows for all tokens that a tokenizer knows."""
+    table: Any = model.get_input_embeddings()
+    rows = len(table.weight)
+    if known > rows:
+        raise ParamError(
+            "language",
+            f"the tokenizer has {known} tokens but the embedding table only {rows} rows; use the tokenizer that "
+            "belongs to the model",
+        )
 
 
 def _take_out_saved_rows(embedding: ExtendedEmbedding, head: ExtendedHead, ids: TokenIds) -> None:

@@ -160,6 +160,15 @@ class ModelParams(Params):
         return self
 
     @model_validator(mode="after")
+    def _check_recipe(self) -> Self:
+        for pattern in self.freeze:
+            if pattern == "encoders.*" and self.kind is not ModelKind.MULTIMODAL:
+                raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
+            if "lora" in pattern and not self.lora_rank:
+                raise ParamError("freeze", f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal")
+        return self
+
+    @model_validator(mode="after")
     def _check_encoders(self) -> Self:
         not_vision: dict[str, BackboneParams] = {"language": self.language}
         for i, encoder in enumerate(self.encoders):

@@ -18,7 +18,7 @@ from torch import nn
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
 from ..core.freeze import freeze
-from ..core.step import to_device, token_sum
+from ..core.step import label_tokens, to_device, token_sum
 from ..core.wrap import reshard
 from ..data.batch import Batch, Sample
 from ..data.pictures import CorruptRecord
@@ -87,7 +87,7 @@ class HeldOut:
         model.eval()
         with torch.no_grad():
             for batch in self.batches:
-                i, count = index[batch.source], batch.label_tokens
+                i, count = index[batch.source], label_tokens(model, batch)
                 sums[i] += token_sum(model(**batch.to(device).inputs()).loss.float(), count)
                 tokens[i] += count
         model.train()

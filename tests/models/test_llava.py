@@ -29,7 +29,13 @@ CASES = {
         "multimodal_projector_bias": False,
         "projector_hidden_act": "relu",
     },
+    "class token": {"vision_feature_select_strategy": "full"},
+    "SigLIP": {"vision_config": SiglipVisionConfig(**VISION), "vision_feature_select_strategy": "full"},
+    "SigLIP without its first patch": {"vision_config": SiglipVisionConfig(**VISION)},
+    "two layers": {"vision_feature_layer": [-2, -1]},
 }
+TOKENS = {"class token": 5, "SigLIP without its first patch": 3}
+"""Of a picture, where they are not 4."""
 
 
 def theirs(**changes) -> LlavaForConditionalGeneration:
@@ -42,12 +48,13 @@ def theirs(**changes) -> LlavaForConditionalGeneration:
     return model
 
 
-def inputs() -> dict[str, torch.Tensor]:
+def inputs(tokens: int = 4) -> dict[str, torch.Tensor]:
     """Two pictures; one, padded on the right; pictures in their order."""
-    picture = [IMAGE] * 4
+    picture = [IMAGE] * tokens
     rows = [[1, *picture, 5, *picture, 6, 7], [8, 9, *picture, 10]]
-    ids = torch.tensor([row + [0] * (12 - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (12 - len(row)) for row in rows])
+    length = len(rows[0])
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
     return {"input_ids": ids, "attention_mask": mask, "pixel_values": torch.randn(3, 3, 16, 16)}
 
 
@@ -55,7 +62,7 @@ def inputs() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("form", ["model", "folder"])
 def test_same_logits_as_the_original(case, form, tmp_path):
     original = theirs(**CASES[case])
-    given = inputs()
+    given = inputs(TOKENS.get(case, 4))
     with torch.no_grad():
         wanted = original(**given).logits
     if form == "folder":
@@ -89,6 +96,16 @@ def test_same_text_and_gradients_as_the_original():
         torch.testing.assert_close(ours.projectors["vision"].get_parameter(name).grad, p.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_parts_are_taken_over_as_they_are():
+    original = theirs().to(torch.bfloat16)
+    original.model.multi_modal_projector.requires_grad_(False)
+    ours = load_llava(original)
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    assert not any(p.requires_grad for p in ours.projectors.parameters())
+    ids, media = inputs()["input_ids"], {"vision": torch.randn(2, 2, 1, 3, 16, 16)}
+    assert ours(ids, media=media).logits.isfinite().all()
+
+
 def test_what_is_not_supported_is_said(tmp_path):
     for family, message in {
         "qwen2_vl": "'qwen2_vl' is not supported; only",
@@ -97,8 +114,5 @@ def test_what_is_not_supported_is_said(tmp_path):
         AutoConfig.for_model(family).save_pretrained(tmp_path / family)
         with pytest.raises(ValueError, match=message):
             load_llava(tmp_path / family)
-    siglip = theirs(vision_config=SiglipVisionConfig(**VISION), vision_feature_select_strategy="full")
-    with pytest.raises(ValueError, match="vision_feature_select_strategy 'full' with vision_feature_layer -2 is not"):
-        load_llava(siglip)
-    with pytest.raises(ValueError, match=r"vision_feature_layer \[-2, -1\] is not supported"):
-        load_llava(theirs(vision_feature_layer=[-2, -1]))
+    with pytest.raises(ValueError, match="vision_feature_layer 4 is not .* which has 3 layers; choose from -4 to 3"):
+        load_llava(theirs(vision_feature_layer=4))

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.models import AudioEncoder, ModalEncoder, MultimodalModel, build_audio, build_vision
+from mmfsdp.core.planner import make_plan
+from mmfsdp.models import AudioEncoder, ModalEncoder, MultimodalModel, build_audio, build_language, build_vision
+from mmfsdp.models.build import add_lora
 from mmfsdp.params import BackboneParams
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -195,6 +197,17 @@ def test_lora_adapters_train_beside_a_frozen_base(whole, text_only):
     assert said.shape[1] > 9
 
 
+def test_adapters_of_fused_experts_are_planned_with_an_example():
+    torch.manual_seed(0)
+    config = {"model_type": "mixtral", **WIDE, "vocab_size": 60, "num_key_value_heads": 2, "num_local_experts": 2}
+    del config["image_size"], config["patch_size"]
+    language = build_language(BackboneParams(config=config))
+    add_lora(language, 2)
+    freeze(language, ["*", "!*lora_*"])
+    example = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
+    assert make_plan(language, world_size=2, example=example).lint == ()
+
+
 def test_widths_that_do_not_fit_are_named_with_both_numbers(text_only):
     vision, language = build_vision(TOWERS["CLIP"]), text_only("llama")
     cases = {
@@ -206,6 +219,11 @@ def test_widths_that_do_not_fit_are_named_with_both_numbers(text_only):
     for message, projector in cases.items():
         with pytest.raises(ValueError, match=message):
             MultimodalModel({"vision": ModalEncoder(vision, projector)}, language)
+    for part in (vision.visual, ModalEncoder(vision.visual)):
+        with pytest.raises(
+            ValueError, match="encoders.vision: CLIPVisionModel has no item_shape, .* give ModalEncoder"
+        ):
+            MultimodalModel({"vision": part}, language)
     with pytest.raises(ValueError, match="placeholders: .* must have the keys of encoders, vision"):
         MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"image": 3})
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmfsdp.models import TokenIds
+from mmfsdp.params import ParamError
 
 TIED = [("llama", False), ("llama", True), ("gpt2", True), ("gpt2", False), ("opt", True), ("gpt_neox", False)]
 
@@ -45,7 +46,7 @@ def test_without_new_tokens_nothing_is_added(build):
 
 
 def test_a_tokenizer_of_another_model_is_an_error(build):
-    with pytest.raises(ValueError, match="the tokenizer has 70 tokens but the embedding table only 60 rows"):
+    with pytest.raises(ParamError, match="language: the tokenizer has 70 tokens but the embedding table only 60 rows"):
         build("llama", tokens=TokenIds.after(70))
 
 

@@ -70,6 +70,12 @@ def scalar(backend: str = "FSDP2"):
     return plan(model, backend=backend).lint
 
 
+def integers(backend: str = "FSDP1"):
+    model = stack(8, "layers.*")
+    model.layers[0].table = nn.Parameter(torch.zeros(8, dtype=torch.int8, device="meta"), requires_grad=False)
+    return plan(model, backend=backend).lint
+
+
 def scalar_fsdp1():
     return scalar("FSDP1")
 
@@ -162,6 +168,7 @@ MISTAKES = {
     mixed_fsdp1: ("warning", "mixed-unit", "layers.0.q.base.*set backend to FSDP2.*FROZEN_AWARE"),
     two_dtypes: ("error", "two-dtypes", r"layers.0.*bfloat16.*to float32 before"),
     two_dtypes_fsdp1: ("error", "two-dtypes", r"layers.0.*set backend to FSDP2"),
+    integers: ("error", "integers", "layers.0.table.*set backend to FSDP2"),
     scalar: ("error", "scalar", r"model.gate = .*reshape\(1\)"),
     scalar_fsdp1: ("error", "scalar", r"gate.*\(1,\)"),
     tied_apart: ("error", "tied-apart", "head.weight.*one unit"),
@@ -193,6 +200,33 @@ def test_sound_plans_are_quiet(fields, tied):
     assert plan(tiny_flamingo(tied=tied), **fields).lint == ()
 
 
+@pytest.mark.parametrize("fields", [{}, {"frozen_policy": "REPLICATE"}, {"backend": "DDP"}, {"backend": "FSDP1"}])
+def test_a_forward_stops_where_a_frozen_parameter_is_trainable(fake_ranks, fields):
+    model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), **fields))
+    model(**tiny_batch().inputs())
+    next(p for n, p in model.named_parameters() if "vision_encoder" in n).requires_grad_()
+    with pytest.raises(ParamError, match="vision_encoder.*trainable now.*before make_plan"):
+        model(**tiny_batch().inputs())
+
+
+def test_parameters_of_any_strides_are_sharded(fake_ranks):
+    for backend in ("FSDP2", "FSDP1", "DDP"):
+        model = nn.Sequential(
+            nn.Linear(8, 8), nn.Conv2d(4, 4, 2).to(memory_format=torch.channels_last), nn.Linear(8, 8)
+        )
+        model[0].weight = nn.Parameter(torch.randn(8, 8).t())
+        model[0].bias = nn.Parameter(torch.zeros(1).expand(8), requires_grad=False)
+        model[2].weight = nn.Parameter(torch.randn(8, 16)[:, ::2])
+        apply_plan(model, plan(model, backend=backend))
+
+
+@pytest.fixture
+def fake_ranks():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
 def test_an_error_stops_the_launch():
     model = stack()
     made = plan(model)
@@ -203,24 +237,20 @@ def test_an_error_stops_the_launch():
 
 
 @pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
-def test_training_stops_where_the_model_is_no_longer_as_planned(backend):
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
-        with pytest.warns(UserWarning, match="plan: the root unit holds"):
-            wrap_fsdp(tiny_flamingo(), FSDPParams(backend=backend, **layers))
-        model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
-        batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
-        with pytest.raises(ParamError, match="frozen, yet given to the optimizer"):
-            train_step(model, batches, SGD(model.parameters(), lr=1.0))
-        with pytest.raises(ParamError, match="nothing that trains was given to the optimizer"):
-            train_step(model, batches, build_optimizer(tiny_flamingo(), TrainParams())[0])
-        next(p for p in model.parameters() if not p.requires_grad).requires_grad_(True)
-        for go in (lambda: train_step(model, batches, optimizer), lambda: build_optimizer(model, TrainParams())):
-            with pytest.raises(ParamError, match="vision_encoder.*trainable now.*before make_plan"):
-                go()
-    finally:
-        dist.destroy_process_group()
+def test_training_stops_where_the_model_is_no_longer_as_planned(fake_ranks, backend):
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
+    with pytest.warns(UserWarning, match="plan: the root unit holds"):
+        wrap_fsdp(tiny_flamingo(), FSDPParams(backend=backend, **layers))
+    model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
+    batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
+    with pytest.raises(ParamError, match="frozen, yet given to the optimizer"):
+        train_step(model, batches, SGD(model.parameters(), lr=1.0))
+    with pytest.raises(ParamError, match="nothing that trains was given to the optimizer"):
+        train_step(model, batches, build_optimizer(tiny_flamingo(), TrainParams())[0])
+    next(p for p in model.parameters() if not p.requires_grad).requires_grad_(True)
+    for go in (lambda: train_step(model, batches, optimizer), lambda: build_optimizer(model, TrainParams())):
+        with pytest.raises(ParamError, match="vision_encoder.*trainable now.*before make_plan"):
+            go()
 
 
 BLOCKS = ["--fsdp.auto-wrap-policy", "TRANSFORMER_BASED_WRAP", "--fsdp.transformer-layer-cls"]

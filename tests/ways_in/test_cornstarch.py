@@ -10,6 +10,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.adam import Adam
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, CLIPVisionConfig, CLIPVisionModel, LlamaConfig
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -114,3 +115,14 @@ def test_the_units_are_those_of_the_page(found):
     # the root, the encoder, its layers and its embedding of positions; the projector; the words, the decoder's layers
     assert found["FSDP1"]["FSDP1 units"] == 1 + (1 + 2 + 1) + 1 + (1 + 2)
     assert found["FSDP2"]["all sharded"] and not found["DDP"]["all sharded"]
+
+
+def test_an_encoder_that_is_sharded_before_the_model_is_built_is_refused_by_name():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        vision = multimodal().encoders["vision"].visual
+        fully_shard(vision)
+        with pytest.raises(ValueError, match="visual.*is sharded already; build the whole model, then wrap it"):
+            VisionEncoder(vision, image_size=16)
+    finally:
+        dist.destroy_process_group()
