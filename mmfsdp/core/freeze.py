@@ -41,8 +41,7 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
     frozen: list[str] = []
     trainable: list[str] = []
     for name, p in model.named_parameters():
-        names = trainable if p.requires_grad else frozen
-        names.append(name)
+        (trainable if p.requires_grad else frozen).append(name)
     if frozen and not trainable:
         raise ParamError("freeze", f"{list(patterns)} leaves nothing to train; add a pattern such as '!{frozen[-1]}'")
     return FreezeReport(tuple(frozen), tuple(trainable))

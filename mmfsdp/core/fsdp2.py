@@ -210,8 +210,7 @@ def layers_of(names: list[str]) -> list[str]:
     """Return the modules that are layers. A tower of them saves little: all its activations exist again at one time."""
     layers = []
     for name in names:
-        units_inside = [other for other in names if contains([name], [other])]
-        if len(units_inside) <= MAX_UNITS_IN_LAYER:
+        if sum(contains([name], [other]) for other in names) <= MAX_UNITS_IN_LAYER:
             layers.append(name)
     return layers
 

@@ -11,11 +11,7 @@ from functools import partial
 from os.path import commonprefix
 
 from torch import nn
-from torch.distributed.fsdp.wrap import (
-    _recursive_wrap,
-    size_based_auto_wrap_policy,
-    transformer_auto_wrap_policy,
-)
+from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError
 from ..params.base import did_you_mean

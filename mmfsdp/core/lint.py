@@ -274,6 +274,5 @@ def _optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Finding]:
     # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
     if trainable and optimized.isdisjoint(map(id, trainable)):
         yield _error(
-            "not-in-optimizer",
-            "nothing that trains was given to the optimizer; make it after the model is wrapped",
+            "not-in-optimizer", "nothing that trains was given to the optimizer; make it after the model is wrapped"
         )

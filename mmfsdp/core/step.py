@@ -67,8 +67,7 @@ def train_step(
     if schedule is not None:
         schedule.step()
     clock.lap("optimizer")
-    source_losses = loss_sums / tokens.clamp(min=1)
-    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *source_losses]
+    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *(loss_sums / tokens.clamp(min=1))]
     on_host, arrived = send_to_host(figures, device)
     return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr, **clock.seconds)
 

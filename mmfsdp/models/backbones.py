@@ -29,11 +29,7 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
     if not params.weights or (meta and params.config):
         config = load_config(params, "language")
         if type(config) not in AutoModelForCausalLM._model_mapping:
-            raise ParamError(
-                "language",
-                f"model_type {config.model_type} ({type(config).__name__}) is no causal language model of "
-                "transformers; choose one, such as llama",
-            )
+            raise ParamError("language", f"{config.model_type} is no causal language model; choose one, such as llama")
         with torch.device("meta" if meta else "cpu"):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
@@ -62,9 +58,7 @@ def check_language(model: Any) -> None:
     # RecurrentGemma takes the argument, but keeps its state in its layers.
     if "past_key_values" not in forward_arguments(model) or model.config.model_type == "recurrent_gemma":
         raise ParamError(
-            "language",
-            f"{type(model).__name__} has no cache of keys and values (past_key_values); choose a causal language model "
-            "with attention, such as llama",
+            "language", f"{type(model).__name__} has no past_key_values; choose another, such as llama"
         )
 
 

@@ -148,11 +148,8 @@ def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, 
 def check_takes_pixels(config: Any) -> None:
     """Raise ParamError for the configuration of a model of transformers that does not take pictures of one size."""
     if hasattr(config, "model_type") and not hasattr(config, "image_size"):
-        raise ParamError(
-            "vision",
-            f"model_type {config.model_type} ({type(config).__name__}) has no image_size; choose a model of pictures "
-            "of one size, such as clip_vision_model or siglip_vision_model",
-        )
+        name = f"{config.model_type} ({type(config).__name__})"
+        raise ParamError("vision", f"{name} has no image_size; choose one that has, such as siglip_vision_model")
 
 
 def normalization(model_type: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -154,18 +154,14 @@ class ModelParams(Params):
 
     @model_validator(mode="after")
     def _choose_recipe(self) -> Self:
+        if "encoders.*" in self.freeze and self.kind is not ModelKind.MULTIMODAL:
+            raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
+        for pattern in self.freeze:
+            if "lora" in pattern and not self.lora_rank:
+                raise ParamError("freeze", f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal")
         if self.kind is ModelKind.MULTIMODAL and self.freeze == RECIPES["flamingo"]:
             recipe = "llava_lora" if self.lora_rank else "llava_stage1"
             object.__setattr__(self, "freeze", RECIPES[recipe])
-        return self
-
-    @model_validator(mode="after")
-    def _check_recipe(self) -> Self:
-        for pattern in self.freeze:
-            if pattern == "encoders.*" and self.kind is not ModelKind.MULTIMODAL:
-                raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
-            if "lora" in pattern and not self.lora_rank:
-                raise ParamError("freeze", f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal")
         return self
 
     @model_validator(mode="after")
