@@ -57,9 +57,7 @@ def check_language(model: Any) -> None:
         return
     # RecurrentGemma takes the argument, but keeps its state in its layers.
     if "past_key_values" not in forward_arguments(model) or model.config.model_type == "recurrent_gemma":
-        raise ParamError(
-            "language", f"{type(model).__name__} has no past_key_values; choose another, such as llama"
-        )
+        raise ParamError("language", f"{type(model).__name__} has no past_key_values; choose another, such as llama")
 
 
 def _check_shapes(model: nn.Module, planned: nn.Module, weights: str) -> None:
