@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 import yaml
 
-from ..run.folder import event_marks, read_json, read_metrics, write_text
+from ..run.folder import RECENT_EVENTS_BYTES, event_marks, read_events, read_json, read_metrics, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -172,7 +172,8 @@ def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any]
     train = params.get("train")
     steps = train.get("steps") if isinstance(train, dict) else None
     levels = predicted_levels(estimate, rows[-1] if rows else {})
-    return charts(history, total=steps if isinstance(steps, int) else None, predicted=levels, marks=event_marks(folder))
+    marks = event_marks(read_events(folder, last_bytes=RECENT_EVENTS_BYTES))
+    return charts(history, total=steps if isinstance(steps, int) else None, predicted=levels, marks=marks)
 
 
 def predicted_levels(estimate: Mapping[str, Any], row: Row) -> dict[str, float]:

@@ -90,10 +90,6 @@ def test_within_a_twentieth_of_exhaustive_search(widths, trained, rows, accumula
         assert best <= sent <= 1.05 * best
         assert step_peak(auto, train).bytes <= budget
         assert auto.why.startswith("AUTO: ") and auto.why[:40] in str(auto) and (" at most " in auto.why) == bool(rows)
-    with pytest.raises(ParamError, match="too little: the least that a rank can hold") as error:
-        make_plan(model, fsdp.change(memory_budget_gib=low / 2 / GIB), world_size=8, example=example, train=train)
-    fix = float(str(error.value).split("set it to ")[1].split(",")[0])
-    assert low <= fix * GIB < low + 2**20
 
 
 @pytest.mark.parametrize("count, seed, rows", [(60, 0, 0), (20, 1, 500), (18, 2, 40_000)])
