@@ -74,17 +74,6 @@ def barred() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 
 
-def diskless() -> None:
-    """No byte is left on the disk."""
-    with open("filler", "wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            try:
-                while file.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
-
-
 def __getattr__(entry: str) -> Callable[[Path], None]:
     what, _, rest = entry.partition("_")
     rank, _, moment = rest.partition("_")

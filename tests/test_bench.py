@@ -3,8 +3,8 @@
 import json
 
 from mmfsdp.cli import main
-from mmfsdp.cli.bench_models import BY_LAYER, CORNSTARCH, METHODS, OPENFLAMINGO
-from mmfsdp.cli.bench_step import COMPARED, batch_for, configuration, random_model
+from mmfsdp.cli.bench_models import BY_LAYER, COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
+from mmfsdp.cli.bench_step import batch_for, configuration
 from mmfsdp.core.planner import make_plan
 from mmfsdp.params import FSDPParams
 

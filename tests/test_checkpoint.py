@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.folder import complete_checkpoints
@@ -96,21 +97,49 @@ def test_another_model_is_refused_by_parameter_name(tmp_path):
     assert not list(path.glob("*.pt")) and json.loads((path / "complete.json").read_text())["step"] == 1
 
 
-def test_a_damaged_file_is_named_and_the_checkpoint_before_is_offered(tmp_path):
-    model = tiny_flamingo()
-    checkpoint.save(tmp_path, model=model, step=1)
-    path = checkpoint.save(tmp_path, model=model, step=2)
-    (file,) = path.glob("*.safetensors")
-    whole = file.read_bytes()
-    for harm in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), None):
-        file.unlink() if harm is None else file.write_bytes(harm)
-        with pytest.raises(checkpoint.DamagedCheckpoint, match=f"{file.name} is missing, .* step_00000001.*--step 1"):
-            checkpoint.load(model, path)
-    file.write_bytes(whole)
-    assert checkpoint.load(model, path)["step"] == 2
-    text = (path / "complete.json").read_text()
-    for harm in (text[:-5], "{}", "[]"):
-        (path / "complete.json").write_text(harm)
+def trained(width: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, width))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[1].parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("kind", StateDictType)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_offered(tmp_path, kind):
+    model, optimizer = trained()
+    for step in (1, 2):
+        path = checkpoint.save(tmp_path, model=model, step=step, optimizer=optimizer, kind=kind)
+    files = sorted(path.rglob("*.safetensors"))
+    assert len(files) > 1
+    for file in files:
+        whole = file.read_bytes()
+        cut, altered, longer = whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), whole + b"x"
+        for damage in (cut, altered, longer, b"x" + whole[1:], b"", b"junk" * 1000, "missing", "folder"):
+            file.unlink(missing_ok=True)
+            if damage == "folder":
+                file.mkdir()
+            elif damage != "missing":
+                file.write_bytes(damage)
+            named = f"{file.name} is missing, .* step_00000001.*--step 1"
+            with pytest.raises(checkpoint.DamagedCheckpoint, match=named) as error:
+                checkpoint.resume(*trained(), path)
+            assert "\n" not in str(error.value)
+            with pytest.raises(checkpoint.DamagedCheckpoint, match=named):
+                checkpoint.load(model, path)
+        file.rmdir()
+        file.write_bytes(whole)
+    nn.init.zeros_(model[1].weight)
+    checkpoint.resume(model, optimizer, path)
+    assert torch.equal(model[1].weight, trained()[0][1].weight) and checkpoint.load(model, path)["step"] == 2
+    with pytest.raises(ParamError, match=r"checkpoint: .*1\.(weight|bias)"):
+        checkpoint.load(trained(width=3)[0], path)
+    marker = path / "complete.json"
+    text = marker.read_text()
+    for damaged in (text[:-5], "{}", "[]"):
+        marker.write_text(damaged)
         with pytest.raises(checkpoint.DamagedCheckpoint, match="complete.json"):
             checkpoint.load(model, path)
 

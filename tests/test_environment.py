@@ -1,7 +1,6 @@
 """pyproject.toml is the one list of dependencies: environment.yml adds none, and what is installed satisfies it."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,40 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def disagreements(environment: dict, project: dict) -> list[str]:
-    """What environment.yml says that pyproject.toml does not, in words."""
-    conda = [d for d in environment["dependencies"] if isinstance(d, str)]
-    pip = [line for d in environment["dependencies"] if isinstance(d, dict) for line in d["pip"]]
-    python = [SpecifierSet(d.removeprefix("python")) for d in conda if re.match(r"python\b", d)]
-    found = []
-    if environment["channels"] != ["conda-forge", "nodefaults"]:
-        found.append("channels are not conda-forge alone")
-    if python != [SpecifierSet(project["requires-python"])]:
-        found.append(f"python is not {project['requires-python']}")
-    if extra := set(conda) - {"pip"} - {d for d in conda if d.startswith("python")}:
-        found.append(f"dependencies written down twice: {extra}")
-    if "pip" not in conda or pip != ["-e ."]:
-        found.append(f"pip does not install this folder and nothing else: {pip}")
-    return found
-
-
 def test_environment_yml_adds_nothing_to_pyproject():
-    assert disagreements(yaml.safe_load((ROOT / "environment.yml").read_text()), PROJECT) == []
-
-
-@pytest.mark.parametrize(
-    "line, instead",
-    [
-        ("python>=3.10", "python>=3.12"),
-        ("  - pip\n", "  - pip\n  - numpy\n"),
-        ("-e .", "-e .[test]"),
-        ("conda-forge", "main"),
-    ],
-)
-def test_a_disagreement_is_found(line, instead):
-    text = (ROOT / "environment.yml").read_text()
-    assert line in text
-    assert disagreements(yaml.safe_load(text.replace(line, instead)), PROJECT)
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    assert environment["dependencies"] == ["python" + PROJECT["requires-python"], "pip", {"pip": ["-e ."]}]
 
 
 def test_what_is_installed_satisfies_pyproject():

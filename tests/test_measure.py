@@ -1,13 +1,20 @@
-"""Collectives are counted as they happen, whoever asks for them; what counting costs is in `mmfsdp bench wrap`."""
+"""Collectives are counted as they happen, memory is watched, and a run measures the rates of its ranks."""
+
+from dataclasses import asdict
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
+from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
 from mmfsdp.core.collectives import Collectives
+from mmfsdp.core.planner import make_plan
+from mmfsdp.estimate import step_time
+from mmfsdp.params import FSDPParams, LaunchParams
 from mmfsdp.train.memory_meter import PeakMemory
+from mmfsdp.train.profile import machine_here
 
 
 def count_all() -> dict:
@@ -32,8 +39,30 @@ def count_all() -> dict:
     }
 
 
-def test_kinds_bytes_and_wire_bytes():
-    for found in on_ranks(count_all, 2):
+def rates(folder: str) -> dict:
+    profile = f"{folder}/cluster.yaml"
+    with open(profile, "w") as file:
+        file.write("machine: {flops: 123}\n")
+    plan = make_plan(tiny_flamingo(), FSDPParams(), world_size=2, example=tiny_batch().inputs())
+    here = machine_here(LaunchParams(), torch.device("cpu"), dtype=torch.float32)
+    slurm = LaunchParams(cluster=profile, executor="slurm")
+    profiled = machine_here(slurm, torch.device("cpu"), dtype=torch.bfloat16)
+    seconds = step_time(plan, machine=here).overlapped
+    return {"here": asdict(here), "profiled": asdict(profiled), "step_s": seconds}
+
+
+def measured(folder: str) -> dict:
+    return {"counted": count_all(), "rates": rates(folder)}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return on_ranks(measured, 2, str(tmp_path_factory.mktemp("rates")))
+
+
+def test_kinds_bytes_and_wire_bytes(two_ranks):
+    for rank in two_ranks:
+        found = rank["counted"]
         assert found["rows"] == [
             ["all-gather", "forward", 2, 96, 48],
             ["all-reduce", "control", 2, 48, 48],
@@ -59,3 +88,12 @@ def test_memory_is_what_tensors_have_held_at_most_in_a_step():
             optimizer.zero_grad()
     # Two moments since the first step, gradients, and 64 MiB; the third step is not watched.
     assert memory.peak_bytes == pytest.approx(4 * weights + (64 << 20), rel=0.01)
+
+
+def test_the_rates_of_the_ranks_predict_a_step_and_a_clusters_profile_replaces_them(two_ranks):
+    for rank in two_ranks:
+        row = rank["rates"]
+        here = row["here"]
+        assert not here["overlap"] and here["name"] == "this machine's CPU"
+        assert min(here["flops"], here["memory"], here["bandwidth"], here["latency"], row["step_s"]) > 0
+        assert row["profiled"]["flops"] == 123 and row["profiled"]["memory"] > 1e6

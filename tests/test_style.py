@@ -35,7 +35,7 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 # and 120 for the whole are where they are going.
 CORE_LINES, CORE_FILES = 2_715, 17
 SMALL_PACKAGE_LINES = 4_400
-PACKAGE_LINES, PACKAGE_FILES = 13_580, 123
+PACKAGE_LINES, PACKAGE_FILES = 13_516, 123
 LARGEST_CORE_FILE = 250
 
 
@@ -59,8 +59,8 @@ def test_the_code_is_plain():
     for path in PACKAGE.rglob("*.py"):
         if path.parent != CORE:
             rest.add(measure(path))
-    assert rest.per_100(rest.comprehensions) <= 4.5
-    assert rest.per_100(rest.nested) <= 0.3
+    assert rest.per_100(rest.comprehensions) <= 3.7
+    assert rest.per_100(rest.nested) <= 0.1
 
 
 SHARED_NAMES = {"base.py", "folder.py", "job.py", "launch.py", "multimodal.py", "record.py", "state.py", "weights.py"}

@@ -4,20 +4,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from mmfsdp.models.weights import make_readable
 from mmfsdp.run.folder import write_json
-from mmfsdp.run.record import RunRecord, Status
+from mmfsdp.run.record import Status
 from mmfsdp.run.sweep import LOCK, Sweep
+from tests.test_runs import record
 
-RECORD = RunRecord(
-    executor="local", entry="m:f", ranks=1, steps=8, threads=1, timeout_min=9, device="cpu", host="elsewhere",
-    pid=1, start=0.0, identity="x", created=time.time(), version="0", commit="",
-)  # fmt: skip
 OTHER = """
 import os, sys
 from mmfsdp import cli, launch
@@ -61,7 +57,7 @@ def shared():
 
 def a_run(folder: Path, status: Status, mode: int) -> Path:
     (folder / "logs").mkdir(parents=True)
-    RECORD.write(folder)
+    record(host="elsewhere").write(folder)
     (folder / "params.yaml").write_text("train: {steps: 8, warmup_steps: 0}\n")
     write_json(folder / "status.json", {"status": status})
     folder.chmod(mode)

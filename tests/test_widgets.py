@@ -13,6 +13,7 @@ from mmfsdp.run.slurm import sbatch_text
 from mmfsdp.widgets import Launcher, PlanView, RunForm
 from mmfsdp.widgets.fields import FieldRow, field_names
 from mmfsdp.widgets.form import MAIN
+from tests.test_panel import shown, texts
 
 HOSTILE_NAME = "<script>alert(1)</script>\x1b[31mred\x1b[0m"
 SMALL = ModelParams(
@@ -51,16 +52,6 @@ def choose(form, name, typed):
 def said(form, name):
     """What is beside a field."""
     return form.rows[name].children[1].value
-
-
-def texts(widget):
-    """All HTML below a widget, style sheets apart."""
-    own = [widget.value] if isinstance(widget, w.HTML) and "<style>" not in widget.value else []
-    return own + [text for child in getattr(widget, "children", ()) for text in texts(child)]
-
-
-def shown(widget):
-    return "".join(texts(widget))
 
 
 def everything(widget):

@@ -25,8 +25,10 @@ from mmfsdp.core.wrap import apply_plan, plan_of, wrap_fsdp
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.train.loop import check_media
+from tests.test_several_sources import trained
 
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
+MAX_NORM = 0.05
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
 BF16, FP16 = {"mixed_precision": "bf16"}, {"mixed_precision": "fp16"}
 EXACT = {
@@ -76,10 +78,18 @@ ROUNDED = {
     "FSDP2 fp16, replicate, frozen at rest too": {"frozen_policy": "REPLICATE", "frozen_dtype": "fp16", **FP16},
     "FSDP1 one flat parameter, 3 micro-steps": {"backend": "FSDP1", "use_orig_params": False},
 }
-HYBRID = {
-    "FSDP2 hybrid": {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2},
-    "FSDP2 hybrid, 3 micro-steps": {"sharding_strategy": "HYBRID_SHARD_ZERO2", "dp_replicate": 2, "dp_shard": 2},
-    "FSDP1 hybrid": {"backend": "FSDP1", "sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2},
+MESH = {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2}
+MESH_ZERO2 = {**MESH, "sharding_strategy": "HYBRID_SHARD_ZERO2"}
+FOUR_RANKS = {
+    "DDP": {"backend": "DDP"},
+    "FSDP2 shard": {},
+    "FSDP2 hybrid": MESH,
+    "FSDP2 hybrid, 3 micro-steps": MESH_ZERO2,
+    "FSDP2 hybrid keep, recomputed": {**MESH, "frozen_policy": "KEEP", "activation_checkpointing": "all"},
+    "FSDP2 hybrid replicate, tied": {**MESH_ZERO2, "frozen_policy": "REPLICATE"},
+    "FSDP2 hybrid auto": {**MESH, "frozen_policy": "AUTO", "memory_budget_gib": 1.0},
+    "FSDP1 hybrid": {"backend": "FSDP1", **MESH},
+    "FSDP1 hybrid keep, 3 micro-steps": {"backend": "FSDP1", "frozen_policy": "KEEP", **MESH_ZERO2},
 }
 
 
@@ -92,16 +102,17 @@ def batches_of(step: int, rank: int, count: int) -> list:
     return [tiny_batch(2, seed=100 * step + 10 * i + rank) for i in range(count)]
 
 
-def one_process(ranks: int, *, tied: bool, accumulation: int) -> list[tuple[float, float]]:
+def one_process(ranks: int, *, tied: bool, accumulation: int) -> tuple[list[tuple[float, float]], torch.Tensor]:
     model = tiny_flamingo(tied=tied)
     optimizer, schedule = build_optimizer(model, TRAIN)
     model.train()
     seen = []
     for step in range(3):
         batches = [b for rank in range(ranks) for b in batches_of(step, rank, accumulation)]
-        m = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=0.5)
+        m = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=MAX_NORM)
         seen.append((m.loss, m.grad_norm))
-    return seen
+    assert all(norm > MAX_NORM for _, norm in seen), "every step is clipped"
+    return seen, trained(model)
 
 
 def wrapped(case: str, fields: dict) -> dict:
@@ -120,7 +131,7 @@ def wrapped(case: str, fields: dict) -> dict:
         for step in range(3):
             counted.reset()
             batches = batches_of(step, rank, count)
-            m = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=0.5, scaler=scaler)
+            m = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=MAX_NORM, scaler=scaler)
             seen.append((m.loss, m.grad_norm))
         rows = counted.rows()
     cost = estimate(plan, TrainParams(accumulation=count))
@@ -129,6 +140,7 @@ def wrapped(case: str, fields: dict) -> dict:
     trains = {plain_name(n): p.requires_grad for n, p in model.named_parameters() if "_flat_param" not in n}
     return {
         "seen": seen,
+        "weights": None if case in ROUNDED else trained(model).tolist(),
         "measured": sorted((r.kind, r.phase, r.count, r.bytes, r.wire_bytes) for r in rows),
         "predicted": sorted((w.kind, w.phase, w.count, w.bytes, w.wire_bytes) for w in cost.wire),
         "frozen changed": [n for n in changed if not trains.get(n, True)],
@@ -170,14 +182,16 @@ def two_ranks() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def four_ranks() -> list[dict]:
-    return on_ranks(every, 4, HYBRID)
+    return on_ranks(every, 4, FOUR_RANKS)
 
 
 def check_parity(results: list[dict], case: str, tolerance: float) -> None:
-    single = one_process(len(results), tied="tied" in case, accumulation=micro_steps(case))
+    single, weights = one_process(len(results), tied="tied" in case, accumulation=micro_steps(case))
     for rank in results:
         for ours, wanted in zip(rank[case]["seen"], single, strict=True):
             assert ours == pytest.approx(wanted, rel=tolerance)
+        if case not in ROUNDED:
+            assert (torch.tensor(rank[case]["weights"]) - weights).norm() < tolerance * weights.norm()
 
 
 def check_cost(results: list[dict], case: str) -> None:
@@ -207,8 +221,8 @@ def test_only_what_trains_changes_and_traffic_is_as_predicted(two_ranks, case):
     check_cost(two_ranks, case)
 
 
-@pytest.mark.parametrize("case", HYBRID)
-def test_hybrid_meshes(four_ranks, case):
+@pytest.mark.parametrize("case", FOUR_RANKS)
+def test_four_ranks_and_meshes(four_ranks, case):
     check_parity(four_ranks, case, 1e-5)
     check_cost(four_ranks, case)
 
@@ -223,6 +237,47 @@ class Backwards(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x))
+
+
+class Twice(nn.Module):
+    """A trainable layer and a frozen one that both run twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(5))
+        self.layers[2].requires_grad_(False)
+
+    def forward(self, x):
+        first, trained, frozen, between, last = self.layers
+        return last(frozen(trained(between(frozen(trained(first(x)))))))
+
+
+class UnderTwoNames(nn.Module):
+    """A frozen block and an embedding that the model knows under two names each, as T5 does its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = self.also = nn.Embedding(16, 16)
+        self.block = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).requires_grad_(False)
+        self.blocks = nn.ModuleList([self.block, nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))])
+
+    def forward(self, x):
+        x = self.block(self.also(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def sent_beside_predicted(model: nn.Module, x: torch.Tensor, fields: dict) -> list:
+    """Gathers and reductions of a later backward, predicted and counted; how often a unit is gathered in forward."""
+    model = wrap_fsdp(model, FSDPParams(**fields), example={"x": x})
+    for _ in range(2):
+        with Collectives() as counted:
+            model(x).sum().backward()
+            rows = sorted((r.kind, r.phase, r.count, r.bytes) for r in counted.rows())
+    plan = plan_of(model)
+    wire = sorted((w.kind, w.phase, w.count, w.bytes) for w in estimate(plan).wire if w.phase != "control")
+    return [wire == rows, max(unit.gathers_forward for unit in plan.units)]
 
 
 def odd_starts() -> dict:
@@ -242,11 +297,17 @@ def odd_starts() -> dict:
     found["starts"] = [start(backend) for backend in BACKENDS]
     found["plan"] = str(plan_of(model)) == str(make_plan(tiny_flamingo(), world_size=2))
     found["units"] = sum(isinstance(m, FSDPModule) for m in model.modules())
-    found["skipped"] = skips_together()
     found["media"] = lacking()
     found["described"] = [described(fields) for fields in DESCRIBED]
     found["backwards"] = wrong_guess()
     found["beside"] = beside_gradients()
+    for backend in ("FSDP1", "FSDP2"):
+        for policy, fields in {"SHARD": {}, "KEEP": KEPT}.items():
+            fields = {"backend": backend, **fields}
+            by_size = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 200}
+            found[f"{backend} {policy} twice"] = sent_beside_predicted(Twice(), torch.ones(3, 16), fields | by_size)
+            sent = sent_beside_predicted(UnderTwoNames(), torch.arange(4)[None], fields)
+            found[f"{backend} {policy} under two names"] = sent[0]
     try:
         wrap_fsdp(tiny_flamingo(), FSDPParams(backend="FSDP1", cpu_offload=True))
     except ParamError as error:
@@ -303,20 +364,6 @@ def lacking() -> list[str]:
     return said
 
 
-def skips_together() -> list:
-    """One rank's picture is not a number: nobody changes anything, and the next step is as ever."""
-    model = wrap_fsdp(tiny_flamingo(), FSDPParams())
-    optimizer, _ = build_optimizer(model, TRAIN)
-    bad = tiny_batch()
-    if dist.get_rank():
-        bad.media["vision"].fill_(float("nan"))
-    before = [local(p).detach().clone() for p in model.parameters()]
-    first = train_step(model, [bad], optimizer, max_grad_norm=1.0)
-    same = all(torch.equal(local(p), b) for p, b in zip(model.parameters(), before, strict=True))
-    second = train_step(model, [tiny_batch()], optimizer, max_grad_norm=1.0)
-    return [first.skipped, same, second.skipped]
-
-
 def wrong_guess() -> list[float]:
     """Registration order says that backward never enters the head; it does."""
     torch.manual_seed(0)
@@ -357,7 +404,9 @@ def test_other_starts_and_odd_moments():
                 assert wrong == ["weights: rank 0 lacks some; its error names them"] * 3
         assert found["plan"] and found["units"] > 10
         assert found["described"] == [[True, True, True]] * len(DESCRIBED)
-        assert found["skipped"] == [True, True, False]
         assert found["beside"] == [True] * 3
+        for backend in ("FSDP1", "FSDP2"):
+            assert found[f"{backend} SHARD twice"] == [True, 2] and found[f"{backend} KEEP twice"] == [True, 1]
+            assert found[f"{backend} SHARD under two names"] and found[f"{backend} KEEP under two names"]
         assert found["backwards"][0] < 1e-6 < found["backwards"][1]
         assert "cpu_offload" in found["refused"] and "FSDP2" in found["refused"]

@@ -27,8 +27,10 @@ from ..core.planner import make_plan
 from ..core.step import train_step
 from ..core.wrap import apply_plan
 from ..data import Batch
-from ..models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
-from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
+from ..models import Flamingo, TokenIds
+from ..models.base import MediaModel
+from ..models.build import build_model
+from ..params import BackboneParams, BackboneSource, FSDPParams, ModelKind, ModelParams
 from ..train.memory_meter import cpu_memory
 
 CPU = torch.device("cpu")
@@ -49,6 +51,8 @@ OURS: dict[str, dict[str, Any]] = {
 }
 """FSDP fields by method."""
 METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS)
+COMPARED = (OPENFLAMINGO, "DDP", "frozen-aware SHARD", "frozen-aware KEEP", "frozen-aware REPLICATE")
+"""Methods of `mmfsdp bench wrap`, and of `mmfsdp bench step`."""
 LAYERS = {
     "flamingo": ("FlamingoLayer", "ResidualAttentionBlock"),
     "projector": ("LlamaDecoderLayer", "ResidualAttentionBlock"),
@@ -60,56 +64,62 @@ WORDS, TOKENS, PICTURE_PIXELS = 10_000, 16, 32
 """Size of the vocabulary, length of a sample, and side of its picture, of which a patch has half."""
 
 
-def build(kind: str, width: int = 512) -> Flamingo | MultimodalModel:
+def build(kind: str, width: int = 512) -> MediaModel:
     """Build a frozen vision encoder and language model, and what trains between them; the same weights each time.
 
     kind: flamingo, or projector (as LLaVA's first stage: only the projector trains). width: of the language model; 512
     makes a Flamingo of about 50 M parameters.
     """
-    torch.manual_seed(0)
     picture = {"image_size": PICTURE_PIXELS, "patch_size": PICTURE_PIXELS // 2}
     picture |= {"width": width * 3 // 4, "layers": 6, "head_width": width // 8}
-    vision = build_vision(
-        BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": width, "vision_cfg": picture})
-    )
+    vision = BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": width, "vision_cfg": picture})
     text = {"model_type": "llama", "vocab_size": WORDS, "hidden_size": width, "intermediate_size": width * 8 // 3}
     text |= {"num_attention_heads": 8, "num_hidden_layers": 8 if kind == "projector" else 6}
-    language = build_language(BackboneParams(config=text))
-    if kind == "projector":
-        llava = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS})
-        freeze(llava, ("encoders.*", "language_model.*"))
-        return llava
-    model = Flamingo(
-        vision,
-        language,
-        tokens=TokenIds.after(WORDS),
+    params = ModelParams(
+        kind=ModelKind.MULTIMODAL if kind == "projector" else ModelKind.FLAMINGO,
+        vision=vision,
+        language=BackboneParams(config=text),
         cross_attention_every=2,
         perceiver_depth=2,
         num_latents=8,
         attention_heads=7,
         attention_head_dim=width // 8,
     )
-    open_gates(model)
-    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
-    return model
+    return random_model(params)
 
 
-def open_gates(model: nn.Module) -> None:
-    """Open the gates of a Flamingo's cross-attention by half: at 0 nothing behind them would learn."""
+def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
+    """Return a model with random weights, the same on every rank; its tables untied, as some methods need them."""
+    torch.manual_seed(0)
+    config = {**params.language.config, "tie_word_embeddings": False}
+    language = params.language.change(weights=None, config=config)
+    if "model_type" in config:
+        language = language.change(name="")  # else its tokenizer would be looked for
+    model, _ = build_model(params.change(**{"vision.weights": None, "language": language}), meta=meta)
     for name, p in model.named_parameters():
         if name.endswith("_gate"):
-            p.data.fill_(0.5)
+            p.data.fill_(0.5)  # at 0 nothing behind them would learn
+    freeze(model, params.freeze)
+    return model
 
 
 def batch_of(kind: str, *, seed: int) -> Batch:
     """Return two samples of a picture each."""
+    if kind == "projector":
+        return random_batch(WORDS, WORDS, (2, TOKENS), PICTURE_PIXELS, seed, placeholders=4)
+    return random_batch(WORDS, TokenIds.after(WORDS).image, (2, TOKENS), PICTURE_PIXELS, seed)
+
+
+def random_batch(
+    words: int, placeholder: int, size: tuple[int, int], side: int, seed: int, placeholders: int = 1
+) -> Batch:
+    """Return samples of a picture and text each, without padding. size: samples, and tokens of each. side: pixels."""
     g = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, WORDS, (2, TOKENS), generator=g)
-    placeholders = 4 if kind == "projector" else 1
-    ids[:, :placeholders] = WORDS if kind == "projector" else TokenIds.after(WORDS).image
+    ids = torch.randint(0, words, size, generator=g)
+    ids[:, :placeholders] = placeholder
     labels = ids.clone()
     labels[:, :placeholders] = -100
-    media: dict[str, Any] = {"vision": torch.randn(2, 1, 1, 3, PICTURE_PIXELS, PICTURE_PIXELS, generator=g)}
+    media: dict[str, Any] = {"vision": torch.randn(size[0], 1, 1, 3, side, side, generator=g)}
     return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
 
 

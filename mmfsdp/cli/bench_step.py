@@ -13,19 +13,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..core.freeze import freeze
 from ..core.plan import WrapPlan
 from ..core.planner import make_plan, with_memory_events
 from ..data import Batch
 from ..estimate import estimate, step_time
 from ..models import Flamingo
-from ..models.build import build_model
-from ..params import Device, FSDPParams, ModelParams, Precision, RunParams, TrainParams, load
+from ..models.base import MediaModel
+from ..params import Device, FSDPParams, Precision, RunParams, TrainParams, load
 from ..train.profile import machine_here
-from .bench_models import METHODS, OPENFLAMINGO, OURS, Method, measure_step, open_gates, seconds_of_steps, wrap_as
+from .bench_models import COMPARED, OURS, Method, measure_step, random_batch, random_model, seconds_of_steps, wrap_as
 from .spawn_ranks import on_ranks
 
-COMPARED = (OPENFLAMINGO, "DDP", *(name for name in METHODS if name.startswith("frozen-aware")))
 LARGE: dict[str, Any] = {
     "model.vision.source": "open_clip",
     "model.vision.name": "ViT-L-14",
@@ -115,31 +113,12 @@ def _plan(name: str, params: RunParams, batch: Batch) -> WrapPlan:
     return with_memory_events(model, plan, batch.inputs())
 
 
-def random_model(params: ModelParams, *, meta: bool = False) -> Flamingo:
-    """Return the model with random weights, the same on every rank; its tables untied, as some methods need them."""
-    torch.manual_seed(0)
-    config = {**params.language.config, "tie_word_embeddings": False}
-    language = params.language.change(weights=None, config=config)
-    if "model_type" in config:
-        language = language.change(name="")  # else its tokenizer would be looked for
-    model, _ = build_model(params.change(**{"vision.weights": None, "language": language}), meta=meta)
+def batch_for(params: RunParams, model: MediaModel, rank: int) -> Batch:
+    """Return a rank's batch of the sizes that the parameters and the model ask for."""
     assert isinstance(model, Flamingo), "config: names no Flamingo"
-    open_gates(model)
-    freeze(model, params.freeze)
-    return model
-
-
-def batch_for(params: RunParams, model: Flamingo, rank: int) -> Batch:
-    """Return samples of a picture and text each, without padding."""
-    g = torch.Generator().manual_seed(rank)
-    size, length = params.train.batch_size, params.data.max_length
-    ids = torch.randint(0, model.tokens.known, (size, length), generator=g)
-    ids[:, 0] = model.tokens.image
-    labels = ids.clone()
-    labels[:, 0] = -100
-    pictures = torch.randn(size, 1, *model.vision_encoder.item_shape, generator=g)
-    media = {"vision": pictures if pictures.ndim == 6 else pictures[:, :, None]}
-    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media)
+    size = (params.train.batch_size, params.data.max_length)
+    side = model.vision_encoder.item_shape[-1]
+    return random_batch(model.tokens.known, model.tokens.image, size, side, seed=rank)
 
 
 def _title(params: RunParams, plan: WrapPlan, ranks: int, device: torch.device) -> str:

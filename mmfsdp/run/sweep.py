@@ -35,12 +35,13 @@ LOG = "queue.log"
 MAX_MEMBERS = 1000
 POLL_S = 0.3
 Values = Mapping[str, Any]
+Grid = Mapping[str, Sequence[Any]]
 
 
 def sweep(
     params: RunParams,
     *,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    grid: Grid | None = None,
     overrides: Sequence[Values] | None = None,
     at_once: int = 1,
     entry: str = TRAIN_AND_CAPTION,
@@ -51,7 +52,7 @@ def sweep(
     time. The sweep has params.launch's name and folder; its members are runs in it. The parameters of all members are
     checked before the first starts. Raises ParamError.
     """
-    members = sweep_members(params, grid=grid, overrides=overrides)
+    members = sweep_members(params, grid=grid or {}, overrides=overrides or [])
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
     check(members[0][1])
@@ -71,17 +72,11 @@ def sweep(
     return new_sweep
 
 
-def sweep_members(
-    params: RunParams,
-    *,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    overrides: Sequence[Values] | None = None,
-) -> list[tuple[Values, RunParams]]:
+def sweep_members(params: RunParams, *, grid: Grid, overrides: Sequence[Values]) -> list[tuple[Values, RunParams]]:
     """Return the changed fields and the parameters of each run that `sweep` would start.
 
     Raises ParamError for the first mistake.
     """
-    grid = grid or {}
     members: list[tuple[Values, RunParams]] = []
     for override in overrides or [{}]:
         for values in itertools.product(*grid.values()):

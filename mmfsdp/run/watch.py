@@ -69,10 +69,9 @@ class _RankLog:
         """Return the lines finished since the last call, from at most `limit` bytes."""
         data = self.file.read(limit, newest=True)
         lines = []
-        if self.file.restarted:
+        if self.file.restarted or self.file.skipped:
             self.partial, self.cut_bytes = b"", 0
         if self.file.skipped:
-            self.partial, self.cut_bytes = b"", 0
             cut_line, _, rest = data.partition(b"\n")
             skipped_bytes = self.file.skipped + len(data) - len(rest)
             lines.append(LogLine(self.rank, f"[... {skipped_bytes:,} bytes not shown ...]"))
@@ -103,17 +102,17 @@ class _RankLog:
 class LogReader:
     """Read the log lines of all ranks of a run, each once. The run may still be about to start.
 
-    limit: bytes that one call takes in, over all ranks; of more than that, only the newest.
+    limit: bytes that one call takes in, over all ranks; of more than that, only the newest. rank: read only this one's.
     """
 
-    def __init__(self, path: PathLike, *, limit: int = 4 << 20):
-        self.path, self.limit = path, limit
+    def __init__(self, path: PathLike, *, limit: int = 4 << 20, rank: int | None = None):
+        self.path, self.limit, self.rank = path, limit, rank
         self._logs: dict[Path, _RankLog] = {}
 
     def poll(self, *, last: bool = False) -> list[LogLine]:
         """Return the lines finished since the last call; with `last` (the run is over) also an unfinished one."""
         for rank, path in log_paths(self.path):
-            if path not in self._logs:
+            if path not in self._logs and self.rank in (None, rank):
                 self._logs[path] = _RankLog(rank, path)
         limit = max(MIN_LOG_BYTES, self.limit // max(1, len(self._logs)))
         lines = []
@@ -125,14 +124,8 @@ class LogReader:
 
 
 def read_log(path: PathLike, rank: int, *, size: int = 1 << 20) -> str:
-    """Return the newest `size` bytes of each log of a rank, cleaned, every line ended by a newline."""
-    lines = []
-    for number, file in log_paths(path):
-        if number == rank:
-            log = _RankLog(rank, file)
-            lines += log.read(size)
-            if log.partial:
-                lines.append(log.take())
+    """Return the newest `size` bytes of a rank's logs, cleaned, every line ended by a newline."""
+    lines = LogReader(path, limit=size, rank=rank).poll(last=True)
     return "".join(f"{line.text}\n" for line in lines)
 
 
@@ -152,13 +145,8 @@ class MetricsReader:
         data = self._file.read(METRICS_CHUNK_BYTES)
         if self._file.restarted:
             self._partial = b""
-        lines, newline, partial = data.rpartition(b"\n")
-        if not newline:
-            self._partial += partial
-            return [], len(data) == METRICS_CHUNK_BYTES
-        rows = parse_rows(self._partial + lines)
-        self._partial = partial
-        return rows, len(data) == METRICS_CHUNK_BYTES
+        lines, _, self._partial = (self._partial + data).rpartition(b"\n")
+        return parse_rows(lines), len(data) == METRICS_CHUNK_BYTES
 
 
 class Progress:

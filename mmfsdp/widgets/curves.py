@@ -46,20 +46,15 @@ class Bucket:
 
     step: int
     """The last of them."""
-    total: float
-    """Sum of their values."""
+    mean: float
+    """Mean of their values."""
     count: int = 1
-
-    @property
-    def mean(self) -> float:
-        """Mean of the values."""
-        return self.total / self.count
 
     def add(self, later: Bucket) -> None:
         """Take in the steps that follow."""
         self.step = later.step
-        self.total += later.total
         self.count += later.count
+        self.mean += (later.mean - self.mean) * later.count / self.count
 
 
 @dataclass

@@ -87,25 +87,11 @@ def text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(str(words))}</text>'
 
 
-def rect(
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    color: str,
-    *,
-    title: str = "",
-    outline: str = "",
-    stroke: float = 1.5,
-    dash: str = "",
-) -> str:
-    """Return a filled rectangle. The mouse shows its title; stroke is the width of the outline."""
-    edge = f' stroke="{outline}" stroke-width="{stroke:g}"' if outline else ""
-    if dash:
-        edge += f' stroke-dasharray="{dash}"'
+def rect(x: float, y: float, width: float, height: float, color: str, *, title: str = "", outline: str = "") -> str:
+    """Return a filled rectangle. The mouse shows its title. outline: SVG attributes such as stroke="white"."""
     inside = f"<title>{escape(title)}</title>" if title else ""
     frame = f'x="{x:.1f}" y="{y:.1f}" width="{max(0, width):.1f}" height="{max(0, height):.1f}"'
-    return f'<rect {frame} fill="{color}"{edge}>{inside}</rect>'
+    return f'<rect {frame} fill="{color}" {outline}>{inside}</rect>'
 
 
 def path(points: Sequence[Point], color: str, *, width: float = 1.6, dash: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..run.folder import RECENT_EVENTS_BYTES, read_events, read_json
+from ..run.folder import RECENT_EVENTS_BYTES, event_marks, read_events, read_json
 from ..run.launch import Run
 from ..run.record import RunState, Status
 from ..run.state import RankProgress, read_ranks
@@ -156,13 +156,12 @@ class RunPanel(CellWidget):
         events = read_events(self.run.path, last_bytes=RECENT_EVENTS_BYTES)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         row = self._progress.recent[-1] if self._progress.recent else {}
-        marks = [(event["step"], _event(event)) for event in events if event["kind"] != "saved"]
-        levels = predicted_levels(estimate, row)
-        html = charts(self._history, total=self.state.steps, predicted=levels, marks=marks[-50:])
+        levels, marks = predicted_levels(estimate, row), event_marks(events)
+        html = charts(self._history, total=self.state.steps, predicted=levels, marks=marks)
         sent, predicted = row.get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
-        items = "".join(f"<li>step {event['step']}, {escape(_event(event))}</li>" for event in events[-4:])
+        items = "".join(f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>" for event in events[-4:])
         self._curves.value = html + (f'<ul class="mm-quiet">{items}</ul>' if items else "")
 
 
@@ -201,7 +200,3 @@ def tracebacks(ranks: Sequence[RankProgress]) -> str:
         text = f'<pre class="mm-log mm-scroll">{escape(rank.traceback)}</pre>'
         html += f"<details{opened}><summary>{title}</summary>{text}</details>"
     return html
-
-
-def _event(event: dict[str, Any]) -> str:
-    return str(event.get("text") or event["kind"])

@@ -160,5 +160,5 @@ def memory_bar(
         elements += [rect(legend_x, legend_y, 12, 12, color), text(legend_x + 17, legend_y + 10, words, size=12)]
         legend_x += width_of(words, 12) + 46
     elements.append(rect(0, 63, width * min(1, share), 8, TRAINABLE if share > 1 else "currentColor"))
-    elements.append(rect(0.5, 63, width - 1, 8, "none", outline="currentColor", stroke=1))
+    elements.append(rect(0.5, 63, width - 1, 8, "none", outline='stroke="currentColor"'))
     return svg(width, legend_y + 22, f"{label}: {sentence}", *elements)

@@ -70,8 +70,10 @@ def _unit(unit: Unit, box: Box, *, frozen_share: float, marked: bool) -> str:
     title = f"{unit.name}: {facts}, {traffic}"
     if marked:
         title += ", differs"
-        parts.append(rect(x + 2, y + 2, width - 4, height - 4, "none", outline="white", stroke=2, dash="7 4"))
-    parts.append(rect(x, y, width, height, "transparent", title=title, outline="white"))
+        dashes = 'stroke="white" stroke-width="2" stroke-dasharray="7 4"'
+        parts.append(rect(x + 2, y + 2, width - 4, height - 4, "none", outline=dashes))
+    edge = 'stroke="white" stroke-width="1.5"'
+    parts.append(rect(x, y, width, height, "transparent", title=title, outline=edge))
     details = ""
     for index, line in enumerate((unit.name, facts, traffic)):
         details += text(0, MAP_TOP + MAP_HEIGHT + 15 + 17 * index, line, size=13)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 import yaml
 
-from ..run.folder import event_marks, read_json, read_metrics, write_text
+from ..run.folder import RECENT_EVENTS_BYTES, event_marks, read_events, read_json, read_metrics, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -47,9 +47,12 @@ def write_report(folder: str | Path) -> Path:
 
 def report_html(folder: str | Path) -> str:
     """Return the report as a self-contained HTML page."""
+    from ..core.plan import WrapPlan
+
     folder = Path(folder)
     params = read_params(folder)
-    plan, estimate = _read_plan(folder)
+    planned = read_json(folder / "plan.json") or {}
+    estimate = planned.get("estimate") or {}
     result = read_json(folder / "result.json") or {}
     rows = read_metrics(folder)
     sections: dict[str, Callable[[], str]] = {
@@ -59,8 +62,8 @@ def report_html(folder: str | Path) -> str:
         "Training": lambda: _charts(folder, params, estimate, rows),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
-        "Plan": lambda: plan_html(plan, estimate) if plan else "",
-        "Parameters": lambda: parameters(folder, params),
+        "Plan": lambda: plan_html(WrapPlan.from_dict(planned["plan"]), estimate) if planned else "",
+        "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
     body = note(run_state(folder))
     for title, section in sections.items():
@@ -99,17 +102,6 @@ def read_params(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _read_plan(folder: Path) -> tuple[WrapPlan | None, dict[str, Any]]:
-    """Return the plan and its estimate; (None, {}) where they are missing or cannot be read."""
-    from ..core.plan import WrapPlan
-
-    values = read_json(folder / "plan.json") or {}
-    try:
-        return WrapPlan.from_dict(values["plan"]), dict(values["estimate"])
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return None, {}
 
 
 def result_figures(result: Mapping[str, Any]) -> str:
@@ -169,16 +161,15 @@ def skipped_data(result: Mapping[str, Any]) -> str:
 def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any], rows: Sequence[Row]) -> str:
     history = History()
     history.add(rows)
-    train = params.get("train")
-    steps = train.get("steps") if isinstance(train, dict) else None
+    steps = (params.get("train") or {}).get("steps")
     levels = predicted_levels(estimate, rows[-1] if rows else {})
-    return charts(history, total=steps if isinstance(steps, int) else None, predicted=levels, marks=event_marks(folder))
+    marks = event_marks(read_events(folder, last_bytes=RECENT_EVENTS_BYTES))
+    return charts(history, total=steps, predicted=levels, marks=marks)
 
 
 def predicted_levels(estimate: Mapping[str, Any], row: Row) -> dict[str, float]:
     """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step."""
-    times = estimate.get("times")
-    step_s = times.get("step_s") if isinstance(times, dict) else None
+    step_s = (estimate.get("times") or {}).get("step_s")
     levels = {"memory_bytes": estimate.get("peak_bytes"), "step_s": step_s}
     if step_s and row.get("samples"):
         levels["samples_per_s"] = row["samples"] / step_s
@@ -307,9 +298,8 @@ def unit_table(plan: WrapPlan) -> str:
     return table(head, rows) + note(about)
 
 
-def parameters(folder: Path, params: Mapping[str, Any]) -> str:
+def parameters(folder: Path, params: Mapping[str, Any], libraries: Mapping[str, str]) -> str:
     """Return all parameters, with the versions and the commit that are needed to make the run again."""
-    libraries = (read_json(folder / "plan.json") or {}).get("versions") or {}
     versions = [f"{name} {number}" for name, number in libraries.items()]
     record = RunRecord.read(folder)
     if record and record.commit:

@@ -6,18 +6,17 @@ import argparse
 import gc
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mmfsdp.cli.bench_models import random_batch, random_model
 from mmfsdp.cli.spawn_ranks import on_ranks
 from mmfsdp.core.collectives import Collectives
-from mmfsdp.core.freeze import freeze
 from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
@@ -25,8 +24,8 @@ from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.estimate import Estimate, estimate
-from mmfsdp.models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
-from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, ParamError, TrainParams
+from mmfsdp.models import TokenIds
+from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
 from mmfsdp.train.evaluate import HeldOut
 from mmfsdp.train.memory_meter import cpu_memory
 
@@ -36,62 +35,31 @@ LANGUAGE = {"model_type": "llama", "hidden_size": 160, "intermediate_size": 440,
 LANGUAGE |= {"num_attention_heads": 4, "vocab_size": WORDS}
 
 
-def backbones() -> tuple[nn.Module, nn.Module]:
-    """A small vision tower and a small language model."""
-    torch.manual_seed(0)
-    vision = BackboneParams(source="open_clip", config={"embed_dim": 64, "vision_cfg": VISION})
-    return build_vision(vision), build_language(BackboneParams(config=LANGUAGE))
+KINDS = {"flamingo": ModelKind.FLAMINGO, "projector": ModelKind.MULTIMODAL}
 
 
-def flamingo() -> Flamingo:
-    """A Flamingo, frozen as by default."""
-    vision, language = backbones()
-    model = Flamingo(
-        vision,
-        language,
-        tokens=TokenIds.after(WORDS),
+def build(model: str) -> nn.Module:
+    """Return a small Flamingo, or an encoder, a projector and a language model, frozen as by default."""
+    params = ModelParams(
+        kind=KINDS[model],
+        vision=BackboneParams(source="open_clip", config={"embed_dim": 64, "vision_cfg": VISION}),
+        language=BackboneParams(config=LANGUAGE),
         cross_attention_every=2,
         num_latents=8,
         perceiver_depth=1,
         attention_heads=4,
         attention_head_dim=32,
     )
-    freeze(model, ModelParams(language=BackboneParams(name="any")).freeze)
-    return model
-
-
-def projector() -> MultimodalModel:
-    """An encoder, a projector and a language model, of which the projector trains."""
-    vision, language = backbones()
-    model = MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"vision": WORDS - 1})
-    freeze(model, ("encoders.*", "language_model.*"))
-    return model
-
-
-@dataclass(frozen=True)
-class TestModel:
-    """A model, and the token that stands for a picture."""
-
-    build: Callable[[], nn.Module]
-    media_token: int
-    media_tokens: int
-    """Per picture."""
-
-
-MODELS = {
-    "flamingo": TestModel(flamingo, media_token=WORDS + 1, media_tokens=1),
-    "projector": TestModel(projector, media_token=WORDS - 1, media_tokens=16),
-}
+    return random_model(params)
 
 
 def batch_of(model: str, *, source: str = "data") -> Batch:
     """Return two samples of one picture each."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, WORDS - 1, (2, LENGTH), generator=generator)
-    labels = ids.clone()
-    ids[:, : MODELS[model].media_tokens] = MODELS[model].media_token
-    media = {"vision": torch.randn(2, 1, 1, 3, 32, 32, generator=generator)}
-    return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media=media, source=source)
+    if model == "projector":
+        batch = random_batch(WORDS, WORDS, (2, LENGTH), 32, seed=0, placeholders=16)
+    else:
+        batch = random_batch(WORDS, TokenIds.after(WORDS).image, (2, LENGTH), 32, seed=0)
+    return replace(batch, source=source)
 
 
 @dataclass(frozen=True)
@@ -110,11 +78,11 @@ class Case:
     def make(self) -> tuple[nn.Module, list[Batch]]:
         """Return the model, and a batch of each source."""
         batches = [batch_of(self.model, source=f"data.{i}") for i in range(self.sources)]
-        return MODELS[self.model].build(), batches
+        return build(self.model), batches
 
     def plan(self, ranks: int) -> WrapPlan:
         """Plan it. Raises ParamError where the choices do not go together."""
-        model = MODELS[self.model].build()
+        model = build(self.model)
         plan = make_plan(model, FSDPParams(**self.fsdp), world_size=ranks, example=batch_of(self.model).inputs())
         plan.check()
         return plan
@@ -155,7 +123,7 @@ def draw(number: int, *, seed: int) -> list[Case]:
             fsdp["dp_shard"] = 2
         if fsdp["backend"] == "FSDP1":
             fsdp["cpu_offload"] = False  # from GPUs only
-        model = generator.choice(list(MODELS))
+        model = generator.choice(list(KINDS))
         case = Case(model, fsdp, micro_steps=generator.choice([1, 1, 2, 3]), sources=generator.choice([1, 1, 1, 2]))
         try:
             FSDPParams(**fsdp)

@@ -1,15 +1,109 @@
-"""The lab of the benchmarks, and what tests want of it besides: themes and screenshots."""
+"""A real JupyterLab on the loopback interface, driven through Debian's Chromium by Playwright; themes, screenshots."""
 
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
 
-from playwright.sync_api import Page
-
-from tests.bench.lab import chromium, jupyterlab, open_notebook, run_cell
+from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHOTS = ROOT / "artifacts" / "browser"
 """Screenshots, to be looked at."""
-__all__ = ["ROOT", "SHOTS", "chromium", "jupyterlab", "open_notebook", "run_cell", "set_theme", "shot"]
+QUIET = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "apputils-extension/themes": {"theme": "JupyterLab Light"},
+}
+
+
+@contextlib.contextmanager
+def chromium(**context):
+    """A browser page; keyword arguments go to the browser context. Every request that leaves this machine fails."""
+    with sync_playwright() as playwright:
+        binary = shutil.which("chromium") or "/usr/bin/chromium"
+        browser = playwright.chromium.launch(executable_path=binary, headless=True, args=QUIET)
+        try:
+            page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **context})
+            page.route(lambda url: not url.startswith(("http://127.0.0.1:", "file:", "data:")), lambda r: r.abort())
+            yield page
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def jupyterlab(folder: Path, home: Path):
+    """JupyterLab serving a folder, with settings of its own under `home`: its base address and token."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    kinds = "CONFIG_DIR DATA_DIR RUNTIME_DIR".split()
+    own = {f"JUPYTER_{kind}": str(home / kind.lower()) for kind in kinds} | {"IPYTHONDIR": str(home / "ipython")}
+    own |= {f"JUPYTERLAB_{kind}_DIR": str(home / kind.lower()) for kind in ("SETTINGS", "WORKSPACES")}
+    for name, values in SETTINGS.items():
+        path = home / f"settings/@jupyterlab/{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    flags = f"--no-browser --allow-root --ip=127.0.0.1 --port={port} --expose-app-in-browser".split()
+    flags += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}"]
+    with open(home / "lab.log", "w") as log:
+        command = [sys.executable, "-m", "jupyterlab", *flags, "--LabApp.extension_manager=readonly"]
+        server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log, start_new_session=True)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        _until_up(f"{base}/api?token={token}", home / "lab.log")
+        yield base, token
+    finally:
+        server.send_signal(signal.SIGTERM)  # it stops its kernels
+        try:
+            server.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def _until_up(address: str, log: Path) -> None:
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(address, timeout=1)
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(log.read_text())
+
+
+def open_notebook(page: Page, base: str, token: str, path: str) -> None:
+    """Open a notebook and wait until its kernel is idle."""
+    page.goto(f"{base}/lab/tree/{path}?token={token}&reset", timeout=60_000)
+    page.wait_for_function(
+        """() => { const p = window.jupyterapp?.shell.currentWidget;
+                   return !document.querySelector('#jupyterlab-splash') && document.querySelector('.jp-Notebook')
+                          && p?.sessionContext?.session?.kernel?.status === 'idle' }""",
+        timeout=60_000,
+    )
+
+
+def run_cell(page: Page, cell_id: str) -> None:
+    """Run one cell, by its id in the file, and wait until it is done."""
+    page.evaluate(
+        """async id => {
+             const panel = window.jupyterapp.shell.currentWidget, notebook = panel.content;
+             notebook.activeCellIndex = notebook.widgets.findIndex(c => c.model.id === id);
+             notebook.deselectAll();
+             await window.jupyterapp.commands.execute('notebook:run-cell') }""",
+        cell_id,
+    )
 
 
 def set_theme(page: Page, theme: str) -> None:

@@ -11,12 +11,10 @@ from mmfsdp import checkpoint, train
 from mmfsdp.run.folder import read_json, read_metrics
 from mmfsdp.train.evaluate import caption_held_out
 from mmfsdp.widgets.report import report_html
+from tests.models.test_multimodal import WHISPER
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
-WHISPER = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "num_mel_bins": 8}
-WHISPER |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "decoder_layers": 1, "decoder_attention_heads": 2}
-WHISPER |= {"decoder_ffn_dim": 8, "vocab_size": 60, "pad_token_id": 0}
 MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples": 2}
 RUNS = {
     "stage 1": {"train.profile": 1},

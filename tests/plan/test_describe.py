@@ -1,6 +1,7 @@
 """What accelerate makes of a model, and others by hand, is read back as it would have been planned."""
 
 import random
+from collections.abc import Callable
 from functools import partial, wraps
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     FullyShardedDataParallel,
@@ -24,6 +25,7 @@ from mmfsdp.compat.describe import describe
 from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.optimizer import build_optimizer
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.estimate import estimate
@@ -53,16 +55,27 @@ def in_fp32(model: nn.Module) -> nn.Module:
     return model
 
 
+def mesh_of(*, hybrid: bool = False) -> DeviceMesh:
+    if hybrid:
+        return init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
+    return init_device_mesh("cpu", (8,))
+
+
+def check_traffic(plan: WrapPlan, backward: Callable[[], object]) -> None:
+    """What a forward and backward sends is what the plan says."""
+    with Collectives() as counted:
+        backward()
+        found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
+    wire = [w for w in estimate(plan).wire if w.phase != "control"]
+    assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+
+
 def ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, init_sync=False)  # a fake group has no replies to compare
 
 
 def fsdp1(model: nn.Module, strategy: str = "FULL_SHARD", **more) -> nn.Module:
-    mesh = (
-        init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
-        if "HYBRID" in strategy
-        else init_device_mesh("cpu", (8,))
-    )
+    mesh = mesh_of(hybrid="HYBRID" in strategy)
     layers = partial(transformer_auto_wrap_policy, transformer_layer_cls={FlamingoLayer})
     kind = ShardingStrategy[strategy]
     where = torch.device("cpu")
@@ -72,11 +85,7 @@ def fsdp1(model: nn.Module, strategy: str = "FULL_SHARD", **more) -> nn.Module:
 
 
 def fsdp2(model: nn.Module, *, hybrid: bool = False, reshard: bool = True) -> nn.Module:
-    mesh = (
-        init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
-        if hybrid
-        else init_device_mesh("cpu", (8,))
-    )
+    mesh = mesh_of(hybrid=hybrid)
     for layer in [m for m in model.modules() if isinstance(m, FlamingoLayer)]:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh)
@@ -173,11 +182,8 @@ def test_accelerate_wraps_our_models_with_new_tokens(accelerated, tied):
     wrapped = accelerated(model, 1, "FlamingoLayer")
     back = describe(wrapped)
     assert back.backend == "FSDP1" and set(back.by_name) == names
-    with Collectives() as counted:
-        wrapped(input_ids=batch.input_ids, labels=batch.labels, media=batch.media).loss.backward()
-        found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
-    wire = [w for w in estimate(back).wire if w.phase != "control"]
-    assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+    inputs = {"input_ids": batch.input_ids, "labels": batch.labels, "media": batch.media}
+    check_traffic(back, lambda: wrapped(**inputs).loss.backward())
 
 
 @pytest.mark.parametrize("version, backend", [(0, "DDP"), (1, "FSDP1"), (2, "FSDP2")])
@@ -197,12 +203,8 @@ def test_what_accelerate_itself_wrapped_is_read_back(accelerated, version, backe
         assert {u.name: u.kind for u in back.units if u.name in layers} == dict(
             zip(layers, ["frozen", "trainable", "frozen"], strict=True)
         )
-        with Collectives() as counted:
-            ids = torch.zeros(1, 4, dtype=torch.long)
-            wrapped(input_ids=ids, labels=ids).loss.backward()
-            found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
-        wire = [w for w in estimate(back).wire if w.phase != "control"]
-        assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+        ids = torch.zeros(1, 4, dtype=torch.long)
+        check_traffic(back, lambda: wrapped(input_ids=ids, labels=ids).loss.backward())
 
 
 class Tower(nn.Module):
@@ -225,7 +227,7 @@ class Tower(nn.Module):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_any_mixture_that_others_wrapped_gathers_as_it_is_read_back(version):
-    mesh = init_device_mesh("cpu", (8,))
+    mesh = mesh_of()
     for seed in range(12):
         rng = random.Random(seed)
         model = Tower(rng)
@@ -244,8 +246,4 @@ def test_any_mixture_that_others_wrapped_gathers_as_it_is_read_back(version):
                 fully_shard(m, mesh=mesh, reshard_after_forward=rng.random() < 0.7)
             wrapped = fully_shard(model, mesh=mesh, reshard_after_forward=rng.choice([None, True, False]))
         back = describe(wrapped)
-        with Collectives() as counted:
-            wrapped(torch.randn(2, 8)).sum().backward()
-            found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
-        wire = [w for w in estimate(back).wire if w.phase != "control"]
-        assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire), seed
+        check_traffic(back, lambda wrapped=wrapped: wrapped(torch.randn(2, 8)).sum().backward())

@@ -160,10 +160,6 @@ def unfrozen_later():
     return lint(model, made)
 
 
-def other_model():
-    return lint(nn.Linear(2, 2), plan(stack()))
-
-
 MISTAKES = {
     mixed_fsdp1: ("warning", "mixed-unit", "layers.0.q.base.*set backend to FSDP2.*FROZEN_AWARE"),
     two_dtypes: ("error", "two-dtypes", r"layers.0.*bfloat16.*to float32 before"),
