@@ -35,7 +35,7 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 # and 120 for the whole are where they are going.
 CORE_LINES, CORE_FILES = 2_715, 17
 SMALL_PACKAGE_LINES = 4_400
-PACKAGE_LINES, PACKAGE_FILES = 13_516, 123
+PACKAGE_LINES, PACKAGE_FILES = 13_645, 123
 LARGEST_CORE_FILE = 250
 
 

@@ -163,11 +163,12 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
             )
             return
         if fsdp1 and unit.kind == "mixed":
+            mixed = [other.name for other in _sharded(plan) if other.kind == "mixed"]
             frozen = [p.name for p in unit.params if not p.trainable]
             yield _warning(
                 "mixed-unit",
-                f"{unit.name}: frozen ({_list(frozen)}) and trainable in one unit, and FSDP1 reduces gradients as if "
-                "all were trainable; set backend to FSDP2, or auto_wrap_policy to FROZEN_AWARE",
+                f"{_list(mixed)}: frozen ({_list(frozen)}) and trainable in one unit, and FSDP1 reduces gradients as "
+                "if all were trainable; set backend to FSDP2, or auto_wrap_policy to FROZEN_AWARE",
             )
             return
 
@@ -175,7 +176,9 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
 def _scalars(plan: WrapPlan) -> Iterator[Finding]:
     scalars = []
     for unit in _sharded(plan):
-        scalars += [p.name for p in unit.params if not p.shape]
+        for p in unit.params:
+            if not p.shape:
+                scalars.append(p.name)
     if scalars:
         yield _error(
             "scalar",
