@@ -44,7 +44,7 @@ _MACHINES = (
     Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, name="h100-infiniband"),
     Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, name="a100-nvlink"),
     Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, name="a100-infiniband"),
-    Machine(312e12, 2.0e12, 3.1e9, 1e-4, fp32=19.5e12, name="a100-ethernet"),
+    Machine(312e12, 2.0e12, 3.1e9, 1e-4, inside=300e9, fp32=19.5e12, name="a100-ethernet"),
     Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, name="rtx4090-pcie"),
     Machine(2e11, 2e10, 6e8, 1.4e-3, capacity=8e9, overlap=False, name="laptop"),
 )
