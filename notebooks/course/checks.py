@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from html import escape
 from importlib import import_module
@@ -99,31 +100,51 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
         return f"There is nothing to check: run the `%%ranks {ranks} {name}` cell first."
     if len(found) != ranks:
         return f"This one is for {ranks} ranks, and the cell ran on {len(found)}: write `%%ranks {ranks} {name}`."
-    for rank, values in enumerate(found):
-        if not values:
-            log = (artifacts(name) / f"{rank}.log").read_text(errors="replace").strip().splitlines()
-            last = next(
-                (line for line in reversed(log) if "Error" in line or "Exception" in line), log[-1:] and log[-1]
-            )
-            if "since nothing moved]" in "\n".join(log):
-                return (
-                    "The ranks waited for each other for ever. Each `recv` needs a `send` on the other side at that "
-                    "moment, and each collective needs every rank: compare, line by line, what both ranks call."
-                )
-            return f"Rank {rank} did not reach its `save(...)`. Its last word: {last or 'none'}"
-    return found
+    if all(found):
+        return found
+    logs = [(artifacts(name) / f"{rank}.log").read_text(errors="replace") for rank in range(ranks)]
+    for rank, log in enumerate(logs):
+        failed = re.findall(r"^\w*(?:Error|Exception)\b.*", log, re.MULTILINE)
+        if failed:
+            return f"Rank {rank} failed: {failed[-1]}"
+    if any("since nothing moved]" in log for log in logs):
+        return DEADLOCK
+    return f"Rank {found.index({})} ended without a `save(...)`."
 
 
-def number(given: object, right: float, near: dict[float, str], formula: str) -> str | None:
-    """The hint for a number: one that belongs to a known slip, or how far off it is."""
-    if not isinstance(given, (int, float)) or isinstance(given, bool):
+def code_of(name: str) -> str:
+    """The code of the newest `%%ranks` cell of this name."""
+    from .ranks import artifacts
+
+    return (artifacts(name) / "cell.py").read_text(encoding="utf-8")
+
+
+DEADLOCK = (
+    "The ranks waited for each other for ever. Each `recv` needs a `send` on the other side at that moment, and each "
+    "collective needs every rank: compare, line by line, what both ranks call."
+)
+
+
+_missed: set[str] = set()
+"""Formulas of numbers that were wrong once."""
+
+
+def number(given: Any, right: float, near: dict[float, str], formula: str, *, tolerance: float = 0.01) -> str | None:
+    """The hint for a number, also of numpy or torch: one that belongs to a known slip; else, from the second on, a
+    formula. tolerance: what it may be off, as a share."""
+    if isinstance(given, (str, bool)) or not hasattr(given, "__float__"):
         return f"A number is wanted here, not {type(given).__name__}."
-    if abs(given - right) <= 0.01 * right:
+    value = float(given)
+    if abs(value - right) <= tolerance * right:
         return None
-    for value, hint in near.items():
-        if abs(given - value) <= 0.01 * value:
+    for slip, hint in near.items():
+        if abs(value - slip) <= tolerance * slip:
             return hint
-    return f"{given:,.4g} is too {'large' if given > right else 'small'}. Think of {formula}"
+    far = f"{value:,.4g} is too {'large' if value > right else 'small'}."
+    if formula in _missed:
+        return f"{far} Think of {formula}"
+    _missed.add(formula)
+    return f"{far} Try once more; the next hint is the formula."
 
 
 def run_of(name: str) -> Run | str:

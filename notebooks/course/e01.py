@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checks import exercise, number, saved
+from .checks import code_of, exercise, number, saved
 
 
 @exercise("01.ring")
@@ -13,6 +13,8 @@ def ring() -> str | None:
     found = saved("01.ring")
     if isinstance(found, str):
         return found
+    if "all_reduce" in code_of("01.ring"):
+        return "That is what an all-reduce does, by one. With nothing but `dist.send` and `dist.recv`, please."
     want = torch.arange(6.0) * 3
     for rank, values in enumerate(found):
         got = values.get("sum")

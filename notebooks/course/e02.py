@@ -66,6 +66,9 @@ def strategy(choice: dict[str, Any]) -> str | None:
 
     if choice.get("sharding_strategy") is ...:
         return f"Choose one of {', '.join(s.name for s in ShardingStrategy)}."
+    others = sorted(set(choice) - {"sharding_strategy", "dp_shard"})
+    if others:
+        return f"Leave {others[0]} as it is: this is about `sharding_strategy` and `dp_shard`."
     try:
         held, sent = cost_of(choice)
     except (ParamError, TypeError) as error:

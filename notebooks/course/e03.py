@@ -11,7 +11,9 @@ from .checks import exercise, number
 @exercise("03.flow")
 def flow(said: Mapping[str, object]) -> str | None:
     """Only what lies above something trainable has grad flow."""
-    encoder, decoder, embedding = said.values()
+    encoder = said["a layer of the vision encoder"]
+    decoder = said["the last decoder layer of the language model"]
+    embedding = said["the frozen token embedding, at the very start"]
     if any(value is ... for value in said.values()):
         return "Put True or False in place of each of the three dots."
     if encoder:
@@ -78,7 +80,7 @@ def floor(shard: float, keep: float, replicate: float) -> str | None:
 def mend(fields: dict[str, Any]) -> str | None:
     """No finding, at most 6 GiB at rest, less than a fifth of the bytes."""
     from mmfsdp import FSDPParams, estimate, make_plan
-    from mmfsdp.params import ParamError
+    from mmfsdp.params import FrozenPolicy, ParamError
 
     from .lessons import frozen
 
@@ -93,6 +95,8 @@ def mend(fields: dict[str, Any]) -> str | None:
     held = (cost.memory.parameters + cost.memory.gradients + cost.memory.optimizer) / 2**30
     what = f"That holds {held:.2f} GiB at rest and sends {cost.wire_bytes / before:.2f} of the bytes. "
     if cost.wire_bytes >= before / 5:
+        if all(unit.frozen_policy in (None, FrozenPolicy.REPLICATE) for unit in plan.units):
+            return what + "No frozen weight is sent any more. In which format, and how often, does travel what trains?"
         return what + "Weights that never change need not be sent: there is a frozen policy that sends none of them."
     if held > 6:
         return what + "Too much to hold: are the trainable weights and their optimizer states sharded?"

@@ -24,7 +24,8 @@ def perceiver(shape: Sequence[int]) -> str | None:
 @exercise("04.gate")
 def gate(moves: Mapping[str, object]) -> str | None:
     """Only the gates."""
-    gates, weights, resampler = moves.values()
+    gates, weights = moves["the gates"], moves["the cross-attention's weights"]
+    resampler = moves["the perceiver"]
     if ... in (gates, weights, resampler):
         return "Put True or False in place of each of the three dots."
     if not gates:
@@ -79,6 +80,6 @@ def length(projector: float, flamingo: float) -> str | None:
         40.0: "Nearly: each picture has its one `<image>` token.",
         1320.0: "A Flamingo's patches stay outside the text.",
     }
-    return number(projector, 1320, first, "the text, and each patch of each picture.") or number(
-        flamingo, 45, second, "the text, and one token for each picture."
+    return number(projector, 1320, first, "the text, and each patch of each picture.", tolerance=0) or number(
+        flamingo, 45, second, "the text, and one token for each picture.", tolerance=0
     )

@@ -11,6 +11,8 @@ from .checks import exercise, number
 def precision(gathers: float, reductions: float) -> str | None:
     """Half the gathers, the same reductions."""
     near = {4.0: "fp32 has 4 bytes and bf16 has 2: the ratio is asked for.", 1.0: "bf16 has 2 bytes where fp32 has 4."}
+    if gathers == 0.5:  # the same, said the other way round
+        gathers = 2
     hint = number(gathers, 2, near, "4 bytes in fp32, 2 in bf16.")
     if hint:
         return f"Gathers: {hint}"
@@ -28,7 +30,7 @@ def recompute(percent: float) -> str | None:
         133.3: "That is the new time; how much *longer* is it?",
         25.0: "Of the new time, yes; relative to the old one it is more.",
     }
-    return number(percent, 100 / 3, near, "forward again (1 part) over what a step took (1 + 2 parts).")
+    return number(percent, 100 / 3, near, "forward again (1 part) over what a step took (1 + 2 parts).", tolerance=0.02)
 
 
 @exercise("05.accumulate")

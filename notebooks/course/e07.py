@@ -10,20 +10,19 @@ from .checks import exercise, run_of
 @exercise("07.contents")
 def contents(needed: Mapping[str, object]) -> str | None:
     """All but activations and frozen weights."""
-    moments, schedule, random, data, activations, frozen = needed.values()
     if ... in needed.values():
         return "Put True or False in place of each of the dots."
-    if not moments:
+    if not needed["the optimizer's moments"]:
         return "Without its moments, AdamW's next steps are those of a fresh start: too long, in other directions."
-    if not schedule:
+    if not needed["the position in the learning rate schedule"]:
         return "Without it, the learning rate begins again with its warm-up."
-    if not random:
+    if not needed["the random state of every rank"]:
         return "Dropout and augmentation draw numbers. From another state they draw others, and the losses differ."
-    if not data:
+    if not needed["the position in the data"]:
         return "Without it, the run sees its first samples twice and others never."
-    if activations:
+    if needed["the activations of the last step"]:
         return "Each step makes its own. What is between two steps is what counts."
-    if frozen:
+    if needed["the frozen weights themselves"]:
         return "They are in the backbone's own files, and never change: a name and a checksum will do."
     return None
 

@@ -46,7 +46,7 @@ def gain(percent: float) -> str | None:
         10.0: "30 of 330, not of 300: the step it is now.",
         30 / 330: "In percent.",
     }
-    return number(percent, 100 * 30 / 330, near, "what is exposed, over the whole step.")
+    return number(percent, 100 * 30 / 330, near, "what is exposed, over the whole step.", tolerance=0.02)
 
 
 @exercise("10.tokens")

@@ -2,7 +2,9 @@
 
 from inspect import signature
 
+import numpy as np
 import pytest
+import torch
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.ranks import run_on_ranks
@@ -10,6 +12,16 @@ from course.ranks import run_on_ranks
 G = 7 / 8
 TOKENS = ["there", "<image>", "red", "<|endofchunk|>", "<image>", "blue", "<|endofchunk|>"]
 SHOTS = "<image> {}<|endofchunk|><image> {}<|endofchunk|><image>"
+
+
+def flow(encoder: bool, decoder: bool, embedding: bool) -> dict[str, bool]:
+    return {
+        "the frozen token embedding, at the very start": embedding,
+        "a layer of the vision encoder": encoder,
+        "the last decoder layer of the language model": decoder,
+    }
+
+
 VALUES = [
     ("01.wire", (350,), "one half of it"),
     ("01.wire", (800,), "keeps its own part"),
@@ -28,9 +40,10 @@ VALUES = [
     ("02.strategy", ({"sharding_strategy": "NO_SHARD"},), "does not fit"),
     ("02.strategy", ({"sharding_strategy": "FULL_SHARD"},), "gathered again in backward"),
     ("02.strategy", ({"sharding_strategy": "SHARD_ALL"},), "sharding_strategy"),
-    ("03.flow", ({"a": True, "b": True, "c": False},), "before the vision encoder"),
-    ("03.flow", ({"a": False, "b": False, "c": False},), "above a trainable"),
-    ("03.flow", ({"a": False, "b": True, "c": True},), "comes first"),
+    ("02.strategy", ({"sharding_strategy": "NO_SHARD", "mixed_precision": "bf16"},), "Leave mixed_precision"),
+    ("03.flow", (flow(True, True, False),), "before the vision encoder"),
+    ("03.flow", (flow(False, False, False),), "above a trainable"),
+    ("03.flow", (flow(False, True, True),), "comes first"),
     ("03.mixed", ([],), "more of them"),
     ("03.mixed", (["perceiver"],), "is not mixed"),
     ("03.mixed", ("(root)",), "list of names"),
@@ -39,6 +52,8 @@ VALUES = [
     ("03.floor", (0.6 + 28 + 1.6, 1, 1), "need not send itself"),
     ("03.mend", ({"sharding_strategy": "ALL"},), "sharding_strategy"),
     ("03.mend", ({"frozen_policy": "KEEP"},), "sends none of them"),
+    ("03.mend", ({"frozen_policy": "REPLICATE"},), "how often"),
+    ("04.length", (1319, 45), "too small"),
     ("03.mend", ({"backend": "DDP", "mixed_precision": "bf16"},), "hold"),
     ("09.freeze", (["language_model.*"],), "An encoder trains"),
     ("09.freeze", (["llava_stage1"],), "`projectors.*` are two"),
@@ -97,6 +112,13 @@ CODE = [
         "part = grad.chunk(2)[rank] * 2",
         "own gradient",
     ),
+    ("01.ring", "save(sum=torch.cat(halves))", "dist.all_reduce(x); save(sum=x)", "nothing but"),
+    ("08.stale", "frozen.requires_grad_(False)", "trained.requires_grad_(False), frozen", "no gradient"),
+    ("08.resume", 'set_model_state_dict(resumed, state["model"])', "resumed = sharded(3)", "its own first weights"),
+    ("08.eval", "save(loss=loss)", "save(loss=loss * 0)", "that of the data"),
+    ("08.eval", "net(x).square()", "nett(x).square()", "NameError"),
+    ("08.eval", "save(loss=loss)", "pass", "Who must enter"),
+    ("08.scaler", "dist.all_reduce(finite, op=dist.ReduceOp.MIN)", "dist.broadcast(finite, src=1)", "Step 1"),
 ]
 
 
@@ -138,5 +160,21 @@ def test_progress_is_kept_and_survives_a_broken_file(tmp_path):
 
 
 def test_a_number_that_fits_no_known_slip_says_which_way():
+    assert "formula" in number(5, 10, {}, "a formula.") and "Think of" not in number(5, 10, {}, "another.")
     assert number(5, 10, {}, "a formula.") == "5 is too small. Think of a formula."
     assert number(10.05, 10, {}, "a formula.") is None
+
+
+RIGHT = [
+    ("01.wire", (np.int64(700),)),
+    ("01.wire", (torch.tensor(700),)),
+    ("03.flow", (flow(False, True, False),)),
+    ("05.precision", (0.5, 1)),
+    ("05.recompute", (33,)),
+    ("10.gain", (9,)),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), RIGHT, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_right_answer_of_another_form_is_right(name, given):
+    assert hint_for(name, *given) is None
