@@ -345,7 +345,10 @@ def plan_table(plan: WrapPlan) -> str:
     sent = sum(plan.wire_bytes(unit) for unit in units)
     lines.append(rule)
     lines.append(ROW.format("total", "", "", count(numel), "", size(at_rest), "", "", "", size(sent)))
-    lines += textwrap.wrap(f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}", len(COLUMNS))
+    legend = f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}"
+    if trainable and not plan.memory_events:
+        legend += " Made without an example: modules are assumed to run in the order in which the model has them."
+    lines += textwrap.wrap(legend, len(COLUMNS))
     for note in [plan.why, *(f"{finding.level}: {finding.message}" for finding in plan.lint)]:
         lines += textwrap.wrap(note, len(COLUMNS), subsequent_indent="  ")
     return "\n".join(lines)
