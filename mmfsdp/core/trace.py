@@ -265,29 +265,22 @@ class RealValues(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, operator = kwargs or {}, getattr(func, "_overloadpacket", None)
         tensors = tensors_of((args, kwargs))
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            if func in INDEXING:
+            if operator in INDEXING:
                 args = (args[0], places(args[1]), *args[2:])
             return func(*args, **kwargs)
         if not tensors:  # made out of nothing
             fake = func(*args, **kwargs)
-            if func not in ARANGE and any(tensor.is_floating_point() for tensor in tensors_of(fake)):
+            if operator is not aten.arange and any(tensor.is_floating_point() for tensor in tensors_of(fake)):
                 return fake
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 
 
 aten = torch.ops.aten
-ARANGE = (aten.arange.default, aten.arange.start, aten.arange.start_step)
-INDEXING = (
-    aten.index.Tensor,
-    aten._unsafe_index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-)
+INDEXING = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
 def places(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
