@@ -131,7 +131,8 @@ def test_a_process_is_known_by_its_id_and_start():
 
 
 def test_processes_outlive_their_supervisor_and_strangers_are_left_alone():
-    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    sleeper = "import time; print(flush=True); time.sleep(60)"  # until it prints, its environment may not be readable
+    child = f"from subprocess import *; Popen([{sys.executable!r}, '-c', {sleeper!r}], stdout=PIPE).stdout.readline()"
     environment = os.environ | {"MMFSDP_RUN": "this one"}
     start = time.time()
     leader = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, env=environment)
