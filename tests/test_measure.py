@@ -73,7 +73,7 @@ def test_kinds_bytes_and_wire_bytes(two_ranks):
         assert found["sum"] == [8.0] * 6
 
 
-def test_memory_is_what_tensors_have_held_at_most_in_a_step():
+def test_memory_is_what_tensors_have_held_at_most_in_a_step(capfd):
     model = nn.Linear(1024, 1024)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     weights = 4 * (1024 * 1024 + 1024)
@@ -86,6 +86,8 @@ def test_memory_is_what_tensors_have_held_at_most_in_a_step():
             torch.ones(large, 1 << 18).sum()
             optimizer.step()
             optimizer.zero_grad()
+            del pictures  # of which the allocator would warn
+    assert capfd.readouterr().err == ""
     # Two moments since the first step, gradients, and 64 MiB; the third step is not watched.
     assert memory.peak_bytes == pytest.approx(4 * weights + (64 << 20), rel=0.01)
 

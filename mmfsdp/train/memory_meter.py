@@ -81,8 +81,11 @@ def cpu_memory() -> Iterator[CpuMemory]:
     """Watch every allocation of a CPU tensor, to the byte. Slow, and not while another profiler runs."""
     memory = CpuMemory()
     # Without this flag, what gloo's threads free (they are not profiled) would be counted for ever.
-    flag = ctypes.c_bool.in_dll(ctypes.CDLL(_c10()), "FLAGS_caffe2_report_cpu_memory_usage")
-    before, flag.value = flag.value, True
+    c10 = ctypes.CDLL(_c10())
+    flag = ctypes.c_bool.in_dll(c10, "FLAGS_caffe2_report_cpu_memory_usage")
+    log_level = ctypes.c_int.in_dll(c10, "FLAGS_caffe2_log_level")
+    before = flag.value, log_level.value
+    flag.value, log_level.value = True, 2  # errors only: it would warn whenever older memory is freed
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     try:
         with silent():
@@ -93,7 +96,7 @@ def cpu_memory() -> Iterator[CpuMemory]:
             with silent():
                 profiler.stop()
     finally:
-        flag.value = before
+        flag.value, log_level.value = before
     _sum_up(memory, profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
 
 
