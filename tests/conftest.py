@@ -30,8 +30,9 @@ def pytest_make_collect_report(collector):
 REAL_FOLDERS = {"browser", "course", "notebooks", "slides", "slurm", "ways_in"}
 REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_environment.py"}
 REAL_ROOMS = "(launch|run|train|cli.bench_wrap|cli.bench_step|cli.spawn_ranks)"
+REAL_TESTS = r"(tests\.)?(ranks|tiny_run|bench\.peaks)"
 REAL_IMPORTS = re.compile(
-    rf"^\s*(from|import) ((tests\.)?(ranks|tiny_run)|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b",
+    rf"^\s*(from|import) ({REAL_TESTS}|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b",
     re.MULTILINE,
 )
 
