@@ -269,9 +269,11 @@ class RealValues(TorchDispatchMode):
         tensors = tensors_of((args, kwargs))
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             if operator in INDEXING:
+                # Fake tensors do not know how many elements a mask selects, even if the mask itself has values.
                 args = (args[0], places(args[1]), *args[2:])
             return func(*args, **kwargs)
-        if not tensors:  # made out of nothing
+        if not tensors:
+            # Made out of nothing. Whole numbers may become positions; floats may be large, and stay fake.
             fake = func(*args, **kwargs)
             if operator is not aten.arange and any(tensor.is_floating_point() for tensor in tensors_of(fake)):
                 return fake
