@@ -19,6 +19,7 @@ from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.optimizer import build_optimizer, build_scaler
 from mmfsdp.core.planner import make_plan
+from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan, plan_of, wrap_fsdp
@@ -61,6 +62,10 @@ EXACT = {
     "FSDP2 by size": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 3000},
     "FSDP2 auto": {"frozen_policy": "AUTO", "memory_budget_gib": 0.0005},
     "FSDP2 offloaded": {"cpu_offload": True},
+    "DDP int8": {"backend": "DDP", "frozen_dtype": "int8"},
+    "FSDP2 nf4, 3 micro-steps": {"frozen_dtype": "nf4"},
+    "FSDP2 int8 keep, recomputed": {"frozen_dtype": "int8", "activation_checkpointing": "all", **KEPT},
+    "FSDP2 nf4 replicate, tied, no example": {"frozen_dtype": "nf4", "frozen_policy": "REPLICATE"},
     "FSDP2 prefetch forward only": {"forward_prefetch": True, "backward_prefetch": "NO_PREFETCH"},
 }
 ROUNDED = {
@@ -88,6 +93,7 @@ FOUR_RANKS = {
     "FSDP2 hybrid keep, recomputed": {**MESH, "frozen_policy": "KEEP", "activation_checkpointing": "all"},
     "FSDP2 hybrid replicate, tied": {**MESH_ZERO2, "frozen_policy": "REPLICATE"},
     "FSDP2 hybrid auto": {**MESH, "frozen_policy": "AUTO", "memory_budget_gib": 1.0},
+    "FSDP2 hybrid nf4": {**MESH, "frozen_dtype": "nf4"},
     "FSDP1 hybrid": {"backend": "FSDP1", **MESH},
     "FSDP1 hybrid keep, 3 micro-steps": {"backend": "FSDP1", "frozen_policy": "KEEP", **MESH_ZERO2},
 }
@@ -102,8 +108,14 @@ def batches_of(step: int, rank: int, count: int) -> list:
     return [tiny_batch(2, seed=100 * step + 10 * i + rank) for i in range(count)]
 
 
-def one_process(ranks: int, *, tied: bool, accumulation: int) -> tuple[list[tuple[float, float]], torch.Tensor]:
-    model = tiny_flamingo(tied=tied)
+def in_one_process(case: str, fields: dict) -> nn.Module:
+    model = tiny_flamingo(tied="tied" in case)
+    quantize_model(model, FSDPParams(**fields))
+    return model
+
+
+def one_process(ranks: int, case: str, fields: dict) -> tuple[list[tuple[float, float]], torch.Tensor]:
+    model, accumulation = in_one_process(case, fields), micro_steps(case)
     optimizer, schedule = build_optimizer(model, TRAIN)
     model.train()
     seen = []
@@ -118,7 +130,7 @@ def one_process(ranks: int, *, tied: bool, accumulation: int) -> tuple[list[tupl
 def wrapped(case: str, fields: dict) -> dict:
     """Three steps of a wrapped model, and what they did to it and to the wire."""
     rank, count, tied = dist.get_rank(), micro_steps(case), "tied" in case
-    before = {n: p.detach().clone() for n, p in tiny_flamingo(tied=tied).named_parameters()}
+    before = {n: p.detach().clone() for n, p in in_one_process(case, fields).named_parameters()}
     model = tiny_flamingo(tied=tied, seed=rank)  # every rank with weights of its own: rank 0's must win
     example = None if "no example" in case else tiny_batch().inputs()
     plan = make_plan(model, FSDPParams(**fields), world_size=dist.get_world_size(), example=example)
@@ -185,8 +197,8 @@ def four_ranks() -> list[dict]:
     return on_ranks(every, 4, FOUR_RANKS)
 
 
-def check_parity(results: list[dict], case: str, tolerance: float) -> None:
-    single, weights = one_process(len(results), tied="tied" in case, accumulation=micro_steps(case))
+def check_parity(results: list[dict], case: str, fields: dict, tolerance: float) -> None:
+    single, weights = one_process(len(results), case, fields)
     for rank in results:
         for ours, wanted in zip(rank[case]["seen"], single, strict=True):
             assert ours == pytest.approx(wanted, rel=tolerance)
@@ -208,12 +220,12 @@ def check_cost(results: list[dict], case: str) -> None:
 
 @pytest.mark.parametrize("case", EXACT)
 def test_wrapped_equals_one_process(two_ranks, case):
-    check_parity(two_ranks, case, 1e-5)
+    check_parity(two_ranks, case, EXACT[case], 1e-5)
 
 
 @pytest.mark.parametrize("case", ROUNDED)
 def test_rounded_is_near_one_process(two_ranks, case):
-    check_parity(two_ranks, case, 0.05)
+    check_parity(two_ranks, case, {}, 0.05)
 
 
 @pytest.mark.parametrize("case", EXACT | ROUNDED)
@@ -223,7 +235,7 @@ def test_only_what_trains_changes_and_traffic_is_as_predicted(two_ranks, case):
 
 @pytest.mark.parametrize("case", FOUR_RANKS)
 def test_four_ranks_and_meshes(four_ranks, case):
-    check_parity(four_ranks, case, 1e-5)
+    check_parity(four_ranks, case, FOUR_RANKS[case], 1e-5)
     check_cost(four_ranks, case)
 
 
@@ -321,6 +333,7 @@ DESCRIBED = [
     {"backend": "FSDP1", "frozen_policy": "REPLICATE", "sharding_strategy": "SHARD_GRAD_OP"},
     {"frozen_policy": "KEEP", "mixed_precision": "bf16", "reduce_dtype": "bf16"},
     {"frozen_policy": "REPLICATE", "mixed_precision": "bf16"},
+    {"frozen_dtype": "nf4", "mixed_precision": "bf16"},
 ]
 
 

@@ -342,10 +342,14 @@ def _as_planned(unit: Unit, planned: Unit | None) -> Unit:
         planned.kind,
     ):
         return unit
-    unused = {param.name for param in planned.params if param.unused}
+    before = {param.name: param for param in planned.params}
+    params = []
+    for param in unit.params:
+        known = before.get(param.name, param)
+        params.append(replace(param, unused=known.unused, weights=known.weights, aliases=known.aliases))
     return replace(
         planned,
-        params=tuple(replace(param, unused=param.name in unused) for param in unit.params),
+        params=tuple(params),
         compute_dtype=unit.compute_dtype if unit.sharded else planned.compute_dtype,
         reshard_after_backward=unit.reshard_after_backward,
         bytes_at_rest=unit.bytes_at_rest,

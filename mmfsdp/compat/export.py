@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ..core.quantize import dequantize, is_transposed, matrices, quantize
 from ..data.processor import Processor
 from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
 from ..models.backbones import load_tokenizer
@@ -20,7 +21,7 @@ from ..models.build import build_model, resolve_generated
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
 from ..models.weights import make_readable
-from ..params import BackboneParams, ModelParams, ParamError, RunParams
+from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
 from ..train.evaluate import load_run
 from .openflamingo import save_open_flamingo
 
@@ -36,7 +37,8 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     """
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
-    params, model, processor = load_run(run)
+    params, model, processor = load_run(run, quantized=False)
+    round_beside_adapters(model, params.fsdp)
     if layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
     elif isinstance(model, Flamingo):
@@ -46,6 +48,18 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     else:
         raise ParamError("layout", f"open_flamingo is for a Flamingo, not a {type(model).__name__}; use {LAYOUTS[0]}")
     return to
+
+
+@torch.no_grad()
+def round_beside_adapters(model: nn.Module, fsdp: FSDPParams) -> None:
+    """Round matrices that have LoRA beside them, in place, to what they were when it was trained."""
+    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
+        return
+    for name, module, key in matrices(model, fsdp):
+        if ".base_layer." in name:
+            matrix = module.get_parameter(key)
+            rows = matrix.T if is_transposed(module) else matrix
+            rows.copy_(dequantize(*quantize(rows, fsdp.frozen_dtype), rows.shape[1], rows.dtype))
 
 
 @contextmanager

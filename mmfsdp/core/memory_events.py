@@ -24,6 +24,7 @@ from ..params import Backend
 from .fsdp2 import cast_inputs, checkpoint_activations
 from .memory import gradient_params
 from .plan import MemoryEvent, Unit, WrapPlan
+from .quantize import quantized_copy
 from .trace import RealValues, copy_inputs, fake_mode, fake_model, tensors_of
 from .units import torch_dtype, with_bytes
 
@@ -46,7 +47,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     """
     mode = fake_mode()
     buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None
-    fake = fake_model(model, mode, compute_dtypes(plan), buffer_dtype).train()
+    fake = fake_model(quantized_copy(model, plan.fsdp), mode, compute_dtypes(plan), buffer_dtype).train()
     inputs = copy_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
     for unit in plan.units:
         for p in gradient_params(plan, unit):

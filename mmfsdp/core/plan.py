@@ -44,11 +44,13 @@ class Param:
     """At rest, by torch's name: float32, bfloat16, ..."""
     trainable: bool
     aliases: tuple[str, ...] = ()
-    """Its other names, if it is tied."""
+    """Its other names, if it is tied; of codes, the name of the matrix that was quantized."""
     decays: bool = False
     """AdamW's weight decay applies: a matrix that is no embedding, norm, bias or gate."""
     unused: bool = False
     """Trainable, but the example's backward gives it no gradient: it is not reduced and has no optimizer states."""
+    weights: int | None = None
+    """Weights of the model that it holds, where it is quantized: codes hold those of the matrix, scales 0."""
 
     @property
     def numel(self) -> int:
@@ -126,8 +128,8 @@ class Unit:
 
     @property
     def numel(self) -> int:
-        """Elements of all parameters."""
-        return sum(p.numel for p in self.params)
+        """Weights of all parameters."""
+        return sum(p.numel if p.weights is None else p.weights for p in self.params)
 
     @property
     def trainable_numel(self) -> int:
@@ -256,9 +258,9 @@ class WrapPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values."""
-        values = plain(asdict(replace(self, memory_events=())))
         # Events are many, so they are lists without names.
-        return values | {"memory_events": [list(astuple(event)) for event in self.memory_events]}
+        events = [list(astuple(event)) for event in self.memory_events]
+        return plain(asdict(replace(self, memory_events=()))) | {"memory_events": events}
 
     def to_json(self) -> str:
         """Return the plan as JSON."""
@@ -382,7 +384,8 @@ def _unit_line(plan: WrapPlan, alike: list[Unit]) -> str:
         policy += "*"
     at_rest, *others = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params}
     if others:
-        at_rest = "mix"
+        quantized = any(p.weights is not None for p in unit.params)
+        at_rest = str(plan.fsdp.frozen_dtype) if quantized else "mix"
     dtype = f"{at_rest}>{SHORT_DTYPES.get(unit.compute_dtype, unit.compute_dtype) or at_rest}"
     gathered = size(unit.unsharded_bytes) if unit.gathers_forward else "-"
     reduced = size(unit.reduced_bytes) if unit.reduced_bytes else "-"

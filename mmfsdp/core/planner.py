@@ -31,10 +31,12 @@ def make_plan(
     """
     # torch takes a second to import, and those who only read a plan do not need it.
     from .lint import lint
+    from .quantize import quantized_copy
 
     params = params or FSDPParams()
     # Wrong sizes raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
+    model = quantized_copy(model, params)
     grouped = trace_and_group(model, params, example)
     if params.frozen_policy is FrozenPolicy.AUTO:
         plan = choose_policies(model, params, grouped, world_size, example=example, train=train or TrainParams())
@@ -233,7 +235,7 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
     compute = params.mixed_precision
     if params.effective_backend is Backend.DDP and compute is not Precision.FP32:
         # DDP computes under autocast, which takes weights of any 16 bits.
-        compute = compute and params.frozen_dtype
+        compute = compute and params.frozen_precision
     for unit in units:
         if params.use_orig_params is False and unit.kind == "mixed":
             raise ParamError(
@@ -243,7 +245,7 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
             )
         # FSDP casts the inputs of the units that it shards. Nothing casts those of a replicated unit.
         has_frozen = unit.kind in ("frozen", "mixed")
-        if has_frozen and not unit.sharded and params.frozen_dtype and params.frozen_dtype is not compute:
+        if has_frozen and not unit.sharded and params.frozen_precision and params.frozen_precision is not compute:
             raise ParamError(
                 "frozen_dtype",
                 f"every rank holds all of {unit.name} and computes with it in {params.frozen_dtype}, its inputs are in "

@@ -171,7 +171,7 @@ class _Recorder(TorchFunctionMode):
         # If the output requires a gradient, the frozen weight stands beside something that does.
         if any(tensor.requires_grad for tensor in outputs):
             self.trace.grad_flow.update(frozen_weights)
-        elif frozen_weights and len(inputs) == 1:
+        elif frozen_weights and len(inputs) == len(frozen_weights):
             for tensor in outputs:
                 self.derived.setdefault(id(tensor), frozen_weights[0])
                 self.keep_alive.append(tensor)

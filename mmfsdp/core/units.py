@@ -14,6 +14,7 @@ from torch import nn
 from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
+from .quantize import quantized_parameters
 from .trace import Trace
 
 FSDP1_ALIGNMENT = 16
@@ -98,15 +99,20 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(p, []).append(name)
     params = []
+    quantized = quantized_parameters(model)
     for p, (first, *aliases) in names.items():
         dtype = str(p.dtype).removeprefix("torch.")
-        if fsdp.frozen_dtype and not p.requires_grad and p.is_floating_point():
-            dtype = fsdp.frozen_dtype.torch_name
+        if fsdp.frozen_precision and not p.requires_grad and p.is_floating_point():
+            dtype = fsdp.frozen_precision.torch_name
         if fsdp.mixed_precision and p.requires_grad and ITEMSIZE[dtype] == 2:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"
         decay = p.requires_grad and decays(model, [first, *aliases], ndim=p.ndim)
-        params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay))
+        weights = None
+        if first in quantized:
+            matrix, weights = quantized[first]
+            aliases = [matrix]
+        params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay, weights=weights))
     return params
 
 
@@ -146,7 +152,7 @@ def compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
     """Return mixed precision's dtype; else fp32 if frozen weights rest in fewer bits; else empty: each its own."""
     if fsdp.mixed_precision:
         return fsdp.mixed_precision.torch_name
-    if fsdp.frozen_dtype and not all(p.trainable for p in params):
+    if fsdp.frozen_precision and not all(p.trainable for p in params):
         return "float32"
     return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection
 from typing import Protocol
 
@@ -9,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..params import FrozenDtype, FSDPParams
 from .collectives import rank, world_size
 from .plan import WrapPlan
+from .quantize import CODES, SCALES, matrix_name, quantize, quantize_model
 from .units import torch_dtype
 
 
@@ -134,3 +137,41 @@ def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like:
     for name in names:
         owner, _, key = name.rpartition(".")
         setattr(model.get_submodule(owner), key, value)
+
+
+def quantize_weights(model: nn.Module, fsdp: FSDPParams, weights: WeightSource | None) -> WeightSource | None:
+    """Quantize the model in place, as `quantize_model` does. Return the source of the weights that it has now.
+
+    weights: of a model on the meta device.
+    """
+    transposed = quantize_model(model, fsdp)
+    if weights is None or not transposed or fsdp.frozen_dtype is None:
+        return weights
+    return QuantizedWeights(weights, transposed, fsdp.frozen_dtype)
+
+
+class QuantizedWeights:
+    """Rank 0's weights, each matrix quantized as it is asked for: never is more than one of them in memory."""
+
+    def __init__(self, weights: WeightSource, transposed: dict[str, bool], form: FrozenDtype) -> None:
+        """transposed: of each quantized matrix, by name."""
+        self.weights = weights
+        self.transposed = transposed
+        self.form = form
+        self.checksums: dict[str, int] = getattr(weights, "checksums", {})
+        """CRC-32 of each tensor that was popped."""
+        self.made: dict[str, torch.Tensor] = {}
+
+    def pop(self, name: str, default: None = None) -> torch.Tensor | None:
+        """Return a tensor for the last time."""
+        matrix = matrix_name(name)
+        if matrix not in self.transposed:
+            return self.weights.pop(name, default)
+        if name not in self.made:
+            weight = self.weights.pop(matrix, None)
+            assert weight is not None
+            codes, scales = quantize(weight.T if self.transposed[matrix] else weight, self.form)
+            self.made |= {matrix + CODES: codes, matrix + SCALES: scales}
+        tensor = self.made.pop(name)
+        self.checksums[name] = zlib.crc32(tensor.cpu().view(-1).view(torch.uint8).numpy().data)
+        return tensor

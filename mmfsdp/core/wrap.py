@@ -24,7 +24,7 @@ from .lint import lint, model_changed
 from .plan import WrapPlan, stop_at_errors
 from .planner import make_plan
 from .units import torch_dtype
-from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, weight_source
+from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
 
 
 def wrap_fsdp(
@@ -71,7 +71,7 @@ def apply_plan(
         raise ValueError(f"mesh: has {mesh.size()} ranks but the plan was made for world_size {plan.world_size}")
 
     # 1. Every rank starts from the same weights, in the dtypes that they rest in.
-    weights = weight_source(model, device, weights)
+    weights = quantize_weights(model, plan.fsdp, weight_source(model, device, weights))
     cast_at_rest(model, plan)
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device)
@@ -154,7 +154,7 @@ def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
     Weights are gathered in bf16, statistics are buffers and stay fp32: torch 2.11 refuses the mix
     (github.com/pytorch/torchtitan/issues/674; a unit of its own in fp32, as advised there, would be gathered apart).
     """
-    if plan.fsdp.mixed_precision or plan.fsdp.frozen_dtype:
+    if plan.fsdp.mixed_precision or plan.fsdp.frozen_precision:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 module.forward = partial(batch_norm, module, module.forward)  # type: ignore[method-assign]

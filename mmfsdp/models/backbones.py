@@ -100,11 +100,28 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
     Without a network, HF_HUB_OFFLINE=1 takes what was downloaded before and does not try for half a minute.
     """
     try:
+        if auto_class is AutoConfig or hasattr(auto_class, "_model_mapping"):
+            refuse_quantized(AutoConfig.from_pretrained(source), source, field)
         return auto_class.from_pretrained(source, **kwargs)
+    except ParamError:
+        raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         kind = auto_class.__name__.removeprefix("Auto")
         raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None
+
+
+def refuse_quantized(config: Any, source: str, field: str) -> None:
+    """Raise ParamError for weights that another library has quantized: their layers are that library's."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        values = quantization if isinstance(quantization, dict) else quantization.to_dict()
+        library = values.get("quant_method", "another library")
+        raise ParamError(
+            field,
+            f"{source!r} holds weights quantized by {library}, which are not read; give the original weights, and set "
+            "fsdp.frozen_dtype to nf4 or int8",
+        )
 
 
 def output_shape(module: nn.Module, example: torch.Tensor) -> torch.Size:

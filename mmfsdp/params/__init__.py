@@ -10,6 +10,7 @@ from .enums import (
     DataSource,
     Device,
     Executor,
+    FrozenDtype,
     FrozenPolicy,
     Modality,
     ModelKind,

@@ -139,6 +139,21 @@ class Precision(Choice):
         return getattr(torch, self.torch_name)
 
 
+class FrozenDtype(Choice):
+    """The format of frozen weights."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8", "8 bits for each weight of a frozen matrix, and a scale for each of its rows."
+    NF4 = "nf4", "4 bits for each weight of a frozen matrix, and a scale for every 64 in a row (QLoRA)."
+
+    @property
+    def quantizes(self) -> bool:
+        """Return true for codes and scales instead of floating-point numbers."""
+        return self in (FrozenDtype.INT8, FrozenDtype.NF4)
+
+
 class BackboneSource(Choice):
     """The library that builds a backbone."""
 

@@ -10,7 +10,16 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params
-from .enums import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, Precision, ShardingStrategy, StateDictType
+from .enums import (
+    AutoWrapPolicy,
+    Backend,
+    BackwardPrefetch,
+    FrozenDtype,
+    FrozenPolicy,
+    Precision,
+    ShardingStrategy,
+    StateDictType,
+)
 
 NOT_IN_DDP = "cannot be honored by DDP; remove it, or set backend to FSDP2"
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
@@ -51,6 +60,12 @@ BACKEND_LIMITS = (
         (Backend.DDP, Backend.FSDP1),
         (FrozenPolicy.AUTO,),
         "needs backend FSDP2; choose another policy, or set backend to FSDP2",
+    ),
+    BackendLimit(
+        "frozen_dtype",
+        (Backend.FSDP1,),
+        (FrozenDtype.INT8, FrozenDtype.NF4),
+        "needs backend FSDP2 or DDP: FSDP1 shards no integers; choose another format, or set backend to FSDP2",
     ),
     BackendLimit("frozen_policy", (Backend.DDP,), (FrozenPolicy.KEEP,), NOT_IN_DDP),
     BackendLimit("sharding_strategy", (Backend.DDP,), (ShardingStrategy.SHARD_GRAD_OP, *HYBRID), NOT_IN_DDP),
@@ -109,9 +124,15 @@ class FSDPParams(Params):
     reduce_dtype: Precision = Precision.FP32
     """Format in which gradients are summed over ranks: fp32, bf16, fp16. Backends: FSDP1, FSDP2. Default fp32."""
 
-    frozen_dtype: Precision | None = None
-    """Format of frozen weights at rest; bf16 halves what they take. What trains rests in fp32 wherever
-    `mixed_precision` is set. Backends: all. Default unset (as loaded)."""
+    frozen_dtype: FrozenDtype | None = None
+    """Format of frozen weights at rest; bf16 halves what they take. int8 and nf4 quantize the frozen matrices (of
+    linear layers and attention; neither heads nor tied ones), which are gathered in 8 or 4 bits then; other frozen
+    weights rest as `mixed_precision` says. What trains rests in fp32 wherever `mixed_precision` is set. Backends: all;
+    int8 and nf4 DDP, and FSDP2 from torch 2.12 on. Default unset (as loaded)."""
+
+    not_quantized: tuple[str, ...] = ()
+    """Name patterns of the matrices that `frozen_dtype` int8 or nf4 leaves as loaded (language_model.*.down_proj.*).
+    Backends: DDP, FSDP2. Default none."""
 
     buffer_dtype: Precision | None = None
     """Format of floating-point buffers, in memory and in checkpoints: fp32, bf16, fp16. The frequencies of rotary
@@ -161,6 +182,7 @@ class FSDPParams(Params):
         "min_num_params": ("auto_wrap_policy", (AutoWrapPolicy.SIZE_BASED_WRAP,)),
         "transformer_layer_cls": ("auto_wrap_policy", (AutoWrapPolicy.TRANSFORMER_BASED_WRAP,)),
         "memory_budget_gib": ("frozen_policy", (FrozenPolicy.AUTO,)),
+        "not_quantized": ("frozen_dtype", (FrozenDtype.INT8, FrozenDtype.NF4)),
         "dp_replicate": ("sharding_strategy", HYBRID),
         "dp_shard": ("sharding_strategy", HYBRID),
     }
@@ -217,6 +239,15 @@ class FSDPParams(Params):
         if not self.enable_fsdp or self.sharding_strategy is ShardingStrategy.NO_SHARD:
             return Backend.DDP
         return self.backend
+
+    @property
+    def frozen_precision(self) -> Precision | None:
+        """Return the format of frozen weights at rest that are not quantized; None as loaded."""
+        if self.frozen_dtype is None:
+            return None
+        if self.frozen_dtype.quantizes:
+            return self.mixed_precision  # in which they are gathered anyway
+        return Precision(self.frozen_dtype.value)
 
     @property
     def layer_classes(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from torch import nn
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
 from ..core.freeze import freeze
+from ..core.quantize import quantize_model
 from ..core.step import label_tokens, to_device, token_sum
 from ..core.wrap import reshard
 from ..data.batch import Batch, Sample
@@ -150,10 +151,11 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
     return result
 
 
-def load_run(folder: Path) -> tuple[RunParams, MediaModel, Processor]:
+def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, MediaModel, Processor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
-    Raises ParamError where the run has no checkpoint, or other frozen weights than it was trained with.
+    quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. Raises
+    ParamError where the run has no checkpoint, or other frozen weights than it was trained with.
     """
     params = RunParams.from_yaml(folder / "params.yaml")
     newest = checkpoint.latest(folder / "checkpoints")
@@ -162,6 +164,8 @@ def load_run(folder: Path) -> tuple[RunParams, MediaModel, Processor]:
     model, processor = build_model(params.model)
     assert processor is not None, "no run starts without a tokenizer"
     freeze(model, params.model.freeze)
+    if quantized:
+        quantize_model(model, params.fsdp)
     # Before loading: the marker's checksums are of the frozen weights as built. A checkpoint may hold trained values
     # of parameters that were frozen later.
     checksums = checkpoint.frozen_checksums(model)

@@ -21,6 +21,7 @@ from ..core.collectives import gather_json
 from ..core.freeze import freeze
 from ..core.optimizer import build_optimizer, build_scaler
 from ..core.plan import WrapPlan
+from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.processor import Processor
 from ..models import MediaModel
@@ -180,7 +181,10 @@ def wrap(
 ) -> tuple[nn.Module, dict[str, int]]:
     """Wrap the model; also return the checksums of the frozen weights that rank 0 has read or drawn."""
     checksums = checkpoint.frozen_checksums(built)
-    model = apply_plan(built, plan, device=device, weights=weights)
+    source = quantize_weights(built, plan.fsdp, weights)
+    checksums |= checkpoint.frozen_checksums(built)  # of codes and scales, too
+    model = apply_plan(built, plan, device=device, weights=source)
     if weights is not None:  # read shard by shard while wrapping
-        checksums = {p.name: weights.checksums[p.name] for p in plan.params if not p.trainable}
+        frozen = {name for name, p in plan.by_name.items() if not p.trainable}
+        checksums = {name: value for name, value in weights.checksums.items() if name in frozen}
     return model, gather_json(checksums)[0]

@@ -98,7 +98,7 @@ CHOICES: dict[str, list[Any]] = {
     "auto_wrap_policy": ["FROZEN_AWARE", "FROZEN_AWARE", "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"],
     "frozen_policy": ["SHARD", "KEEP", "REPLICATE"],
     "mixed_precision": [None, "bf16", "fp32"],
-    "frozen_dtype": [None, None, "bf16"],
+    "frozen_dtype": [None, None, None, "bf16", "int8", "nf4"],
     "reduce_dtype": ["fp32", "fp32", "bf16"],
     "activation_checkpointing": ["none", "none", "all", "every:2"],
     "forward_prefetch": [False, True],

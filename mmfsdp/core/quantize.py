@@ -1,0 +1,232 @@
+"""Frozen matrices in 8 or 4 bits: so they rest, are sharded and travel. Only their module's forward and backward
+compute with them as floating-point numbers, for that moment.
+
+A frozen matrix (rows, columns) becomes two frozen parameters with as many rows, which FSDP2 shards and gathers as it
+does every other:
+
+    int8  codes int8 (rows, columns)                    scales (rows, 1)
+    nf4   codes uint8 (rows, columns / 2), two a byte   scales (rows, columns / 64), one for each block of 64 columns
+
+A scale is the largest absolute value of its row or block. A weight is its scale times the level of its code: a number
+from -1 to 1, evenly spaced in int8. In nf4 the 16 levels are close to each other near 0, where most weights are
+(Dettmers et al. 2023, QLoRA, appendix E).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils.checkpoint import checkpoint
+
+from ..params import Backend, FrozenDtype, FSDPParams, ParamError
+from .trace import tied_names
+
+BLOCK = 64
+"""Columns that share a scale in nf4."""
+LEVELS = torch.tensor(
+    [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0]
+    + [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+)
+PAIRS = torch.stack((LEVELS.repeat_interleave(16), LEVELS.repeat(16)), dim=1)
+"""The two levels of each of the 256 values of a byte: one look-up instead of two, and no shifts."""
+CODES, SCALES = "_codes", "_scales"
+"""What the names of the two parameters add to the matrix's."""
+
+
+# ---- numbers ----
+
+
+def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
+    """Return the codes and scales of a matrix (rows, columns), each weight as its nearest level."""
+    if form is FrozenDtype.INT8:
+        scales = matrix.abs().amax(dim=1, keepdim=True)
+        return (_divide(matrix, scales) * 127).round().to(torch.int8).contiguous(), scales
+    rows, columns = matrix.shape
+    blocks = F.pad(matrix, (0, -columns % BLOCK)).view(rows, -1, BLOCK)
+    scales = blocks.abs().amax(dim=2)
+    between = (LEVELS[1:] + LEVELS[:-1]) / 2
+    levels = _divide(blocks, scales[:, :, None]).contiguous()
+    codes = torch.bucketize(levels, between.to(matrix.device)).to(torch.uint8)
+    codes = codes.view(rows, -1)
+    return codes[:, ::2] * 16 + codes[:, 1::2], scales
+
+
+def _divide(matrix: Tensor, scales: Tensor) -> Tensor:
+    return matrix.float() / scales.float().clamp(min=1e-30)  # a row of zeros has the scale 0
+
+
+def dequantize(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return the matrix (rows, columns) in a floating-point dtype."""
+    if has_torch_function((codes, scales)):  # so that a trace sees this as one function of two parameters
+        return handle_torch_function(dequantize, (codes, scales), codes, scales, columns, dtype)
+    if codes.dtype is torch.int8:
+        return codes.to(dtype).mul_(scales.to(dtype) / 127)
+    levels = F.embedding(codes.int(), PAIRS.to(codes.device, dtype))  # (rows, columns / 2, 2)
+    blocks = levels.view(len(codes), -1, BLOCK).mul_(scales.to(dtype)[:, :, None])
+    return blocks.view(len(codes), -1)[:, :columns]
+
+
+def multiply(x: Tensor, codes: Tensor, scales: Tensor, columns: int) -> Tensor:
+    """Return x (..., columns) times the transposed matrix, as `F.linear` does."""
+    if has_torch_function((x, codes, scales)):  # as above
+        return handle_torch_function(multiply, (x, codes, scales), x, codes, scales, columns)
+    return _Multiply.apply(x, codes, scales, columns)
+
+
+class _Multiply(torch.autograd.Function):
+    """Keeps codes and scales for backward, and dequantizes them again there.
+
+    Autograd would keep the dequantized matrix of every layer from forward to backward: more than without quantization.
+    What is kept here are the unit's parameters, which FSDP2 frees after forward and gathers again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, columns: int) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.columns = columns
+        return F.linear(x, dequantize(codes, scales, columns, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        codes, scales = ctx.saved_tensors
+        return gradient @ dequantize(codes, scales, ctx.columns, gradient.dtype), None, None, None
+
+
+# ---- modules ----
+
+
+class QuantizedLinear(nn.Linear):
+    """A Linear, or a Conv1D of GPT-2, with the codes and scales of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features), in the dtype of x."""
+        if torch.is_autocast_enabled(x.device.type):  # DDP's mixed precision; autocast does not see into _Multiply
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        y = multiply(x, self.weight_codes, self.weight_scales, self.in_features)  # type: ignore[arg-type]
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The matrix (out_features, in_features), dequantized, for whoever reads it outside of forward."""
+        return dequantize(self.weight_codes, self.weight_scales, self.in_features, self.weight_scales.dtype)  # type: ignore
+
+
+class QuantizedAttention(nn.MultiheadAttention):
+    """torch's attention, with the codes and scales of the packed projection of queries, keys and values."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as ever. Backward runs it again, since autograd keeps the matrices that it reads."""
+        tensors = (*args, *kwargs.values())
+        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
+            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+        return super().forward(*args, **kwargs)
+
+    @property
+    def in_proj_weight(self) -> Tensor:  # type: ignore[override]
+        """The matrix (3 * embed_dim, embed_dim), dequantized."""
+        codes, scales = self.in_proj_weight_codes, self.in_proj_weight_scales
+        return dequantize(codes, scales, self.embed_dim, scales.dtype)  # type: ignore[arg-type]
+
+
+def matrices(model: nn.Module, fsdp: FSDPParams) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (name, module, its key for it) of each matrix to quantize: frozen, of a Linear, Conv1D or packed attention.
+
+    Not those that are tied, nor heads, nor what `not_quantized` names. Raises ParamError for a pattern of it that
+    matches no matrix.
+    """
+    stays: set[Any] = set()
+    for names in tied_names(model).values():
+        stays.update(names)
+    unmatched = set(fsdp.not_quantized)
+    module: Any
+    for module in model.modules():
+        head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+        stays.update(head.modules() if isinstance(head, nn.Module) else ())
+    for path, module in model.named_modules():
+        key = "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight"
+        matrix, name = module._parameters.get(key), f"{path}.{key}".lstrip(".")
+        # A subclass with a forward of its own may do anything with its matrix.
+        known = type(module).forward in (nn.Linear.forward, nn.MultiheadAttention.forward) or is_transposed(module)
+        if matrix is None or matrix.requires_grad or not known or stays & {module, name}:
+            continue
+        patterns = {pattern for pattern in fsdp.not_quantized if fnmatchcase(name, pattern)}
+        unmatched -= patterns
+        if not patterns:
+            yield name, module, key
+    if unmatched:
+        raise ParamError("not_quantized", f"{min(unmatched)!r} matches no frozen matrix; correct or remove it")
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Return True for the Conv1D of transformers, which core does not import: a Linear with its matrix transposed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def quantize_model(model: nn.Module, fsdp: FSDPParams) -> dict[str, bool]:
+    """Quantize the frozen matrices in place, one by one, if `frozen_dtype` says so; what is quantized already stays.
+
+    Return, by name, whether each matrix that was quantized now was transposed before.
+    """
+    form, transposed = fsdp.frozen_dtype, {}
+    if form is None or not form.quantizes:
+        return {}
+    check_versions(fsdp)
+    for name, module, key in list(matrices(model, fsdp)):
+        matrix = module._parameters.pop(key)
+        assert matrix is not None
+        transposed[name] = is_transposed(module)
+        codes, scales = quantize(matrix.detach().T if transposed[name] else matrix.detach(), form)
+        module.register_parameter(key + CODES, nn.Parameter(codes, requires_grad=False))
+        module.register_parameter(key + SCALES, nn.Parameter(scales, requires_grad=False))
+        if transposed[name]:
+            module.in_features, module.out_features = matrix.shape  # type: ignore[assignment]
+        module.__class__ = QuantizedAttention if isinstance(module, nn.MultiheadAttention) else QuantizedLinear
+    return transposed
+
+
+def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
+    """Return the model as `quantize_model` makes it, without weights; itself if nothing is to be quantized."""
+    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
+        return model
+    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+    meta = copy.deepcopy(model, memo)
+    quantize_model(meta, fsdp)
+    return meta
+
+
+def check_versions(fsdp: FSDPParams) -> None:
+    """Raise ParamError if this torch cannot shard integers."""
+    if fsdp.effective_backend is Backend.FSDP2 and torch.__version__ < "2.12":
+        raise ParamError(
+            "frozen_dtype",
+            f"{fsdp.frozen_dtype} needs torch 2.12 or newer with FSDP2, which shards no integers in torch "
+            f"{torch.__version__}; update torch, or set frozen_dtype to bf16",
+        )
+
+
+def quantized_parameters(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Return (name of the matrix, its number of weights) by the name of codes, and with 0 by that of scales."""
+    quantized = {}
+    for path, module in model.named_modules():
+        if isinstance(module, (QuantizedLinear, QuantizedAttention)):
+            columns = module.in_features if isinstance(module, QuantizedLinear) else module.embed_dim
+            for key, p in module._parameters.items():
+                name = f"{path}.{key}".lstrip(".")
+                if key.endswith((CODES, SCALES)):
+                    assert p is not None
+                    quantized[name] = matrix_name(name), len(p) * columns if key.endswith(CODES) else 0
+    return quantized
+
+
+def matrix_name(parameter: str) -> str:
+    """Return the name of the matrix that codes or scales belong to; other names unchanged."""
+    return parameter.removesuffix(CODES).removesuffix(SCALES)

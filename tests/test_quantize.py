@@ -1,0 +1,139 @@
+"""Frozen matrices in int8 and nf4: rounded as the formats say, right in backward, and kept as codes there."""
+
+import copy
+
+import pytest
+import torch
+from tiny import tiny_flamingo
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, GPT2Config
+from transformers.pytorch_utils import Conv1D
+
+from mmfsdp.core import quantize as q
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.trace import trace
+from mmfsdp.params import FrozenDtype, FSDPParams, ParamError
+
+FORMS = (FrozenDtype.INT8, FrozenDtype.NF4)
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+@pytest.mark.parametrize("columns", [128, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_weight_is_its_nearest_level(dtype, columns):
+    matrix = torch.randn(9, columns).to(dtype)
+    matrix[3] = 0
+    for form, levels in {FrozenDtype.INT8: torch.arange(-127, 128) / 127, FrozenDtype.NF4: q.LEVELS}.items():
+        codes, scales = q.quantize(matrix, form)
+        each = columns if form is FrozenDtype.INT8 else q.BLOCK
+        rounded = q.dequantize(codes, scales, columns, dtype)
+        assert rounded.dtype is dtype and rounded.shape == matrix.shape and not rounded[3].any()
+        for row, codes_of_row in zip(matrix, rounded, strict=True):
+            for part, found in zip(row.split(each), codes_of_row.split(each), strict=True):
+                on_grid = part.float().abs().max() * levels
+                nearest = on_grid[(part.float()[:, None] - on_grid).abs().argmin(dim=1)]
+                tolerance = {torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype] * float(part.abs().max())
+                torch.testing.assert_close(found.float(), nearest, rtol=0, atol=tolerance)
+
+
+def test_codes_of_the_reference():
+    """QLoRA's levels, and the order of two codes in a byte."""
+    codes, scales = q.quantize(torch.cat((q.LEVELS, q.LEVELS, q.LEVELS, q.LEVELS))[None] * 3, FrozenDtype.NF4)
+    assert scales.tolist() == [[3.0]]
+    assert codes[0, :8].tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
+    assert q.PAIRS[0x2F].tolist() == [q.LEVELS[2], q.LEVELS[15]]
+
+
+class Parts(nn.Module):
+    """A module that trains, and each kind of module that is quantized after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Linear(64, 64)
+        self.linear = frozen(nn.Linear(64, 192, bias=False))
+        self.conv = frozen(Conv1D(64, 192))
+        self.attention = frozen(nn.MultiheadAttention(64, 4, batch_first=True))
+
+    def forward(self, x):
+        x = self.conv(self.linear(self.before(x)))
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_those_of_the_dequantized_matrices_and_only_codes_are_kept(form):
+    torch.manual_seed(0)
+    model, x = Parts(), torch.randn(2, 5, 64)
+    plain = copy.deepcopy(model)
+    q.quantize_model(model, FSDPParams(frozen_dtype=form))
+    names = {name for name, _ in model.named_parameters() if name.endswith("_codes")}
+    assert names == {f"{m}_codes" for m in ("linear.weight", "conv.weight")} | {
+        "attention.in_proj_weight_codes",
+        "attention.out_proj.weight_codes",
+    }
+    plain.linear.weight.data = model.linear.weight
+    plain.conv.weight.data = model.conv.weight.T.contiguous()
+    plain.attention.in_proj_weight.data = model.attention.in_proj_weight
+    plain.attention.out_proj.weight.data = model.attention.out_proj.weight
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, keep):
+        model(x)
+    large = [t.shape for t in kept if t.is_floating_point() and t.ndim == 2 and t.numel() >= 64 * 64]
+    assert not large, "a dequantized matrix is kept for backward"
+    out = model(x)
+    out.square().sum().backward()
+    expected = plain(x)
+    expected.square().sum().backward()
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(model.before.weight.grad, plain.before.weight.grad)
+
+
+def test_backward_is_known_to_pass_through_codes():
+    model = Parts()
+    q.quantize_model(model, FSDPParams(frozen_dtype="nf4"))
+    passed = trace(model, {"x": torch.randn(2, 5, 64)}).grad_flow
+    for matrix in ("linear.weight", "conv.weight", "attention.in_proj_weight"):
+        assert f"{matrix}_codes" in passed
+
+
+def test_what_stays_as_it_is():
+    """What trains, embeddings, norms, tied matrices, heads, other classes, and what `not_quantized` names."""
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=50))
+    frozen(model).transformer.h[0].mlp.c_fc.requires_grad_(True)
+    chosen = {name for name, _, _ in q.matrices(model, FSDPParams())}
+    layer = {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
+    wanted = {f"transformer.h.{i}.{part}.weight" for i in (0, 1) for part in layer}
+    assert chosen == wanted - {"transformer.h.0.mlp.c_fc.weight"}
+    nf4 = FSDPParams(frozen_dtype="nf4", not_quantized=["*.attn.*"])
+    assert not any(".attn." in name for name, _, _ in q.matrices(model, nf4))
+    with pytest.raises(ParamError, match="not_quantized: 'x.*' matches no frozen matrix"):
+        list(q.matrices(model, FSDPParams(frozen_dtype="nf4", not_quantized=["x.*"])))
+    flamingo = {name for name, _, _ in q.matrices(tiny_flamingo(), FSDPParams())}
+    assert flamingo and not any("lm_head" in name or "embed" in name or "cross" in name for name in flamingo)
+
+
+def test_refused_by_name(monkeypatch):
+    with pytest.raises(ParamError, match="frozen_dtype: nf4 needs backend FSDP2 or DDP"):
+        FSDPParams(backend="FSDP1", frozen_dtype="nf4")
+    with pytest.raises(ParamError, match="not_quantized: .* has no effect unless frozen_dtype is int8 or nf4"):
+        FSDPParams(frozen_dtype="bf16", not_quantized=["*"])
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
+    with pytest.raises(ParamError, match="frozen_dtype: int8 needs torch 2.12 or newer with FSDP2"):
+        make_plan(tiny_flamingo(), FSDPParams(frozen_dtype="int8"), world_size=2)
+    assert make_plan(tiny_flamingo(), FSDPParams(backend="DDP", frozen_dtype="int8"), world_size=2)
+
+
+def test_plan_counts_the_weights_of_the_model():
+    plain = make_plan(tiny_flamingo(), FSDPParams(), world_size=2)
+    for form in FORMS:
+        plan = make_plan(tiny_flamingo(), FSDPParams(frozen_dtype=form), world_size=2)
+        assert [u.numel for u in plan.units] == [u.numel for u in plain.units]
+        assert f"{form}>" in str(plan) and "mix>" not in str(plan)
