@@ -8,10 +8,11 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import mmfsdp
-from mmfsdp import Flamingo, MultimodalModel, ParamError, build_model
+from mmfsdp import Flamingo, MultimodalModel, ParamError, build_model, checkpoint
 from mmfsdp.compat.export import export, load_pretrained, save_pretrained
 from mmfsdp.compat.openflamingo import load_open_flamingo
 from mmfsdp.params import RunParams
+from mmfsdp.run.folder import read_metrics
 from mmfsdp.train.evaluate import load_run
 from tests.models.test_multimodal_run import MULTIMODAL, WHISPER
 from tests.test_train import go  # noqa: F401  # a fixture
@@ -96,6 +97,33 @@ def test_every_part_of_a_multimodal_model_loads_by_its_own_library(tmp_path, lor
     seen, heard = AutoModel.from_pretrained(tmp_path / "out/vision"), AutoModel.from_pretrained(tmp_path / "out/audio")
     assert all(torch.equal(t, visual[f"visual.{n}"]) for n, t in seen.state_dict().items())
     assert all(torch.equal(t, sounds[f"audio.{n}"]) for n, t in heard.encoder.state_dict().items())
+
+
+def test_a_quantized_run_resumes_and_exports_original_weights_and_lora_merged_into_rounded_ones(go, tmp_path):  # noqa: F811
+    fields = {**MULTIMODAL, "model.lora_rank": 2, "fsdp.frozen_dtype": "nf4", "train.lr": 0.1}
+    go(**{**fields, "train.steps": 2})
+    run = go(**{**fields, "train.steps": 3})
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]
+    _, trained, processor = load_run(run)
+    _, original, _ = load_run(run, quantized=False)
+    codes = {name for name, _ in trained.named_parameters() if name.endswith("_codes")}
+    newest = checkpoint.latest(run / "checkpoints")
+    marker = checkpoint.marker_of(newest)
+    assert codes and codes < marker["frozen"].keys() and not codes & {*marker["names"]}
+    next(p for name, p in trained.named_parameters() if name in codes)[0, 0] ^= 1
+    with pytest.raises(ParamError, match="model: 1 frozen parameters, such as .*_codes, are not those"):
+        checkpoint.check_frozen(checkpoint.frozen_checksums(trained), marker)
+
+    _, trained, _ = load_run(run)
+    words = processor.tokenizer("a blue square", return_tensors="pt").input_ids
+    with torch.no_grad():
+        text, unrounded = trained(words).logits, original(words).logits
+    again, _ = load_pretrained(export(run, tmp_path / "out"))
+    with torch.no_grad():
+        torch.testing.assert_close(again(words).logits, text, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(text, unrounded, atol=1e-3), "rounding is seen here"
+    theirs = original.encoders["vision"].state_dict()
+    assert all(torch.equal(t, theirs[name]) for name, t in again.encoders["vision"].state_dict().items())
 
 
 def test_openflamingos_layout_holds_what_was_trained(go, tmp_path):  # noqa: F811

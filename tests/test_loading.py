@@ -19,10 +19,11 @@ from torch.distributed.tensor import DTensor
 from mmfsdp.checkpoint import frozen_checksums
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.planner import make_plan
+from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.models import build_language
 from mmfsdp.models.build import build_model, open_model
-from mmfsdp.params import BackboneParams, ParamError, RunParams
+from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
 from mmfsdp.train.job import build
 from mmfsdp.train.memory_meter import cpu_memory
 
@@ -39,6 +40,7 @@ CASES = {
     "FSDP2": {},
     "FSDP1 replicate": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
     "FSDP2 replicate": {"frozen_policy": "REPLICATE"},
+    "FSDP2 nf4": {"frozen_dtype": "nf4"},
 }
 
 
@@ -120,9 +122,11 @@ def test_no_rank_holds_more_than_its_shard_and_a_unit_while_weights_are_read(fou
 def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, case):
     model, _ = build_model(params.model)
     freeze(model, params.model.freeze)
+    quantized = quantize_model(model, FSDPParams(**CASES[case]))
     frozen, names = frozen_checksums(model), [n for n, _ in model.named_parameters()]
     for rank in found:
-        assert rank[case]["sums"] == found[0]["DDP"]["sums"] and sorted(rank[case]["sums"]) == sorted(names)
+        assert rank[case]["sums"] == found[0]["FSDP2 nf4" if quantized else "DDP"]["sums"]
+        assert sorted(rank[case]["sums"]) == sorted(names) and bool(quantized) == ("nf4" in case)
         assert rank[case]["sums"].items() >= frozen.items()
         assert rank[case]["buffers"] == {n: checksum(b) for n, b in model.named_buffers()}
 

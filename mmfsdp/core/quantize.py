@@ -53,7 +53,7 @@ def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
     scales = blocks.abs().amax(dim=2)
     between = (LEVELS[1:] + LEVELS[:-1]) / 2
     levels = _divide(blocks, scales[:, :, None]).contiguous()
-    codes = torch.bucketize(levels, between.to(matrix.device)).to(torch.uint8)
+    codes = torch.bucketize(levels, between.to(matrix.device), out_int32=True).to(torch.uint8)
     codes = codes.view(rows, -1)
     return codes[:, ::2] * 16 + codes[:, 1::2], scales
 

@@ -21,6 +21,7 @@ RUNS = {
     "stage 2": {"model.freeze": ["llava_stage2"], "fsdp.backend": "FSDP1", "model.projector": "linear"},
     "lora and audio": {
         "model.lora_rank": 2,
+        "fsdp.frozen_dtype": "nf4",
         "model.projector": "resampler",
         "model.encoders": [{"modality": "audio", "config": WHISPER}],
     },
