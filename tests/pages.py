@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from enum import Enum
 from functools import cache
@@ -22,6 +23,7 @@ from mmfsdp.params import (
     AutoWrapPolicy,
     Backend,
     DataSource,
+    FrozenDtype,
     FrozenPolicy,
     FSDPParams,
     ShardingStrategy,
@@ -29,6 +31,7 @@ from mmfsdp.params import (
     StateDictType,
 )
 from mmfsdp.params.fsdp import BACKEND_LIMITS
+from tests.bench.quantize import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "notebooks" / "reference"
@@ -140,7 +143,14 @@ def _cell_of(text: str) -> str:
     return re.sub(r"…(…)+", "…", text).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
+def quantized() -> str:
+    """What `python -m tests.bench.quantize --json notebooks/measured/quantize.json` measured last."""
+    return tables(json.loads((ROOT / "notebooks" / "measured" / "quantize.json").read_text()))
+
+
 MADE = {
+    "quantized": quantized,
+    "frozen_dtype": _described(FrozenDtype),
     "options": options,
     "lint": lint,
     "machines": machines,

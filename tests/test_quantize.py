@@ -13,7 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from mmfsdp.core import quantize as q
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.trace import trace
-from mmfsdp.params import FrozenDtype, FSDPParams, ParamError
+from mmfsdp.models import build_language
+from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
 
 FORMS = (FrozenDtype.INT8, FrozenDtype.NF4)
 
@@ -29,6 +30,8 @@ def test_each_weight_is_its_nearest_level(dtype, columns):
     matrix[3] = 0
     for form, levels in {FrozenDtype.INT8: torch.arange(-127, 128) / 127, FrozenDtype.NF4: q.LEVELS}.items():
         codes, scales = q.quantize(matrix, form)
+        for made, empty in zip((codes, scales), q.quantize(matrix.to("meta"), form), strict=True):
+            assert (made.shape, made.dtype, made.is_contiguous()) == (empty.shape, empty.dtype, True)
         each = columns if form is FrozenDtype.INT8 else q.BLOCK
         rounded = q.dequantize(codes, scales, columns, dtype)
         assert rounded.dtype is dtype and rounded.shape == matrix.shape and not rounded[3].any()
@@ -129,6 +132,13 @@ def test_refused_by_name(monkeypatch):
     with pytest.raises(ParamError, match="frozen_dtype: int8 needs torch 2.12 or newer with FSDP2"):
         make_plan(tiny_flamingo(), FSDPParams(frozen_dtype="int8"), world_size=2)
     assert make_plan(tiny_flamingo(), FSDPParams(backend="DDP", frozen_dtype="int8"), world_size=2)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_weights_that_another_library_has_quantized_are_refused_by_its_name(tmp_path, meta):
+    GPT2Config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}).save_pretrained(tmp_path)
+    with pytest.raises(ParamError, match="quantized by bitsandbytes.*set fsdp.frozen_dtype to nf4 or int8"):
+        build_language(BackboneParams(name=str(tmp_path), weights=str(tmp_path)), meta=meta)
 
 
 def test_plan_counts_the_weights_of_the_model():

@@ -49,6 +49,9 @@ OURS: dict[str, dict[str, Any]] = {
     "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEEP_GATHERED},
     "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", "forward_prefetch": True, **KEEP_GATHERED},
 }
+if torch.__version__ >= "2.12":  # before, FSDP2 shards no integers
+    OURS["frozen-aware SHARD, nf4"] = {"frozen_dtype": "nf4"}
+    OURS["frozen-aware REPLICATE, nf4"] = {**OURS["frozen-aware REPLICATE"], "frozen_dtype": "nf4"}
 """FSDP fields by method."""
 METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS)
 COMPARED = (OPENFLAMINGO, "DDP", "frozen-aware SHARD", "frozen-aware KEEP", "frozen-aware REPLICATE")

@@ -1,0 +1,187 @@
+"""`python -m tests.bench.quantize`: what frozen matrices in int8 and nf4 cost and save, beside bf16.
+
+Relative errors of layers' outputs and of the loss; bytes that a rank holds and sends; time to dequantize.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmfsdp.cli.bench_models import batch_of, build
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.plan import ITEMSIZE, Param, WrapPlan
+from mmfsdp.core.planner import make_plan
+from mmfsdp.core.quantize import dequantize, matrices, quantize, quantize_model
+from mmfsdp.data.sources import open_source
+from mmfsdp.models.build import build_model
+from mmfsdp.params import FrozenDtype, FSDPParams, load
+from mmfsdp.train.pretrain import ensure_backbones
+from mmfsdp.train.preview import frozen_model
+
+FORMS = ("bf16", "int8", "nf4")
+RANKS = 8
+
+
+def demo() -> tuple[nn.Module, dict[str, Any]]:
+    """Return the demo's model with its pretrained backbones, and a batch of pictures that training does not show."""
+    params = load("tiny")
+    ensure_backbones(params)
+    model, processor = build_model(params.model)
+    assert processor is not None
+    freeze(model, params.model.freeze)
+    for name, p in model.named_parameters():
+        if name.endswith("_gate"):
+            p.data.fill_(0.5)  # at 0 nothing of the pictures would reach the loss
+    samples = iter(open_source(params.data, split="heldout", image_size=processor.image_size, seed=0))
+    return model, processor([next(samples) for _ in range(32)]).inputs()
+
+
+def errors(model: nn.Module, inputs: dict[str, Any], form: str) -> tuple[list[float], float]:
+    """Return the relative errors of each quantized layer's output on its own inputs, and of the loss."""
+    rounded = copy.deepcopy(model)
+    names = {name.rpartition(".")[0] for name, _, _ in matrices(model, FSDPParams(frozen_dtype="nf4"))}
+    if form == "bf16":
+        for name in names:
+            for p in rounded.get_submodule(name).parameters():
+                p.data = p.data.bfloat16().float()
+    quantize_model(rounded, FSDPParams(frozen_dtype=form))
+    found: list[float] = []
+
+    def compare(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        exact = whole(out)
+        found.append(float((whole(module.rounded[0](*args, **kwargs)) - exact).norm() / exact.norm()))
+
+    def whole(out: Any) -> torch.Tensor:
+        return out[0] if isinstance(out, tuple) else out
+
+    hooks = []
+    for name in names:
+        module = model.get_submodule(name)
+        module.rounded = [rounded.get_submodule(name)]  # in a list: no module of its own
+        hooks.append(module.register_forward_hook(compare, with_kwargs=True))
+    with torch.no_grad():
+        exact = model(**inputs).loss
+        for hook in hooks:
+            hook.remove()
+        loss = rounded(**inputs).loss
+    return found, float(abs(loss - exact) / exact)
+
+
+def bytes_of(plan: WrapPlan, which: Callable[[Param], bool]) -> tuple[int, int]:
+    """Return the bytes that a rank holds and sends of some of the parameters."""
+    held = sent = 0
+    for unit in plan.units:
+        for p in filter(which, unit.params):
+            itemsize = ITEMSIZE[unit.compute_dtype if p.is_floating else p.dtype]
+            held += p.padded(plan.shard) // plan.shard * ITEMSIZE[p.dtype]
+            gathers = unit.gathers_forward + unit.gathers_backward
+            sent += gathers * p.padded(plan.shard) * itemsize * (plan.shard - 1) // plan.shard
+    return held, sent
+
+
+def ratios(model: nn.Module, form: str) -> list[float]:
+    """Return held and sent over bf16's, of the matrices that are quantized and of the whole model."""
+    plans = []
+    for each in (form, "bf16"):
+        plans.append(make_plan(model, FSDPParams(mixed_precision="bf16", frozen_dtype=each), world_size=RANKS))
+    plan, before = plans
+    quantized = set()
+    for p in plan.params:
+        if p.weights is not None:
+            quantized.update((p.name, *p.aliases))
+    found = []
+    for which in (lambda p: p.name in quantized, lambda p: True):
+        now, then = bytes_of(plan, which), bytes_of(before, which)
+        found += [now[0] / then[0], now[1] / then[1]]
+    return found
+
+
+def seconds(rows: int, columns: int, tokens: int, device: torch.device, rounds: int = 15) -> dict[str, float]:
+    """Return the median seconds to dequantize a matrix to bf16, and of a product with it; measured in turn."""
+    matrix = torch.randn(rows, columns, device=device).bfloat16()
+    x = torch.randn(tokens, columns, device=device).bfloat16()
+    works: dict[str, Callable[[], Any]] = {"product": lambda: nn.functional.linear(x, matrix)}
+    for form in (FrozenDtype.INT8, FrozenDtype.NF4):
+        codes = quantize(matrix, form)
+        works[form.value] = lambda codes=codes: dequantize(*codes, columns, torch.bfloat16)  # type: ignore[misc]
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def measure(presets: Sequence[str]) -> dict[str, Any]:
+    """Return the three tables: rows of errors, of bytes on RANKS ranks, and of seconds on this machine."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    result: dict[str, Any] = {"where": where, "torch": torch.__version__, "errors": [], "bytes": [], "seconds": []}
+    larger = build("flamingo"), batch_of("flamingo", seed=0).inputs()
+    for name, (model, inputs) in {"the demo's backbones": demo(), "52.7 M random weights": larger}.items():
+        for form in FORMS:
+            layers, loss = errors(copy.deepcopy(model), inputs, form)
+            row = {"model": name, "format": form, "median layer": statistics.median(layers), "worst layer": max(layers)}
+            result["errors"].append(row | {"loss": loss})
+    models = {"model of `mmfsdp bench wrap`": build("flamingo")}
+    for preset in presets:
+        models[preset] = frozen_model(load(preset).model)
+    for name, model in models.items():
+        for form in FORMS[1:]:
+            held, sent, all_held, all_sent = ratios(model, form)
+            row = {"model": name, "format": form, "matrices held": held, "matrices sent": sent}
+            result["bytes"].append(row | {"all held": all_held, "all sent": all_sent})
+    for rows, columns in ((2048, 2048), (4096, 11008)):
+        for tokens in (64, 2048):
+            times = seconds(rows, columns, tokens, device)
+            row = {"matrix": f"{rows} x {columns}", "tokens": tokens, "product ms": times["product"] * 1e3}
+            result["seconds"].append(row | {form: times[form] / times["product"] for form in FORMS[1:]})
+    return result
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Return the result as Markdown."""
+    titles = {
+        "errors": "Relative error of the output of layers, each on its own inputs, and of the loss:",
+        "bytes": f"Bytes beside bf16, SHARD on {RANKS} ranks, of quantized matrices and of the whole model:",
+        "seconds": f"Time of a product in bf16 and, as a share of it, of dequantizing its matrix "
+        f"({result['where']}, torch {result['torch']}):",
+    }
+    lines = []
+    for key, title in titles.items():
+        names = list(result[key][0])
+        lines += [title, "", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+        for row in result[key]:
+            cells = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the three tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the result to this file, too")
+    parser.add_argument("--presets", nargs="*", default=["openflamingo_9b"])
+    choices = parser.parse_args()
+    result = measure(choices.presets)
+    if choices.json:
+        choices.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(tables(result))
+
+
+if __name__ == "__main__":
+    main()
