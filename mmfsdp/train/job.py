@@ -159,9 +159,11 @@ def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
 
 
 def write_plan(folder: Path, params: RunParams, plan: WrapPlan, device: torch.device) -> None:
-    """Write plan.json: the plan, its cost with the seconds of a step at these ranks' rates, and versions."""
+    """Write plan.json: the plan, its cost, on GPUs with the seconds of a step at these ranks' rates, and versions."""
     precision = params.fsdp.mixed_precision
-    machine = machine_here(params.launch, device, dtype=precision.to_torch() if precision else torch.float32)
+    machine = None
+    if device.type == "cuda":  # on CPUs rates do not predict a step: see MACHINES
+        machine = machine_here(params.launch, device, dtype=precision.to_torch() if precision else torch.float32)
     if dist.get_rank() == 0:
         for finding in plan.lint:
             print(f"{finding.level}: {finding.message}")

@@ -169,7 +169,7 @@ def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any]
 
 def predicted_levels(estimate: Mapping[str, Any], row: Row) -> dict[str, float]:
     """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step."""
-    step_s = (estimate.get("times") or {}).get("step_s")
+    step_s = _times(estimate).get("step_s")
     levels = {"memory_bytes": estimate.get("peak_bytes"), "step_s": step_s}
     if step_s and row.get("samples"):
         levels["samples_per_s"] = row["samples"] / step_s
@@ -197,7 +197,7 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     html = table(head, lines)
 
-    times = estimate.get("times")
+    times = _times(estimate)
     step_times = [row["step_s"] for row in rows[1:] if isinstance(row.get("step_s"), float)]
     if times and step_times:
         step_s, alone_s, measured_s = times["step_s"], times["step_s_no_overlap"], median(step_times)
@@ -205,7 +205,14 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
         seconds = [f"{value:.3g}" for value in (step_s, alone_s, measured_s)]
         head = ["", "predicted", "if nothing overlaps", "measured (median)", "difference"]
         html += table(head, [[about, *seconds, _difference(step_s, measured_s)]])
+    elif estimate.get("device") == "cpu":
+        html += note("No seconds are predicted on CPUs: their small operators take as long to call as to run.")
     return html
+
+
+def _times(estimate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the predicted seconds of a step; none on CPUs, though older runs have stored some."""
+    return {} if estimate.get("device") == "cpu" else estimate.get("times") or {}
 
 
 def _pair(predicted: float, measured: float | None) -> tuple[object, object, str]:
