@@ -81,7 +81,7 @@ def test_memory_is_what_tensors_have_held_at_most_in_a_step(capfd):
     for large in (0, 64, 128):
         pictures = torch.ones(30, 3, 480, 640).byte()  # decoded in this process, between steps
         assert len(pictures) == 30
-        with memory.watch_step(model, optimizer):
+        with memory.watch_step(model, optimizer, []):
             model(torch.ones(1, 1024)).sum().backward()
             torch.ones(large, 1 << 18).sum()
             optimizer.step()

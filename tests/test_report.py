@@ -53,8 +53,13 @@ def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
     times = found["estimate"].pop("times")
     (finished_run / "plan.json").write_text(json.dumps(found))
     assert "- - predicted" not in report_html(finished_run), "nothing was"
-    found["estimate"] |= {"peak_bytes": 80 << 20, "peak_when": "backward of head", "times": times | {"step_s": 0.5}}
+    found["estimate"] |= {"peak_bytes": 95 << 20, "peak_when": "backward of head", "times": times | {"step_s": 0.5}}
     (finished_run / "plan.json").write_text(json.dumps(found))
+    text = report_html(finished_run)
+    assert "for the longest texts" in text and f"{95 << 20:,}" in text and "predicted 95" not in text
+    result = json.loads((finished_run / "result.json").read_text())
+    result["peak"] = {"bytes": 80 << 20, "when": "backward of head", "batch": "input_ids 2 x 5"}
+    (finished_run / "result.json").write_text(json.dumps(result))
     measured = {"samples": 64, "samples_per_s": 100.0, "step_s": 0.6, "memory_bytes": 60 << 20}
     MetricsWriter(finished_run).write({"step": 21, "loss": 0.1, **measured})
     text = report_html(finished_run)

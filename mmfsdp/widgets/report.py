@@ -162,15 +162,18 @@ def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any]
     history = History()
     history.add(rows)
     steps = (params.get("train") or {}).get("steps")
-    levels = predicted_levels(estimate, rows[-1] if rows else {})
+    levels = predicted_levels(estimate, read_json(folder / "result.json") or {}, rows[-1] if rows else {})
     marks = event_marks(read_events(folder, last_bytes=RECENT_EVENTS_BYTES))
     return charts(history, total=steps, predicted=levels, marks=marks)
 
 
-def predicted_levels(estimate: Mapping[str, Any], row: Row) -> dict[str, float]:
-    """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step."""
+def predicted_levels(estimate: Mapping[str, Any], result: Mapping[str, Any], row: Row) -> dict[str, float]:
+    """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step.
+
+    That of the peak is for the batch that was measured, so it is known with the result.
+    """
     step_s = _times(estimate).get("step_s")
-    levels = {"memory_bytes": estimate.get("peak_bytes"), "step_s": step_s}
+    levels = {"memory_bytes": (result.get("peak") or {}).get("bytes"), "step_s": step_s}
     if step_s and row.get("samples"):
         levels["samples_per_s"] = row["samples"] / step_s
     return {key: value for key, value in levels.items() if value}
@@ -191,9 +194,12 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
         for (kind, phase), (planned, counted) in sorted(collectives.items()):
             both = _pair(planned["wire_bytes"], counted["wire_bytes"])
             lines.append([f"{kind} in {phase}", planned["count"], counted["count"], *both])
-    if estimate.get("peak_bytes"):
-        about = f"peak memory, in {estimate['peak_when']}; predicted for the longest texts"
-        lines.append([about, "", "", *_pair(estimate["peak_bytes"], rows[-1].get("memory_bytes"))])
+    peak, longest = result.get("peak"), estimate.get("peak_bytes")
+    if peak:
+        about = f"peak memory, in {peak['when']}; of the largest batch measured: {peak['batch']}"
+        lines.append([about, "", "", *_pair(peak["bytes"], rows[-1].get("memory_bytes"))])
+    if longest:
+        lines.append(["peak memory for the longest texts that the parameters allow", "", "", longest, "", ""])
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     html = table(head, lines)
 
