@@ -312,9 +312,10 @@ class Run:
                 error = cancel_job(number, kill=True)
                 kill_at = float("inf")
             errors.append(error)
-            if number and current_state(number) in ENDED:
+            if number and (current_state(number) in ENDED or "Invalid job id" in error):
                 write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
-            if self.state().done:
+            # Without run.json the state is LOST while the job goes on.
+            if (self.state() if self.record else read_status(self.path)).done:
                 return
             time.sleep(0.2)
 

@@ -16,6 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ LOCK = ".queue.lock"
 """Locked by the process that starts the members; free if there is none."""
 LOG = "queue.log"
 MAX_MEMBERS = 1000
+MAX_CANCELS = 16
+"""Members that are cancelled at the same time."""
 POLL_S = 0.3
 Values = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
@@ -183,8 +186,9 @@ class Sweep:
             time.sleep(POLL_S)
         return self.states()
 
-    def cancel(self, *, timeout: float = 15.0) -> dict[str, RunState]:
+    def cancel(self, *, timeout: float = 10.0) -> dict[str, RunState]:
         """Stop the members that run and start no more. Return their states. Raises TimeoutError as Run.cancel does."""
+        end = time.monotonic() + timeout
         (self.path / "cancel").touch()
         try:
             with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
@@ -192,9 +196,19 @@ class Sweep:
                     self._again_path(name).unlink(missing_ok=True)
         except Timeout:
             raise TimeoutError(f"the starter of {self.path} has not ended within {timeout:g} s") from None
-        for name in self.members:
-            if is_run(self.path / name) and not run_state(self.path / name).done:
-                self.run(name).cancel(timeout=timeout)
+        running = [name for name in self.members if is_run(self.path / name) and not run_state(self.path / name).done]
+
+        def cancel_member(name: str) -> str:
+            try:
+                self.run(name).cancel(timeout=max(0.0, end - time.monotonic()))
+            except TimeoutError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(MAX_CANCELS) as pool:
+            late = [error for error in pool.map(cancel_member, running) if error]
+        if late:
+            raise TimeoutError(f"{len(late)} of {len(running)} members: {late[0]}")
         return self.states()
 
     def again(self, *names: str) -> list[str]:
