@@ -45,7 +45,9 @@ def test_the_report_says_what_the_folder_says(finished_run):
     ):
         assert words in text, words
     took = f"{cost['times']['step_s']:.3g}"
-    assert re.search(rf"seconds of a step, on rtx4090-pcie, bound by \w+</td><td>{took}</td><td>\S+</td><td>0.05<", text)
+    assert re.search(
+        rf"seconds of a step, on rtx4090-pcie, bound by \w+</td><td>{took}</td><td>\S+</td><td>0.05<", text
+    )
 
 
 def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..params import ParamError
-from .collectives import compute_device, rank, sum_over_ranks, world_size
+from .collectives import compute_device, sum_over_ranks, world_size
+from .lint import lint_loss
 from .optimizer import Scaler, check_step, local_part
 
 
@@ -112,7 +110,7 @@ def label_tokens(model: nn.Module, batch: Batch) -> int:
     """Return the tokens that the model's loss is a mean over.
 
     An encoder-decoder and a masked language model predict every label, a causal language model all but the first of a
-    sequence. A model that does otherwise has a method `count_label_tokens(batch)`; `mean_loss` finds those without.
+    sequence. A model that does otherwise has a method `count_label_tokens(batch)`; `lint_loss` finds those without.
     """
     inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
     if hasattr(inner, "count_label_tokens"):
@@ -124,43 +122,12 @@ def label_tokens(model: nn.Module, batch: Batch) -> int:
 
 
 def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Tensor:
-    """Return the model's loss in fp32. Raises ParamError where it has none.
-
-    Warn, in the first step, if it is no mean over so many label tokens: ranks would then be weighed wrongly.
-    """
-    inner = getattr(model, "module", model)
+    """Return the model's loss in fp32; lint it in the first step. Raises ParamError where there is none."""
     output = model(**inputs)
-    loss, logits, labels = getattr(output, "loss", None), getattr(output, "logits", None), inputs.get("labels")
-    if loss is None:
-        raise ParamError("model", f"{type(inner).__name__} returns no loss for {', '.join(inputs)}; train_step needs one")
-    if tokens and not hasattr(model, "mmfsdp_loss_checked"):
+    if not hasattr(model, "mmfsdp_loss_checked"):
+        lint_loss(getattr(model, "module", model), output, inputs.get("labels"), tokens)
         model.mmfsdp_loss_checked = True  # type: ignore[assignment]
-        has_tokens = logits is not None and labels is not None and logits.shape[:-1] == labels.shape
-        if has_tokens and rank() == 0 and not is_token_mean(loss, logits, labels, tokens):
-            warnings.warn(
-                f"{type(inner).__name__}: its loss is no mean over the {tokens} label tokens that train_step counts, by "
-                "which it weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give "
-                "the model a method count_label_tokens(batch) that returns what its mean is over",
-                stacklevel=2,
-            )
-    return loss.float()
-
-
-@torch.no_grad()
-def is_token_mean(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, tokens: int) -> bool:
-    """Return False if a loss is not the mean cross-entropy of logits (B, L, V) over so many of the labels (B, L).
-
-    A label belongs to the position before it (causal), or to its own.
-    """
-    for shift in (1, 0):
-        total = torch.zeros_like(loss, dtype=torch.float32)
-        for row, targets in zip(logits, labels, strict=True):  # row by row: logits are large
-            row = row[: len(row) - shift].float()
-            total += cross_entropy(row, targets[shift:], ignore_index=-100, reduction="sum")
-        counted = int((labels[:, shift:] != -100).sum())
-        if counted == tokens and torch.isclose(total / tokens, loss.float(), rtol=1e-4):
-            return True
-    return not bool(torch.isfinite(loss))
+    return output.loss.float()
 
 
 def count_labels(
