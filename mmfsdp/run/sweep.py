@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
-from .folder import PathLike, last_row, read_json, write_json, write_text
+from .folder import FILE_MODE, PathLike, last_row, read_json, write_json, write_text
 from .launch import Run, check, launch, make_folder, make_record, reopen, start_detached
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
@@ -189,7 +189,7 @@ class Sweep:
     def cancel(self, *, timeout: float = 10.0) -> dict[str, RunState]:
         """Stop the members that run and start no more. Return their states. Raises TimeoutError as Run.cancel does."""
         end = time.monotonic() + timeout
-        (self.path / "cancel").touch()
+        (self.path / "cancel").touch(FILE_MODE)
         try:
             with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
                 for name in self.members:
@@ -224,7 +224,7 @@ class Sweep:
         (self.path / "cancel").unlink(missing_ok=True)
         chosen = list(names) or incomplete
         for name in chosen:
-            self._again_path(name).touch()
+            self._again_path(name).touch(FILE_MODE)
         if chosen:
             self._start()
         return chosen
