@@ -161,6 +161,8 @@ def test_an_example_counts_the_work_of_a_step():
     assert values["step_s"] <= values["step_s_no_overlap"] == parts["network"] + max(parts["compute"], parts["memory"])
     assert values["bound"] == "compute" and values["machine"] == "slow"
     assert times.serial > times.overlapped
+    with pytest.raises(ValueError, match="machine: times only plans made with an example"):
+        estimate(make_plan(model, FSDPParams(), world_size=2), machine=machine)
     with pytest.raises(ValueError, match="tokens: is needed"):
         step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)
 
