@@ -117,7 +117,7 @@ def finished_run(tmp_path):
     freeze(model, ("tower.*",))
     plan = make_plan(model, FSDPParams(), world_size=2)
     plan = replace(plan, flops=10**9)
-    cost = estimate(plan, TrainParams(), machine="laptop")
+    cost = estimate(plan, TrainParams(), machine="rtx4090-pcie")
     write_json(
         folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict(), "versions": {"torch": "2.11.0"}}
     )

@@ -148,3 +148,14 @@ def test_as_a_module_into_a_pipe_that_closes_on_a_terminal_without_letters(tmp_p
     out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert out.stdout.startswith("mmfsdp: see") and out.stdout.endswith("no runs in \\xe9t\\xe9\n"), out
     assert (out.returncode, out.stderr) == (0, "")
+
+
+def test_records_that_were_skipped_are_named():
+    from mmfsdp.cli.running import skipped_lines
+
+    whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
+    reasons = {f"{i}\x1b.jpg": "is cut off" for i in range(7)}
+    lacking = {"path": "parts", "times": 9, "records": 7, "reasons": reasons, "cut": 4}
+    head, *names = skipped_lines({"skipped": {"data": lacking, "data.more.0": whole}})
+    assert head == "  parts: 7 records skipped, 4 texts cut to data.max_length"
+    assert len(names) == 5 and names[0] == "    skipped '0\\x1b.jpg', which is cut off"

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 from tiny_run import tiny_run
 
 from mmfsdp import ParamError, Run, RunParams, launch, sweep
+from mmfsdp.data import Sample
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
 from mmfsdp.run.record import RunRecord, RunState, Status, rank_status
 from mmfsdp.run.watch import LogReader
+from mmfsdp.train.evaluate import keep_pictures
 
 TESTS = Path(__file__).resolve().parent
 
@@ -90,6 +93,18 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
     assert "COMPLETED" in repr(run)
     with pytest.raises(ValueError, match="rank: 2 is not a rank of first; they are 0 to 1"):
         run.logs(2)
+
+
+def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start):
+    before = os.umask(0)
+    try:
+        run = start("talk")
+        run.cancel()
+        keep_pictures(run.path, "heldout", [Sample("", "a star", (Image.new("RGB", (8, 8)),))], ["a star"])
+    finally:
+        os.umask(before)
+    loose = [path for path in run.path.rglob("*") if path.stat().st_mode & 0o022]
+    assert not loose and {"cancel", "logs", "supervisor.log"} <= {path.name for path in run.path.rglob("*")}
 
 
 def test_the_first_failed_rank_is_named_and_the_rest_are_stopped(start):

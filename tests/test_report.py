@@ -45,7 +45,9 @@ def test_the_report_says_what_the_folder_says(finished_run):
     ):
         assert words in text, words
     took = f"{cost['times']['step_s']:.3g}"
-    assert re.search(rf"seconds of a step, on laptop, bound by compute</td><td>{took}</td><td>\S+</td><td>0.05<", text)
+    assert re.search(
+        rf"seconds of a step, on rtx4090-pcie, bound by \w+</td><td>{took}</td><td>\S+</td><td>0.05<", text
+    )
 
 
 def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
@@ -53,13 +55,28 @@ def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
     times = found["estimate"].pop("times")
     (finished_run / "plan.json").write_text(json.dumps(found))
     assert "- - predicted" not in report_html(finished_run), "nothing was"
-    found["estimate"] |= {"peak_bytes": 80 << 20, "peak_when": "backward of head", "times": times | {"step_s": 0.5}}
+    found["estimate"] |= {"peak_bytes": 95 << 20, "peak_when": "backward of head", "times": times | {"step_s": 0.5}}
     (finished_run / "plan.json").write_text(json.dumps(found))
+    text = report_html(finished_run)
+    assert "for the longest texts" in text and f"{95 << 20:,}" in text and "predicted 95" not in text
+    result = json.loads((finished_run / "result.json").read_text())
+    result["peak"] = {"bytes": 80 << 20, "when": "backward of head", "batch": "input_ids 2 x 5"}
+    (finished_run / "result.json").write_text(json.dumps(result))
     measured = {"samples": 64, "samples_per_s": 100.0, "step_s": 0.6, "memory_bytes": 60 << 20}
     MetricsWriter(finished_run).write({"step": 21, "loss": 0.1, **measured})
     text = report_html(finished_run)
     assert [words in text for words in ("predicted 80", "predicted 128", "predicted 0.5")] == [True] * 3
     assert "-25.0%" in text
+
+
+def test_no_seconds_are_predicted_on_cpus_and_the_page_says_why(finished_run):
+    planned = json.loads((finished_run / "plan.json").read_text())
+    planned["estimate"] |= {"device": "cpu", "times": planned["estimate"]["times"] | {"step_s": 0.5}}
+    (finished_run / "plan.json").write_text(json.dumps(planned))
+    MetricsWriter(finished_run).write({"step": 21, "samples": 64, "samples_per_s": 100.0, "step_s": 0.6})
+    text = report_html(finished_run)
+    assert "predicted 0.5" not in text and "predicted 128" not in text and "seconds of a step" not in text
+    assert "No seconds are predicted on CPUs" in text
 
 
 def test_the_report_is_one_file_that_fetches_nothing_and_is_well_formed(finished_run):

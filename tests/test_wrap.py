@@ -1,5 +1,6 @@
 """Wrapped on real ranks = one process: same losses, norms and weights; frozen untouched; traffic as predicted."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -388,10 +389,16 @@ def wrong_guess() -> list[float]:
     assert [u.grad_flow for u in plan.units if u.kind == "frozen"] == [False]
     model = apply_plan(model, plan)
     x = torch.ones(2, 4)
-    with pytest.warns(UserWarning, match="give make_plan an example"):
+    with pytest.warns(UserWarning, match="give make_plan an example") as warned:
         model(x).sum().backward()
+    order = [str(w.message) for w in warned if "order of registration" in str(w.message)]
+    assert len(order) == (dist.get_rank() == 0) and all("body ran before head" in line for line in order), order
     plain(x).sum().backward()
     grad = model.body.weight.grad.full_tensor()
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        model(x)
+    assert not [w for w in again if "order of registration" in str(w.message)], "said once"
     return [(grad - plain.body.weight.grad).abs().max().item(), grad.abs().max().item()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from .planning import check_plan, parse, print_plan, run_folder
 if TYPE_CHECKING:
     from ..run.sweep import Sweep
 
+SKIPPED_NAMES = 5
+"""Names of skipped records that are printed for each source; the report has as many."""
 SWEEP_HELP = """mmfsdp sweep [--config C] [--grid FIELD=A,B ...] [--file SWEEP.yaml] [--at-once N] [--detach] [flags]
     start a run for each combination, N at a time; flags as for `mmfsdp launch`. launch.name names the sweep
     --grid FIELD=A,B FIELD=C,D   values to try; a list in brackets is YAML: data.more=[[], [{...}]]
@@ -136,11 +139,22 @@ def finish(folder: Path) -> int:
             print(f"  {key}: {value:.3f}")
         elif not isinstance(value, (list, dict)):
             print(f"  {key}: {value}")
-    for row in result.get("skipped", {}).values():
-        if row["times"] or row["cut"]:
-            print(f"  {row['path']}: {row['records']} records skipped, {row['cut']} texts cut to data.max_length")
+    for line in skipped_lines(result):
+        print(line)
     print(f"report: {write_report(folder)}")
     return 0
+
+
+def skipped_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what the data could not use, by source, with the first names and reasons."""
+    lines = []
+    for source in result.get("skipped", {}).values():
+        if source["times"] or source["cut"]:
+            records, cut = source["records"], source["cut"]
+            lines.append(f"  {source['path']}: {records} records skipped, {cut} texts cut to data.max_length")
+        for name, reason in list(source["reasons"].items())[:SKIPPED_NAMES]:
+            lines.append(f"    skipped {name!r}, which {reason}")
+    return lines
 
 
 def sweep(argv: list[str]) -> int:

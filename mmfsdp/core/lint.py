@@ -5,15 +5,20 @@ An error stops a launch before any rank starts. A warning is printed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..params import AutoWrapPolicy, Backend
+from ..params import AutoWrapPolicy, Backend, ParamError
+from .collectives import rank
 from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes, owning_group
 from .plan import Finding, Unit, WrapPlan
 from .trace import Trace, tied_names
@@ -76,6 +81,47 @@ def _list(names: Sequence[str]) -> str:
 
 def _sharded(plan: WrapPlan) -> list[Unit]:
     return [unit for unit in plan.units if unit.sharded and unit.params]
+
+
+# ---- the loss, in the first step ----
+
+
+def lint_loss(model: nn.Module, output: Any, labels: torch.Tensor | None, tokens: int) -> None:
+    """Warn on rank 0 if the loss is no mean over as many label tokens as `train_step` counts.
+
+    It could not make of the ranks' losses that of one process. Raises ParamError if there is no loss.
+    """
+    name = type(model).__name__
+    loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
+    if loss is None:
+        raise ParamError("model", f"{name} returns no loss, and train_step needs one; give it labels, or another head")
+    if rank() > 0 or hasattr(model, "count_label_tokens") or logits is None or labels is None or not tokens:
+        return
+    if logits.shape[:-1] == labels.shape and not is_token_mean(loss, logits, labels, tokens):
+        warnings.warn(
+            f"{name}: its loss is no mean over the {tokens} label tokens that train_step counts, and by which it "
+            "weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give the model a "
+            "method count_label_tokens(batch) that returns what its mean is over",
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def is_token_mean(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, tokens: int) -> bool:
+    """Return False if a loss is not the mean cross-entropy of logits (B, L, V) over so many of the labels (B, L).
+
+    A label belongs to the position before it, as in causal models, or to its own.
+    """
+    for shift in (1, 0):
+        total = torch.zeros_like(loss, dtype=torch.float32)
+        for row, targets in zip(logits, labels, strict=True):  # row by row: logits are large
+            row = row[: len(row) - shift].float()
+            total += cross_entropy(row, targets[shift:], ignore_index=-100, reduction="sum")
+        counted = int((labels[:, shift:] != -100).sum())
+        rounding = max(1e-4, torch.finfo(loss.dtype).eps)
+        if counted == tokens and torch.isclose(total / tokens, loss.float(), rtol=rounding):
+            return True
+    return not bool(torch.isfinite(loss))
 
 
 # ---- the model itself ----

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .collectives import compute_device, sum_over_ranks, world_size
+from .lint import lint_loss
 from .optimizer import Scaler, check_step, local_part
 
 
@@ -47,7 +48,7 @@ def train_step(
     for i, batch in enumerate(micro_batches):
         source = sources.index(batch.source)
         with gradient_sync(model, last=i == len(micro_batches) - 1):
-            loss_sum = token_sum(model(**batch.to(device).inputs()).loss.float(), rank_tokens[i])
+            loss_sum = token_sum(mean_loss(model, batch.to(device).inputs(), rank_tokens[i]), rank_tokens[i])
             loss_sums[source] += loss_sum.detach()
             clock.lap("forward")
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
@@ -108,15 +109,25 @@ class Batch(Protocol):
 def label_tokens(model: nn.Module, batch: Batch) -> int:
     """Return the tokens that the model's loss is a mean over.
 
-    An encoder-decoder predicts every label, a causal language model all but the first of a sequence. A model that does
-    otherwise has a method `count_label_tokens(batch)`.
+    An encoder-decoder and a masked language model predict every label, a causal language model all but the first of a
+    sequence. A model that does otherwise has a method `count_label_tokens(batch)`; `lint_loss` finds those without.
     """
     inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
     if hasattr(inner, "count_label_tokens"):
         return inner.count_label_tokens(batch)
-    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+    is_encoder_decoder = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    if is_encoder_decoder or getattr(inner, "loss_type", "") == "ForMaskedLM":  # transformers' name of the loss
         return int((batch.inputs()["labels"] != -100).sum())
     return batch.label_tokens
+
+
+def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Tensor:
+    """Return the model's loss in fp32; lint it in the first step. Raises ParamError where there is none."""
+    output = model(**inputs)
+    if not hasattr(model, "mmfsdp_loss_checked"):
+        lint_loss(getattr(model, "module", model), output, inputs.get("labels"), tokens)
+        model.mmfsdp_loss_checked = True  # type: ignore[assignment]
+    return output.loss.float()
 
 
 def count_labels(

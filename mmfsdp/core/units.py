@@ -11,7 +11,7 @@ from math import ceil
 import torch
 from torch import nn
 
-from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams
+from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
 from .quantize import quantized_parameters
@@ -94,7 +94,7 @@ def assign_parameters(
 
 
 def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
-    """Return every parameter once, with the dtype that it will have at rest."""
+    """Return every parameter once, with its dtype at rest. Raises ParamError for a dtype that ITEMSIZE lacks."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(p, []).append(name)
@@ -104,6 +104,9 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
         dtype = str(p.dtype).removeprefix("torch.")
         if fsdp.frozen_precision and not p.requires_grad and p.is_floating_point():
             dtype = fsdp.frozen_precision.torch_name
+        if dtype not in ITEMSIZE:
+            names_of_dtypes = ", ".join(ITEMSIZE)
+            raise ParamError("model", f"{first} is {dtype}; cast it to one of {names_of_dtypes}, or make it a buffer")
         if fsdp.mixed_precision and p.requires_grad and ITEMSIZE[dtype] == 2:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"

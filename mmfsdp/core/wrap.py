@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from ..params import Backend, FSDPParams, Precision
 from . import fsdp1
@@ -21,7 +22,7 @@ from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
 from .lint import lint, model_changed
-from .plan import WrapPlan, stop_at_errors
+from .plan import Unit, WrapPlan, stop_at_errors
 from .planner import make_plan
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
@@ -76,7 +77,8 @@ def apply_plan(
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device)
 
-    # 2. These replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
+    # 2. These hook or replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
+    check_order(model, plan)
     cast_batch_norms(model, plan)
     compile_units(model, plan)
     checkpoint_activations(model, plan)
@@ -146,6 +148,37 @@ def replicate_frozen(
                 cast = partial(cast_inputs, torch_dtype(unit.compute_dtype))
                 model.get_submodule(name).register_forward_pre_hook(cast, with_kwargs=True)
     return parameters
+
+
+def check_order(model: nn.Module, plan: WrapPlan) -> None:
+    """Warn on rank 0, after the first forward, if units began in another order than a plan without an example assumes.
+
+    DDP gathers nothing, so that the order does not matter there.
+    """
+    if plan.memory_events or plan.backend is Backend.DDP or rank() > 0:
+        return
+    began: dict[int, str] = {}
+    hooks: list[RemovableHandle] = []
+
+    def note(unit: Unit, *_: Any) -> None:
+        began.setdefault(unit.order, unit.name)
+
+    def compare(*_: Any) -> None:
+        for hook in hooks:
+            hook.remove()
+        for order, assumed in zip(began, sorted(began), strict=True):
+            if order != assumed:
+                warnings.warn(
+                    f"plan: {began[order]} ran before {began[assumed]}. The plan was made without an example, by the "
+                    "order of registration: its bytes may be wrong, and KEEP without effect; give make_plan an example",
+                    stacklevel=2,
+                )
+                return
+
+    for unit in plan.units:
+        for name in unit.modules:
+            hooks.append(model.get_submodule(name).register_forward_pre_hook(partial(note, unit)))
+    hooks.append(model.register_forward_hook(compare))
 
 
 def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:

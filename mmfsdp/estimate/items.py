@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.plan import WrapPlan, size
-from ..params import TrainParams
+from ..params import ParamError, TrainParams
 from .seconds import Machine, Times, step_time
 from .wire import Wire, collectives
 
@@ -95,7 +95,8 @@ def estimate(
     """Return what each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
 
     sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
-    machine: what the step's time is predicted for, as in `step_time`; for plans made with an example.
+    machine: what the step's time is predicted for, as in `step_time`. Raises ParamError for one with a plan made without
+    an example.
     """
     from ..core.memory import memory_at_rest, memory_on_host, step_peak  # imports torch
 
@@ -108,6 +109,8 @@ def estimate(
     )
     if machine is None:
         return cost
+    if not plan.flops:
+        raise ParamError("machine", "times only plans made with an example; make the plan with one, or use step_time")
     return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
 
 

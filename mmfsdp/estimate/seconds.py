@@ -34,8 +34,6 @@ class Machine:
     """Bytes of memory that a rank has."""
     fp32: float = 0.0
     """Per second and rank, where most of a model computes in fp32; 0: `flops`."""
-    overlap: bool = True
-    """All-gathers and reductions run beside compute; false where the ranks' own cores carry them, as on CPUs."""
     name: str = "given"
 
 
@@ -46,12 +44,11 @@ _MACHINES = (
     Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, name="a100-infiniband"),
     Machine(312e12, 2.0e12, 3.1e9, 1e-4, inside=300e9, fp32=19.5e12, name="a100-ethernet"),
     Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, name="rtx4090-pcie"),
-    Machine(2e11, 2e10, 6e8, 1.4e-3, capacity=8e9, overlap=False, name="laptop"),
 )
 MACHINES = {machine.name: machine for machine in _MACHINES}
 """GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name: NVLink within a node, a card of
-400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s Ethernet per GPU. The laptop's are those of two ranks on two cores:
-its seconds are a rough lower bound, since small operators take as long to call as to run."""
+400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s Ethernet per GPU. No CPU is among them: its small operators take as
+long to call as to run, and a prediction from rates was off by 3 to 5 times."""
 
 OPTIMIZER_PASSES = 7
 """AdamW reads weights, gradients and two moments, and writes all but the gradients."""
@@ -143,11 +140,10 @@ def step_time(
         within, across, duration = _sent(plan, wire, machine)
         inside, between, network = inside + within, between + across, network + duration
     local = max(compute, memory)
-    overlapped = local + network
-    if machine.overlap:  # the first unit's all-gather and the last reduction have nothing to run beside
-        first = next((u for u in plan.units if u.sharded and u.params), None)
-        exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
-        overlapped = min(overlapped, max(local, network) + exposed / (machine.inside or machine.bandwidth))
+    # The first unit's all-gather and the last reduction have nothing to run beside.
+    first = next((u for u in plan.units if u.sharded and u.params), None)
+    exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
+    overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
     return Times(compute, memory, network, overlapped, inside, between, machine.name)
 
 

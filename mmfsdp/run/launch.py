@@ -17,7 +17,7 @@ import mmfsdp
 
 from ..checkpoint.folder import checkpoint_step, complete_checkpoints, drop_after
 from ..params import LaunchParams, ParamError, RunParams
-from .folder import PathLike, owner_hint, read_events, read_json, read_metrics, write_text
+from .folder import FILE_MODE, PathLike, open_own, owner_hint, read_events, read_json, read_metrics, write_text
 from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
 from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
@@ -80,7 +80,7 @@ def make_folder(params: LaunchParams) -> Path:
             raise ParamError("launch.name", _name_taken(folder)) from None
         words = f"{str(parent)!r} cannot hold runs ({error}); choose another{owner_hint(parent)}"
         raise ParamError("launch.folder", words) from None
-    (folder / "logs").mkdir()
+    (folder / "logs").mkdir(mode=0o755)
     return folder
 
 
@@ -121,7 +121,7 @@ def start_detached(
     folder: Path, role: str, *, log: Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start `python -m mmfsdp.run FOLDER ROLE` in a session of its own, which outlives this process."""
-    with open(log, "ab") as file:
+    with open_own(log, "ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "mmfsdp.run", str(folder), role],
             stdin=subprocess.DEVNULL,
@@ -268,7 +268,7 @@ class Run:
         is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
         if state.done and not is_unknown:
             return state
-        (self.own().path / "cancel").touch()
+        (self.own().path / "cancel").touch(FILE_MODE)
         if self._is_on_slurm():
             return self._cancel_job(end)
         return self._cancel_local(timeout)
@@ -312,9 +312,10 @@ class Run:
                 error = cancel_job(number, kill=True)
                 kill_at = float("inf")
             errors.append(error)
-            if number and current_state(number) in ENDED:
+            if number and (current_state(number) in ENDED or "Invalid job id" in error):
                 write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
-            if self.state().done:
+            # Without run.json the state is LOST while the job goes on.
+            if (self.state() if self.record else read_status(self.path)).done:
                 return
             time.sleep(0.2)
 

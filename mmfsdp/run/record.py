@@ -35,6 +35,8 @@ class Status(str, Enum):
     """Its ranks are started; no step is done yet."""
     RUNNING = "RUNNING"
     """It has done steps."""
+    SUSPENDED = "SUSPENDED"
+    """Slurm has stopped its ranks for a while; they keep their memory."""
     COMPLETED = "COMPLETED"
     """Every rank finished."""
     FAILED = "FAILED"
@@ -50,7 +52,7 @@ class Status(str, Enum):
     @property
     def done(self) -> bool:
         """True if the status is final."""
-        return self not in (Status.QUEUED, Status.STARTING, Status.RUNNING)
+        return self not in (Status.QUEUED, Status.STARTING, Status.RUNNING, Status.SUSPENDED)
 
 
 @dataclass(frozen=True)

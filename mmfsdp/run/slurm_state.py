@@ -150,6 +150,10 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
         return _ended_state(folder, record, number, job)
     if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
         return RunState(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}{trouble}")
+    if job.state == "SUSPENDED":
+        return RunState(
+            Status.SUSPENDED, f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
+        )
     if (folder / "logs" / PREEMPTED_FILE).exists():
         return RunState(Status.QUEUED, f"job {number}: preempted; requeued")
     if not job.state and not job.error:

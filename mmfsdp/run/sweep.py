@@ -16,6 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
-from .folder import PathLike, last_row, read_json, write_json, write_text
+from .folder import FILE_MODE, PathLike, last_row, read_json, write_json, write_text
 from .launch import Run, check, launch, make_folder, make_record, reopen, start_detached
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
@@ -33,6 +34,8 @@ LOCK = ".queue.lock"
 """Locked by the process that starts the members; free if there is none."""
 LOG = "queue.log"
 MAX_MEMBERS = 1000
+MAX_CANCELS = 16
+"""Members that are cancelled at the same time."""
 POLL_S = 0.3
 Values = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
@@ -183,18 +186,29 @@ class Sweep:
             time.sleep(POLL_S)
         return self.states()
 
-    def cancel(self, *, timeout: float = 15.0) -> dict[str, RunState]:
+    def cancel(self, *, timeout: float = 10.0) -> dict[str, RunState]:
         """Stop the members that run and start no more. Return their states. Raises TimeoutError as Run.cancel does."""
-        (self.path / "cancel").touch()
+        end = time.monotonic() + timeout
+        (self.path / "cancel").touch(FILE_MODE)
         try:
             with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
                 for name in self.members:
                     self._again_path(name).unlink(missing_ok=True)
         except Timeout:
             raise TimeoutError(f"the starter of {self.path} has not ended within {timeout:g} s") from None
-        for name in self.members:
-            if is_run(self.path / name) and not run_state(self.path / name).done:
-                self.run(name).cancel(timeout=timeout)
+        running = [name for name in self.members if is_run(self.path / name) and not run_state(self.path / name).done]
+
+        def cancel_member(name: str) -> str:
+            try:
+                self.run(name).cancel(timeout=max(0.0, end - time.monotonic()))
+            except TimeoutError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(MAX_CANCELS) as pool:
+            late = [error for error in pool.map(cancel_member, running) if error]
+        if late:
+            raise TimeoutError(f"{len(late)} of {len(running)} members: {late[0]}")
         return self.states()
 
     def again(self, *names: str) -> list[str]:
@@ -210,7 +224,7 @@ class Sweep:
         (self.path / "cancel").unlink(missing_ok=True)
         chosen = list(names) or incomplete
         for name in chosen:
-            self._again_path(name).touch()
+            self._again_path(name).touch(FILE_MODE)
         if chosen:
             self._start()
         return chosen

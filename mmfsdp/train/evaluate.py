@@ -28,7 +28,7 @@ from ..data.sources import open_source
 from ..models import MediaModel
 from ..models.build import build_model
 from ..params import DataSource, ParamError, RunParams
-from ..run.folder import read_json, write_json
+from ..run.folder import open_own, read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.record import RunRecord
 
@@ -191,11 +191,12 @@ def exact_match(texts: Sequence[str], samples: Sequence[Sample]) -> float:
 
 def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Sequence[str]) -> list[dict[str, str]]:
     """Write the first pictures into the run folder; one row each with file, truth, caption and split."""
-    (folder / "captions").mkdir(exist_ok=True)
+    (folder / "captions").mkdir(mode=0o755, exist_ok=True)
     rows = []
     for i, (sample, text) in enumerate(zip(samples[:PICTURES_KEPT], texts, strict=False)):
         name = f"captions/{split}_{i:02d}.png"
-        sample.images[0].save(folder / name)
+        with open_own(folder / name, "wb") as file:
+            sample.images[0].save(file, "PNG")
         rows.append({"image": name, "truth": sample.text, "caption": text, "split": split})
     return rows
 

@@ -34,7 +34,8 @@ from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.preempt import Preempted
 from .features import FeatureCache
 from .loop import train
-from .preview import cost_of, plan_for
+from .memory_meter import PeakMemory
+from .preview import cost_of, peak_of, plan_for
 from .profile import machine_here
 from .state import TrainSetup
 
@@ -68,12 +69,15 @@ def run(folder: Path) -> None:
         optimizer, schedule = build_optimizer(model, params.train)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model)
-        result = train(setup, processor, device, beat, features)
+        memory = PeakMemory(device)
+        result = train(setup, processor, device, memory, beat, features)
         print(f"rank {dist.get_rank()}: done")
         result["wire_bytes_predicted"] = cost.wire_bytes
         result["frozen_parameters_changed"] = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
         result["world_size"] = dist.get_world_size()
         if dist.get_rank() == 0:
+            if memory.largest and features is None:  # the plan's peak is that of the longest texts
+                result["peak"] = peak_of(params, plan, memory.largest)
             write_json(folder / "result.json", result)
 
 
@@ -160,9 +164,11 @@ def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
 
 
 def write_plan(folder: Path, params: RunParams, plan: WrapPlan, device: torch.device) -> None:
-    """Write plan.json: the plan, its cost with the seconds of a step at these ranks' rates, and versions."""
+    """Write plan.json: the plan, its cost, on GPUs with the seconds of a step at these ranks' rates, and versions."""
     precision = params.fsdp.mixed_precision
-    machine = machine_here(params.launch, device, dtype=precision.to_torch() if precision else torch.float32)
+    machine = None
+    if device.type == "cuda":  # on CPUs rates do not predict a step: see MACHINES
+        machine = machine_here(params.launch, device, dtype=precision.to_torch() if precision else torch.float32)
     if dist.get_rank() == 0:
         for finding in plan.lint:
             print(f"{finding.level}: {finding.message}")

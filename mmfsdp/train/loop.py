@@ -32,6 +32,7 @@ def train(
     setup: TrainSetup,
     processor: Processor,
     device: torch.device,
+    memory: PeakMemory,
     beat: Heartbeat,
     features: FeatureCache | None = None,
 ) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def train(
     sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)
     writer = MetricsWriter(setup.folder, rank, after=state.step)
     recorder = Recorder(settings, device, state, writer, first_row)
-    memory, profile = PeakMemory(device), StepProfile(setup.folder, settings.profile, device)
+    profile = StepProfile(setup.folder, settings.profile, device)
     wire: list[CollectiveCount] = []
     modalities: set[str] | None = None
     model.train()
@@ -71,7 +72,7 @@ def train(
             collectives.reset()
             if features is not None:
                 micro_batches = features.fill(model, micro_batches)
-            with memory.watch_step(model, setup.optimizer):
+            with memory.watch_step(model, setup.optimizer, micro_batches):
                 metrics = train_step(
                     model,
                     micro_batches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from ..core.step import Batch
+from ..core.trace import tensors_of
 
 WATCHED_STEPS = 2
 """Steps watched on the CPU, where watching slows them down. The first makes the optimizer's states, the second is like
@@ -27,22 +30,35 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.peak_bytes = 0
+        self.largest: dict[str, Any] = {}
+        """The inputs of the largest micro-batch of the steps watched, on the meta device; empty before any."""
         self._watched = 0
 
     @contextmanager
-    def watch_step(self, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-        """Watch the step inside; `peak_bytes` is known after it."""
+    def watch_step(self, model: nn.Module, optimizer: Optimizer, micro_batches: Sequence[Batch]) -> Iterator[None]:
+        """Watch the step over the micro-batches; `peak_bytes` is known after it, with one micro-batch in it."""
         if self.device.type == "cuda":
+            self._note_largest(micro_batches)
             yield
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         elif self._watched < WATCHED_STEPS:
             self._watched += 1
-            at_rest = bytes_at_rest(model, optimizer)
+            self._note_largest(micro_batches)
+            at_rest = bytes_at_rest(model, optimizer) + input_bytes(self.largest)
             with cpu_memory() as memory:
                 yield
             self.peak_bytes = max(self.peak_bytes, at_rest + memory.peak)
         else:
             yield
+
+    def _note_largest(self, micro_batches: Sequence[Batch]) -> None:
+        for batch in micro_batches:
+            self.largest = max(self.largest, batch.to(torch.device("meta")).inputs(), key=input_bytes)
+
+
+def input_bytes(inputs: dict[str, Any]) -> int:
+    """Return the bytes of the tensors in the keyword arguments of a forward."""
+    return sum(tensor.nbytes for tensor in tensors_of(inputs))
 
 
 def bytes_at_rest(model: nn.Module, optimizer: Optimizer) -> int:

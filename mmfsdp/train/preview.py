@@ -111,6 +111,14 @@ def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None 
     return estimate(plan, params.train, sources=len(params.data.sources()), machine=machine)
 
 
+def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the peak that the plan predicts for a micro-batch of a run: bytes, when, and the batch's shapes."""
+    cost = cost_of(with_memory_events(frozen_model(params.model), plan, inputs), params)
+    tensors = {"input_ids": inputs["input_ids"], **inputs["media"]}
+    shapes = [f"{name} {' x '.join(map(str, tensor.shape))}" for name, tensor in tensors.items()]
+    return {"bytes": cost.peak_bytes, "when": cost.peak_when, "batch": ", ".join(shapes)}
+
+
 def example_of(model: nn.Module, params: RunParams) -> dict[str, Any]:
     """Return the largest inputs of a micro-step on the meta device, with a picture (sound, ...) per sample."""
     size, length = params.train.batch_size, params.data.max_length

@@ -40,8 +40,7 @@ Spans = list[tuple[float, float]]
 def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dtype) -> Machine:
     """Measure three rates of all ranks at once: matrix product, memory copy, all-gather. Every rank must call it.
 
-    dtype: of the matrices. Figures of the cluster's profile replace measured ones. On CPUs a step takes longer than
-    these rates say, since its small operators stay below them.
+    dtype: of the matrices. Figures of the cluster's profile replace measured ones.
     """
     on_gpu = device.type == "cuda"
     # Large enough to reach the device's rate, small enough to take milliseconds.
@@ -63,7 +62,6 @@ def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dty
         "bandwidth": gathered * max(1, dist.get_world_size() - 1) / max(gather_s - latency_s, 1e-9),
         "latency": latency_s,
         "efficiency": 1.0,
-        "overlap": on_gpu,
     }
     if launch.cluster:
         figures |= read_cluster(launch.cluster).machine

@@ -156,7 +156,8 @@ class RunPanel(CellWidget):
         events = read_events(self.run.path, last_bytes=RECENT_EVENTS_BYTES)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         row = self._progress.recent[-1] if self._progress.recent else {}
-        levels, marks = predicted_levels(estimate, row), event_marks(events)
+        result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
+        levels, marks = predicted_levels(estimate, result, row), event_marks(events)
         html = charts(self._history, total=self.state.steps, predicted=levels, marks=marks)
         sent, predicted = row.get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:

@@ -9,14 +9,18 @@ from html import escape
 from ..core.plan import WrapPlan, count, size
 from ..estimate import Estimate, step_time
 from ..estimate.plan_diff import changed_units, plan_diff
-from ..estimate.seconds import seconds
+from ..estimate.seconds import MACHINES, seconds
 from ..params import RunParams
 from .markup import key_figures, note, rect, svg, text, width_of
 from .plan_picture import WIDTH, plan_picture
 from .report import findings, unit_table
 from .style import ACTIVATIONS, BUFFERS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
-MEMORY_GIB = {"h100": 80, "a100": 80, "rtx4090": 24, "laptop": 16}
+LAPTOP = "laptop"
+"""The machine without GPUs, for which no seconds are predicted."""
+PAGE_MACHINES = (LAPTOP, *MACHINES)
+"""Machines that the page can show."""
+MEMORY_GIB = {"h100": 80, "a100": 80, "rtx4090": 24, LAPTOP: 16}
 """By the beginning of a machine's name. The ranks of a laptop share its memory."""
 MEMORY_KINDS = {
     "gathered": "unsharded",
@@ -56,7 +60,7 @@ class PlannedRun:
 
 
 def plan_page(planned: PlannedRun, *, machine: str) -> str:
-    """Return one plan: figures, findings, memory, picture and units. machine: a name of MACHINES."""
+    """Return one plan: figures, findings, memory, picture and units. machine: one of PAGE_MACHINES."""
     return _head(planned, machine) + plan_picture(planned.plan) + _units(planned)
 
 
@@ -89,15 +93,16 @@ def side_by_side(pinned: PlannedRun, current: PlannedRun, *, machine: str) -> st
 def _head(planned: PlannedRun, machine: str, *, full_width_bytes: float | None = None, width: float = WIDTH) -> str:
     """Return the figures to compare choices by, the findings, and the memory of a rank."""
     plan, cost, train = planned.plan, planned.cost, planned.params.train
-    tokens = None if plan.flops else train.batch_size * planned.params.data.max_length
-    times = step_time(plan, train, machine=machine, tokens=tokens)
     trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
     figures = [
         (size(_memory_bytes(planned)), "peak memory of a rank" if cost.peak else "of a rank, without activations"),
         (size(cost.wire_bytes), "each rank sends a step"),
-        (seconds(times.overlapped), f"expected a step, bound by {times.bound}"),
         (count(trainable), f"of {count(numel)} parameters train"),
     ]
+    if machine != LAPTOP:
+        tokens = None if plan.flops else train.batch_size * planned.params.data.max_length
+        times = step_time(plan, train, machine=machine, tokens=tokens)
+        figures.append((seconds(times.overlapped), f"expected a step, bound by {times.bound}"))
     memory = cost.peak or cost.memory
     frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind == "frozen")
     parts = {"frozen weights": frozen_bytes, "trainable weights": memory.parameters - frozen_bytes}
@@ -106,8 +111,8 @@ def _head(planned: PlannedRun, machine: str, *, full_width_bytes: float | None =
     capacity = next(gib for name, gib in MEMORY_GIB.items() if machine.startswith(name)) * 2**30
     bar = memory_bar(
         parts,
-        capacity=capacity // plan.world_size if machine == "laptop" else capacity,
-        device="its share of a laptop" if machine == "laptop" else machine,
+        capacity=capacity // plan.world_size if machine == LAPTOP else capacity,
+        device="its share of a laptop" if machine == LAPTOP else machine,
         label="Memory of each rank at its peak" if cost.peak else "Memory of each rank, without activations",
         full_width_bytes=full_width_bytes,
         width=width,

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as w
 
-from ..estimate.seconds import MACHINES
 from ..params import ParamError, RunParams
 from .cell import CellWidget, import_lock
 from .form import RunForm
 from .markup import note
-from .plan_page import PlannedRun, plan_page, side_by_side
+from .plan_page import LAPTOP, PAGE_MACHINES, PlannedRun, plan_page, side_by_side
 
 if TYPE_CHECKING:
     from ..core.plan import WrapPlan
@@ -27,8 +26,8 @@ class PlanView(CellWidget):
     takes seconds to import, and activations are counted by running the model on fake tensors.
     """
 
-    def __init__(self, form: RunForm, *, machine: str = "laptop"):
-        """machine: the hardware of the ranks, one of MACHINES."""
+    def __init__(self, form: RunForm, *, machine: str = LAPTOP):
+        """machine: the hardware of the ranks, one of PAGE_MACHINES; for a laptop no seconds are predicted."""
         self._requested = form.params
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # lives only while there is something to plan
@@ -36,7 +35,7 @@ class PlanView(CellWidget):
         self._shown: PlannedRun | None = None
         self._pinned: PlannedRun | None = None
         self._failure: Exception | None = None
-        self._machine = w.Dropdown(options=list(MACHINES), value=machine, description="machine")
+        self._machine = w.Dropdown(options=PAGE_MACHINES, value=machine, description="machine")
         self._machine.observe(lambda _: self._draw(), "value")
         about = "Pressed: this plan stays beside those of later choices"
         self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack", tooltip=about)

@@ -162,15 +162,18 @@ def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any]
     history = History()
     history.add(rows)
     steps = (params.get("train") or {}).get("steps")
-    levels = predicted_levels(estimate, rows[-1] if rows else {})
+    levels = predicted_levels(estimate, read_json(folder / "result.json") or {}, rows[-1] if rows else {})
     marks = event_marks(read_events(folder, last_bytes=RECENT_EVENTS_BYTES))
     return charts(history, total=steps, predicted=levels, marks=marks)
 
 
-def predicted_levels(estimate: Mapping[str, Any], row: Row) -> dict[str, float]:
-    """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step."""
-    step_s = (estimate.get("times") or {}).get("step_s")
-    levels = {"memory_bytes": estimate.get("peak_bytes"), "step_s": step_s}
+def predicted_levels(estimate: Mapping[str, Any], result: Mapping[str, Any], row: Row) -> dict[str, float]:
+    """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step.
+
+    That of the peak is for the batch that was measured, so it is known with the result.
+    """
+    step_s = _times(estimate).get("step_s")
+    levels = {"memory_bytes": (result.get("peak") or {}).get("bytes"), "step_s": step_s}
     if step_s and row.get("samples"):
         levels["samples_per_s"] = row["samples"] / step_s
     return {key: value for key, value in levels.items() if value}
@@ -191,13 +194,16 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
         for (kind, phase), (planned, counted) in sorted(collectives.items()):
             both = _pair(planned["wire_bytes"], counted["wire_bytes"])
             lines.append([f"{kind} in {phase}", planned["count"], counted["count"], *both])
-    if estimate.get("peak_bytes"):
-        about = f"peak memory, in {estimate['peak_when']}; predicted for the longest texts"
-        lines.append([about, "", "", *_pair(estimate["peak_bytes"], rows[-1].get("memory_bytes"))])
+    peak, longest = result.get("peak"), estimate.get("peak_bytes")
+    if peak:
+        about = f"peak memory, in {peak['when']}; of the largest batch measured: {peak['batch']}"
+        lines.append([about, "", "", *_pair(peak["bytes"], rows[-1].get("memory_bytes"))])
+    if longest:
+        lines.append(["peak memory for the longest texts that the parameters allow", "", "", longest, "", ""])
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     html = table(head, lines)
 
-    times = estimate.get("times")
+    times = _times(estimate)
     step_times = [row["step_s"] for row in rows[1:] if isinstance(row.get("step_s"), float)]
     if times and step_times:
         step_s, alone_s, measured_s = times["step_s"], times["step_s_no_overlap"], median(step_times)
@@ -205,7 +211,14 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
         seconds = [f"{value:.3g}" for value in (step_s, alone_s, measured_s)]
         head = ["", "predicted", "if nothing overlaps", "measured (median)", "difference"]
         html += table(head, [[about, *seconds, _difference(step_s, measured_s)]])
+    elif estimate.get("device") == "cpu":
+        html += note("No seconds are predicted on CPUs: their small operators take as long to call as to run.")
     return html
+
+
+def _times(estimate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the predicted seconds of a step; none on CPUs, though older runs have stored some."""
+    return {} if estimate.get("device") == "cpu" else estimate.get("times") or {}
 
 
 def _pair(predicted: float, measured: float | None) -> tuple[object, object, str]:

@@ -332,3 +332,11 @@ def test_whole_numbers_beside_what_trains_are_planned_for_fsdp1():
     fsdp = FSDPParams(backend="FSDP1", auto_wrap_policy="NO_WRAP")
     plan = make_plan(model, fsdp, world_size=2, example={"x": torch.ones(2, 64)})
     assert plan.lint and any("scale" in p.name for p in plan.params)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn, torch.complex64], ids=str)
+def test_a_parameter_of_another_dtype_is_named(dtype):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].mask = nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False)
+    with pytest.raises(ParamError, match=f"0.mask is {str(dtype)[6:]}; cast it to one of float32, .*make it a buffer"):
+        make_plan(model, FSDPParams(), world_size=2)

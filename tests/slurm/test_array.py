@@ -1,8 +1,10 @@
 """A sweep on a real Slurm: one job array, no more at once than was asked, failed members again alone."""
 
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -48,6 +50,23 @@ def test_a_waiting_and_running_array_is_cancelled_whole(cluster, tmp_path, monke
     until(lambda: found.states()["000"].step, seconds=60, words=lambda: str(found))
     assert found.states()["002"].status is Status.QUEUED
     assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()
+
+
+def test_a_cancel_while_slurm_does_not_answer_returns_within_10_s_and_goes_on(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+    found = sweep(base, grid={"train.lr": [7, 8, 9]}, at_once=2, entry=ENTRY)
+    until(lambda: found.states()["000"].step and found.states()["001"].step, seconds=60, words=lambda: str(found))
+    cluster.daemons["slurmctld"].send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="goes on trying"):
+            found.cancel()
+        assert time.monotonic() - began < 11
+    finally:
+        cluster.daemons["slurmctld"].send_signal(signal.SIGCONT)
+    until(found.done, seconds=60, words=lambda: str(found))
+    assert {state.status for state in found.states().values()} == {Status.CANCELLED}
 
 
 def test_a_member_whose_plan_is_wrong_is_never_submitted(cluster, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from mmfsdp import ParamError
 from mmfsdp.run import slurm as submission
 from mmfsdp.run.record import Status
-from mmfsdp.run.slurm_state import state_in_log
+from mmfsdp.run.slurm_state import current_state, state_in_log
 from tests.slurm.cluster import NODES, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,6 +30,28 @@ def test_squeue_may_fail_for_a_while(submit, cluster):
         (cluster.folder / "squeue.broken").unlink()
     until(lambda: "squeue" not in run.state().reason)
     assert run.cancel().status is Status.CANCELLED
+
+
+def test_a_suspended_job_is_shown_as_suspended_and_goes_on(submit, cluster):
+    run = submit("stream")
+    until(lambda: run.state().status is Status.RUNNING, words=lambda: str(run.state()))
+    assert cluster.ask("scontrol", "suspend", run.job).returncode == 0
+    state = until(lambda: (s := run.state()).status is Status.SUSPENDED and s, words=lambda: str(run.state()))
+    assert not state.done and "suspended by Slurm" in state.reason
+    assert cluster.ask("scontrol", "resume", run.job).returncode == 0
+    until(lambda: run.state().status is Status.RUNNING and run.state().step > state.step)
+    assert run.cancel().status is Status.CANCELLED
+
+
+def test_a_run_whose_run_json_was_deleted_says_so_and_is_cancelled(submit):
+    run = submit("stream")
+    until(lambda: run.state().status is Status.RUNNING, words=lambda: str(run.state()))
+    number = run.job
+    (run.path / "run.json").unlink()
+    (run.path / "status.json").unlink()
+    assert run.state().reason == "its run.json is missing; cancel it, in case that it still runs"
+    assert run.cancel(timeout=30).status is Status.CANCELLED
+    assert current_state(number) in ("COMPLETING", "CANCELLED", "COMPLETED", "FAILED")
 
 
 def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path):
