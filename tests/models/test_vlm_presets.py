@@ -1,11 +1,11 @@
-"""The presets of published vision-language models: as large as on their model cards; the largest is planned in seconds."""
+"""Presets of published vision-language models: as large as their checkpoints; the largest is planned in seconds."""
 
 import subprocess
 import sys
 
 import pytest
 
-from mmfsdp.models import build_model
+from mmfsdp.models.build import build_model
 from mmfsdp.params import load
 
 PUBLISHED = {  # parameters of the checkpoints on huggingface.co
@@ -27,7 +27,7 @@ def test_a_preset_has_as_many_parameters_as_its_checkpoint(name):
 LARGEST = """
 import resource, time, torch
 from mmfsdp.core.planner import make_plan
-from mmfsdp.models import build_model
+from mmfsdp.models.build import build_model
 from mmfsdp.params import load
 import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl
 
