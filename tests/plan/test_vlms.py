@@ -24,7 +24,7 @@ REFUSED = {"udop": "its forward selects patches by a mask that it makes of an ac
 """Families that cannot be planned with an example, and why."""
 SIX = ("gemma3", "internvl", "mllama", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 OTHERS = ("blip-2", "florence2", "glm4v", "idefics2", "kosmos-2", "llava", "llava_onevision", "mistral3", "paligemma")
-OTHERS += ("aya_vision", "idefics", "qwen2_vl")
+OTHERS += ("aya_vision", "git", "idefics", "qwen2_vl")
 WAYS: dict[str, dict[str, Any]] = {
     "SHARD": {},
     "KEEP": {"frozen_policy": "KEEP"},
