@@ -1,5 +1,6 @@
 # make lab        opens the table of contents      make demo   the same job, no browser
-# make test       runs every test                  make lint   ruff and mypy
+# make test       runs the tests                   make lint   ruff and mypy
+# make test-all   those, and more cases of some: every family of models on real ranks
 # make test-fast  those without ranks, browser, kernels and Slurm, in under two minutes
 # make slides     the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := .venv/bin
 # In a container one often is root, which JupyterLab refuses unless told.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab demo test test-fast lint slides
+.PHONY: lab demo test test-all test-fast lint slides
 .DEFAULT_GOAL := demo
 
 lab: .venv/.installed
@@ -19,6 +20,9 @@ demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
 
 test: .venv/.installed-test
+	$(BIN)/python -m pytest -n 2 -m 'not extended'
+
+test-all: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2
 
 test-fast: .venv/.installed-test

@@ -25,8 +25,11 @@ from .fsdp2 import cast_inputs, checkpoint_activations
 from .memory import gradient_params
 from .plan import MemoryEvent, Unit, WrapPlan
 from .quantize import quantized_copy
-from .trace import RealValues, copy_inputs, fake_mode, fake_model, tensors_of
+from .trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from .units import torch_dtype, with_bytes
+
+PICTURE_CHANNELS = 4
+"""Most channels of a picture: a convolution of so few reads its input as it is."""
 
 
 class Recording(NamedTuple):
@@ -129,17 +132,22 @@ class MemoryRecorder(TorchDispatchMode):
         self.in_backward: set[int] = set()
         self.finished: set[int] = set()
         self.without_gradient: set[int] = set()
+        self.end_with_gradients: set[int] = set()
         for unit in plan.units:
             self.register_hooks(unit, model)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, operator = kwargs or {}, getattr(func, "_overloadpacket", None)
+        if operator is ASK_DEVICE:  # most calls of a forward
+            return CPU
         output = func(*args, **kwargs)
-        count_flops = flop_registry.get(getattr(func, "_overloadpacket", None))
+        count_flops = flop_registry.get(operator)
         if count_flops:
             self.flops += count_flops(*args, **kwargs, out_val=output)
         for tensor in tensors_of(output):
             self.allocate(tensor)
+        if operator in (aten.convolution, aten.convolution_backward):
+            self.raise_peak(convolution_scratch(operator, args))
         return output
 
     def allocate(self, tensor: torch.Tensor) -> None:
@@ -155,9 +163,14 @@ class MemoryRecorder(TorchDispatchMode):
         weakref.finalize(storage, self.free, address, nbytes, logits)
         self.allocated += nbytes
         self.logits += logits
-        self.peak_without_grads = max(self.peak_without_grads, self.allocated - self.gradients)
-        if self.allocated > self.peak:
-            self.peak, self.logits_at_peak = self.allocated, self.logits
+        self.raise_peak(0)
+
+    def raise_peak(self, scratch: int) -> None:
+        """Note what is allocated now if it is more than before. scratch: bytes that an operator frees at its end."""
+        allocated = self.allocated + scratch
+        self.peak_without_grads = max(self.peak_without_grads, allocated - self.gradients)
+        if allocated > self.peak:
+            self.peak, self.logits_at_peak = allocated, self.logits
 
     def free(self, address: int, nbytes: int, logits: int) -> None:
         """Count a storage out."""
@@ -211,6 +224,10 @@ class MemoryRecorder(TorchDispatchMode):
             outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
             for i, tensor in zip(indices, outputs, strict=True):
                 leaves[i] = tensor
+        elif self.plan.backend is Backend.FSDP1:
+            # FSDP1 reduces when autograd adds to the flat gradient (_runtime_utils.py, _register_post_backward_hook);
+            # FSDP2 leaves a unit without inputs that need gradients to the end of backward.
+            self.end_with_gradients.add(unit.order)
         return tree_unflatten(leaves, spec)
 
     def post_forward(self, unit: Unit, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -242,6 +259,8 @@ class MemoryRecorder(TorchDispatchMode):
         self.gradients += parameter.grad.untyped_storage().nbytes()
         if not unit.sharded:  # DDP copies it into a bucket that is always allocated
             self.drop_gradients([parameter])
+        elif unit.order in self.end_with_gradients and all(p.grad is not None for p in self.params[unit.order]):
+            self.post_backward(unit.order)
 
     def post_backward(self, order: int) -> None:
         """Note that the unit's backward is over, with or without gradients."""
@@ -286,6 +305,14 @@ class CallAfterBackward(torch.autograd.Function):
         """Call back, and pass the gradients on."""
         ctx.call()
         return None, *gradients
+
+
+def convolution_scratch(operator: Any, args: Any) -> int:
+    """Return the bytes that a convolution takes while it runs: oneDNN on CPUs computes with packed copies."""
+    inputs, weight = args[:2] if operator is aten.convolution else args[1:3]
+    if inputs.shape[1] <= PICTURE_CHANNELS:
+        return weight.nbytes
+    return weight.nbytes + inputs.nbytes
 
 
 def vocabulary_of(model: nn.Module) -> int:

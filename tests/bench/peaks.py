@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -212,8 +214,9 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
 def measure(
     make: Callable[[], tuple[nn.Module, list[Any]]], plan: WrapPlan, micro_steps: int = 1, marks: int = 2
 ) -> dict[str, Any]:
-    """Return a step's peak, parameters at rest and collectives. make: returns a model, and a batch of each source.
-    marks: steps; the least of their peaks counts, since a thread of gloo's may free a buffer late."""
+    """Return a step's peak, parameters at rest and collectives, and (loss, gradient norm) of the two steps before it.
+    make: returns a model, and a batch of each source. marks: steps; the least of their peaks counts, since a thread of
+    gloo's may free a buffer late."""
     gc.collect()  # what goes while memory is watched must have come while it was
     with cpu_memory() as memory:
         model, batches = make()
@@ -221,8 +224,10 @@ def measure(
         optimizer, _ = build_optimizer(model, TrainParams())
         model.train()
         micro_batches = batches * micro_steps
-        for _ in range(1 + (plan.backend == "DDP")):  # AdamW's states exist then, and DDP has made its buckets anew
-            train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
+        frozen = hash_of_frozen(model)
+        steps = []
+        for _ in range(2):  # AdamW's states exist then, and DDP has made its buckets anew
+            steps.append(train_step(model, micro_batches, optimizer, max_grad_norm=1.0))
             HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
         gc.collect()
         counts = []
@@ -237,10 +242,22 @@ def measure(
             local = p.to_local() if isinstance(p, DTensor) else p
             storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
     return {
+        "steps": [(m.loss, m.grad_norm) for m in steps],
+        "frozen changed": hash_of_frozen(model) != frozen,
         "peak": memory.peak,
         "parameters": sum(storages.values()),
         "wire": sorted((r.kind, r.phase, r.count, r.bytes, r.wire_bytes) for r in counts),
     }
+
+
+def hash_of_frozen(model: nn.Module) -> str:
+    """Return a hash of the bits of all frozen parameters that this rank holds."""
+    bits = hashlib.sha256()
+    for p in model.parameters():
+        if not p.requires_grad and p.numel():
+            local = p.to_local() if isinstance(p, DTensor) else p
+            bits.update(local.detach().view(torch.uint8).numpy().tobytes())
+    return bits.hexdigest()
 
 
 def main() -> None:
