@@ -15,7 +15,7 @@ from torch import nn
 
 from ..data.processor import Processor
 from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
-from ..models.backbones import load_tokenizer
+from ..models.backbones import load_tokenizer, merge_lora
 from ..models.build import build_model, resolve_generated
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
@@ -138,11 +138,7 @@ def _save_language(model: Any, tokenizer: Any, folder: Path) -> None:
         for i, layer in enumerate(layers):
             layers[i] = layer.decoder_layer
         merge_vocabulary(language, model.tokens)
-    for name, module in list(language.named_modules()):
-        if hasattr(module, "lora_A"):
-            module.merge()
-            parent, _, key = name.rpartition(".")
-            setattr(language.get_submodule(parent), key, module.base_layer)
+    merge_lora(language)
     language.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -107,6 +107,33 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
         raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None
 
 
+def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
+    """Add LoRA adapters (Hu et al. 2021) to all matrices but the output's, in place, by peft; at first, a no-op.
+
+    With `targets`, only to those whose names end so. Raises ParamError if peft is missing, or if there are none.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
+    try:
+        inject_adapter_in_model(config, language, low_cpu_mem_usage=meta)
+    except ValueError as error:
+        names = {name.rpartition(".")[2] for name, m in language.named_modules() if isinstance(m, nn.Linear)}
+        message = f"{list(targets)} gives no adapters ({error}); choose from {', '.join(sorted(names))}"
+        raise ParamError("lora_targets", message) from None
+
+
+def merge_lora(model: nn.Module) -> None:
+    """Merge the adapters of `add_lora` into their matrices, in place: nothing of them is left."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "lora_A"):
+            module.merge()
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, module.base_layer)
+
+
 def output_shape(module: nn.Module, example: torch.Tensor) -> torch.Size:
     """Return the shape of `module(example)`; costs neither memory nor arithmetic, on whatever device the module is."""
     return run_on_meta(module, torch.empty_like(example, device="meta")).shape
