@@ -213,20 +213,18 @@ class ChatProcessor(SampleProcessor):
         """Return what the processor makes of all rows at once, and their labels (B, L): the tokens of the answers."""
         bos = self.tokenizer.bos_token
         images = [sample.images for sample in rows]
-        values = dict(
-            self.processor(
-                text=[sample.text for sample in rows],
-                images=images if any(images) else None,
-                add_special_tokens=not (bos and rows[0].text.startswith(bos)),  # which the template has written
-                padding=True,
-                padding_side=side,
-                return_tensors="pt",
-                return_offsets_mapping=True,
-                return_text_replacement_offsets=True,
-            )
+        values = self.processor(
+            text=[sample.text for sample in rows],
+            images=images if any(images) else None,
+            add_special_tokens=not (bos and rows[0].text.startswith(bos)),  # which the template has written
+            padding=True,
+            padding_side=side,
+            return_offsets_mapping=True,
+            return_text_replacement_offsets=True,
         )
-        places = values.pop("offset_mapping")  # (B, L, 2): where a token begins and ends, each picture written in full
         pictures = values.pop("text_replacement_offsets", None) or [[]] * len(rows)
+        values = dict(values.convert_to_tensors("pt"))
+        places = values.pop("offset_mapping")  # (B, L, 2): where a token begins and ends, each picture written in full
         ids, mask = values["input_ids"], values["attention_mask"]
         labels = torch.full_like(ids, IGNORE)
         for i, sample in enumerate(rows):
