@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         eos_token="</s>",
         pad_token="<pad>",
         unk_token="<unk>",
-        additional_special_tokens=ROLES,
-        extra_special_tokens=SPECIAL,
+        extra_special_tokens=SPECIAL | {f"own_{i}": token for i, token in enumerate(ROLES)},
     )
 
 
@@ -69,7 +67,9 @@ def _config(family: str, ids: dict[str, int]) -> dict[str, Any]:
         tokens = {"video_token_id": ids["<video>"], "vision_start_token_id": ids["<vision>"]}
         tokens |= {"vision_end_token_id": ids["</vision>"]}
         vision = QWEN_VISION | {"fullatt_block_indexes": [1], "window_size": 56}
-        return image | tokens | {"vision_config": vision, "text_config": text | ROPE | {"model_type": "qwen2_5_vl_text"}}
+        return (
+            image | tokens | {"vision_config": vision, "text_config": text | ROPE | {"model_type": "qwen2_5_vl_text"}}
+        )
     if family == "gemma3":
         vision = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
         own = {"boi_token_index": ids["<boi>"], "eoi_token_index": ids["<eoi>"], "mm_tokens_per_image": 4}
@@ -97,7 +97,9 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
         pictures = transformers.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size=edge)
         return transformers.Idefics3Processor(pictures, words, image_seq_len=1)
     pictures = transformers.GotOcr2ImageProcessor(size=SIDE, crop_to_patches=True, max_patches=2)
-    return transformers.InternVLProcessor(pictures, words, transformers.InternVLVideoProcessor(size=SIDE), image_seq_length=1)
+    return transformers.InternVLProcessor(
+        pictures, words, transformers.InternVLVideoProcessor(size=SIDE), image_seq_length=1
+    )
 
 
 IMAGES = {"qwen2_5_vl": "<vision><image></vision>", "gemma3": "<boi>"}

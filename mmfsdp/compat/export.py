@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ..data.chat import ChatProcessor
 from ..data.processor import Processor
 from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
 from ..models.backbones import load_tokenizer, merge_lora
@@ -22,23 +23,34 @@ from ..models.tokens import merge_vocabulary
 from ..models.weights import make_readable
 from ..params import BackboneParams, ModelParams, ParamError, RunParams
 from ..train.evaluate import load_run
+from .export_vlm import save_adapter, save_whole, write_card
 from .openflamingo import save_open_flamingo
 
-LAYOUTS = ("from_pretrained", "open_flamingo")
+LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 
 def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     """Write the model of a run's newest checkpoint into the new folder `to`, from one process. Return the folder.
 
-    from_pretrained: see `save_pretrained`. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads
-    it. Raises ParamError for another layout, and for open_flamingo if the model is no Flamingo.
+    from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it. adapter: its LoRA
+    and projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
+    Raises ParamError for another layout, and for one that does not suit the model.
     """
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
     params, model, processor = load_run(run)
-    if layout == "from_pretrained":
+    if isinstance(processor, ChatProcessor) and layout != "open_flamingo":
+        with _new_folder(to):
+            if layout == "adapter":
+                save_adapter(model, params, to)
+            else:
+                save_whole(model, to)
+            write_card(model, processor, params, run, to)
+    elif layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
+    elif layout == "adapter":
+        raise ParamError("layout", f"adapter needs model.kind transformers, not {params.model.kind}; use {LAYOUTS[0]}")
     elif isinstance(model, Flamingo):
         with _new_folder(to):
             params.to_yaml(to / "params.yaml")

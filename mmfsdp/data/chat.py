@@ -71,11 +71,18 @@ class ChatProcessor(SampleProcessor):
             message = f"{self.source!r} has no chat template; add chat_template.jinja to its folder"
             raise ParamError("model.name", message)
         try:
-            batch = replace(self, max_length=10**9)([BLANK])
+            sample = self.encode(BLANK)
         except CorruptRecord as error:
-            raise ParamError("model.name", f"the chat template of {self.source!r}: {error.reason}") from None
-        if not batch.label_tokens:
-            raise ParamError("model.name", f"the chat template of {self.source!r} leaves out the assistant's words")
+            raise ParamError("model.name", f"the chat template of {self.source!r} {error.reason}") from None
+        batch = replace(self, max_length=10**9).collate([sample])
+        assert batch.labels is not None
+        start, end = sample.answers[0] if sample.answers else (0, 0)
+        answer = self.tokenizer(sample.text[start:end], add_special_tokens=False).input_ids
+        learned = batch.labels[batch.labels != IGNORE].tolist()
+        if not learned or self.tokenizer.decode(learned).strip() != self.tokenizer.decode(answer).strip():
+            what = f"{type(self.processor).__name__} and the chat template of {self.source!r}"
+            message = f"{what} make {self.tokenizer.decode(learned)!r} of the answer {sample.text[start:end]!r}"
+            raise ParamError("model.name", f"{message}; mark the answer in it by {{% generation %}}")
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> ChatSample:
         """Return the conversation as text. Raises CorruptRecord."""

@@ -107,16 +107,23 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
         raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None
 
 
-def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
-    """Add LoRA adapters (Hu et al. 2021) to all matrices but the output's, in place, by peft; at first, a no-op.
-
-    With `targets`, only to those whose names end so. Raises ParamError if peft is missing, or if there are none.
-    """
+def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
+    """Return peft's configuration of LoRA adapters (Hu et al. 2021). Raises ParamError if peft is missing."""
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig
     except ImportError:
         raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
+
+
+def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
+    """Add LoRA adapters to all matrices but the output's, in place, by peft; at first, a no-op.
+
+    With `targets`, only to those of these names. Raises ParamError if peft is missing, or if there are none.
+    """
+    config = lora_config(rank, targets)
+    from peft import inject_adapter_in_model
+
     try:
         inject_adapter_in_model(config, language, low_cpu_mem_usage=meta)
     except ValueError as error:

@@ -23,7 +23,7 @@ from ..data.shapes import render, some_text, word_tokenizer
 from ..models import build_language
 from ..models.build import generated_folder, needs_backbones
 from ..models.weights import make_readable
-from ..params import GENERATED, BackboneParams, BackboneSource, DataParams, ParamError, RunParams
+from ..params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
 from .small_llava import backbones_of, write_llava
 
 Progress = Callable[[str, float], None]
@@ -65,8 +65,7 @@ def ensure_backbones(
     if GENERATED not in (params.model.weights, params.model.vision.weights, params.model.language.weights):
         return None
     if params.model.weights == GENERATED:
-        parts = params.change(model=backbones_of(params.model), data=DataParams())
-        ensure_backbones(parts, progress, recipe=recipe)
+        ensure_backbones(RunParams(model=backbones_of(params.model)), progress, recipe=recipe)
     folder = generated_folder(params.model)
     try:
         if not needs_backbones(params.model):

@@ -60,6 +60,8 @@ def write_llava(params: ModelParams, folder: Path) -> None:
     model.generation_config = language_model.generation_config
     tokenizer = load_tokenizer(language)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
     side = {"height": encoder.image_size, "width": encoder.image_size}
     pictures = CLIPImageProcessor(size=side, do_center_crop=False, image_mean=encoder.mean, image_std=encoder.std)
     processor = LlavaProcessor(
