@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..data.chat import ChatProcessor
-from ..data.processor import Processor
+from ..data.processor import SampleProcessor
 from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
 from ..models.backbones import load_tokenizer, merge_lora
 from ..models.build import build_model, resolve_generated
@@ -71,7 +71,7 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
+def save_pretrained(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
     """Write an unwrapped model into the new folder `to`. The model is taken apart and cannot be used afterwards.
 
     language/          for transformers' AutoModelForCausalLM and AutoTokenizer; new tokens are its tables' last
@@ -84,7 +84,7 @@ def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams
         _write_parts(model, processor, params, to)
 
 
-def _write_parts(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
+def _write_parts(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
     state = model.state_dict()
     save_file({name: t.contiguous() for name, t in state.items() if _is_own(name)}, to / WEIGHTS_FILE)
     encoders: Any = {"vision": model.vision_encoder} if isinstance(model, Flamingo) else model.encoders
@@ -107,7 +107,7 @@ def _write_parts(model: MediaModel, processor: Processor, params: ModelParams, t
     make_readable(to)
 
 
-def load_pretrained(folder: str | Path) -> tuple[MediaModel, Processor]:
+def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
     """Return the model in a folder that `save_pretrained` wrote, in eval mode, and its processor.
 
     Raises ParamError for another folder.

@@ -177,11 +177,11 @@ class ChatProcessor(SampleProcessor):
         template = self.processor.chat_template
         template = template["default"] if isinstance(template, dict) else template
         if "generation %}" in template:
-            names = self.tokenizer.special_tokens_map
-            texts, marked = render_jinja_template(
+            names: Any = self.tokenizer.special_tokens_map
+            marked: Any = render_jinja_template(
                 [messages], chat_template=template, return_assistant_tokens_mask=True, **names
             )
-            return texts[0], [tuple(span) for span in marked[0]]
+            return marked[0][0], marked[1][0]
         text = self._render(messages)
         answers = []
         for i in range(1, len(messages), 2):

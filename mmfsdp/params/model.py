@@ -31,8 +31,6 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 """Patterns of known recipes, by the name that may stand for them among the patterns."""
 
-_OF_BACKBONES = ("vision", "language", "cross_attention_every", "cross_attend_all", "num_latents", "perceiver_depth")
-_OF_BACKBONES += ("attention_heads", "attention_head_dim", "max_images", "max_frames", "decoder_layers")
 PARTS = ("vision", "projector", "language", "lora")
 """Parts of a model of transformers, which may stand for the patterns of their parameters, whatever these are called."""
 
@@ -83,6 +81,22 @@ class EncoderParams(BackboneParams):
 
     projector: ProjectorKind = ProjectorKind.MLP
     """Module that carries its tokens into the language model: linear, mlp, resampler. Default mlp."""
+
+
+_BACKBONES_ONLY = (
+    "vision",
+    "language",
+    "cross_attention_every",
+    "cross_attend_all",
+    "num_latents",
+    "perceiver_depth",
+    "attention_heads",
+    "attention_head_dim",
+    "max_images",
+    "max_frames",
+    "decoder_layers",
+)
+"""Fields of ModelParams that say nothing about a model of transformers."""
 
 
 class ModelParams(Params):
@@ -168,7 +182,7 @@ class ModelParams(Params):
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
         "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
         **dict.fromkeys(("name", "weights", "config"), ("kind", (ModelKind.TRANSFORMERS,))),
-        **dict.fromkeys(_OF_BACKBONES, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
+        **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
 
     @field_validator("freeze")
