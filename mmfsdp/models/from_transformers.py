@@ -72,9 +72,12 @@ def vlm_config(params: ModelParams) -> Any:
 
 
 def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | None:
-    """Return the processor beside the model or its weights; None without either or, with `meta`, without a folder."""
+    """Return the processor beside the model or its weights; None without either.
+
+    With `meta` and a configuration, nothing is downloaded: then it is None without a folder.
+    """
     sources = [source for source in (params.name, params.weights) if source]
-    if meta:
+    if meta and params.config:
         sources = [source for source in sources if Path(source).is_dir()]
     if not sources:
         return None
