@@ -26,7 +26,7 @@ BLANK = Sample(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
 
 @dataclass(frozen=True)
 class ChatBatch(Batch):
-    """Hold what transformers' processor returns: `media` holds all but ids, mask and labels, whatever a family calls it."""
+    """Hold what transformers' processor returns: `media` is all but ids, mask and labels, by the family's own names."""
 
     samples: int = 0
     """Rows that are samples; one more may hold the blank picture."""
