@@ -20,7 +20,7 @@ from ..data import check_data
 from ..data.chat import BLANK, ChatProcessor
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, Machine, estimate
-from ..models.build import build_model, freeze_model
+from ..models.build import build_model, freeze_model, needs_backbones
 from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
 MAX_RECORDINGS = 32
@@ -42,7 +42,8 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
 
     The newest models and recordings are kept, since other choices change more often.
     """
-    key = json.dumps(params.to_dict()["model"])
+    # A generated model's processor, and so its example, is there only after the pretraining.
+    key = json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
     with _building:  # transformers' lazy modules break when two threads import them
         if key not in _models:
             _models[key] = _with_processor(params.model)
