@@ -62,9 +62,7 @@ def write_llava(params: ModelParams, folder: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
     image_id = tokenizer.convert_tokens_to_ids(IMAGE)
     if image_id != config.image_token_id:
-        message = (
-            f"{config.image_token_id} is not the id of {IMAGE} in the tokenizer of the generated texts; set {image_id}"
-        )
+        message = f"{config.image_token_id} is not the id of {IMAGE} among the generated words; set {image_id}"
         raise ParamError("model.config.image_token_id", message)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
