@@ -29,7 +29,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp resume RUN [--step N] [flags] continue a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
   mmfsdp report RUN [RUN ...]          write a run's report.html, or one page that compares several
-  mmfsdp export RUN TO [LAYOUT]        write a run's model, each part as its library loads it, or as open_flamingo does
+  mmfsdp export RUN TO [LAYOUT]        write a run's model as its libraries load it, as an adapter, or as open_flamingo
   mmfsdp bench wrap [--help]           measure bytes, memory and seconds of a step, for several methods to shard
   mmfsdp bench step [--help]           compare a step with what its device can do, and with other methods
 

@@ -14,33 +14,45 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..core.quantize import dequantize, is_transposed, matrices, quantize
-from ..data.processor import Processor
+from ..data.chat import ChatProcessor
+from ..data.processor import SampleProcessor
 from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
-from ..models.backbones import load_tokenizer
+from ..models.backbones import load_tokenizer, merge_lora
 from ..models.build import build_model, resolve_generated
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
 from ..models.weights import make_readable
 from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
 from ..train.evaluate import load_run
+from .export_vlm import save_adapter, save_whole, write_card
 from .openflamingo import save_open_flamingo
 
-LAYOUTS = ("from_pretrained", "open_flamingo")
+LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 
 def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     """Write the model of a run's newest checkpoint into the new folder `to`, from one process. Return the folder.
 
-    from_pretrained: see `save_pretrained`. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads
-    it. Raises ParamError for another layout, and for open_flamingo if the model is no Flamingo.
+    from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it. adapter: its LoRA
+    and projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
+    Raises ParamError for another layout, and for one that does not suit the model.
     """
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
     params, model, processor = load_run(run, quantized=False)
     round_beside_adapters(model, params.fsdp)
-    if layout == "from_pretrained":
+    if isinstance(processor, ChatProcessor) and layout != "open_flamingo":
+        with _new_folder(to):
+            if layout == "adapter":
+                save_adapter(model, params, to)
+            else:
+                save_whole(model, to)
+            write_card(model, processor, params, run, to)
+    elif layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
+    elif layout == "adapter":
+        raise ParamError("layout", f"adapter needs model.kind transformers, not {params.model.kind}; use {LAYOUTS[0]}")
     elif isinstance(model, Flamingo):
         with _new_folder(to):
             params.to_yaml(to / "params.yaml")
@@ -73,7 +85,7 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
+def save_pretrained(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
     """Write an unwrapped model into the new folder `to`. The model is taken apart and cannot be used afterwards.
 
     language/          for transformers' AutoModelForCausalLM and AutoTokenizer; new tokens are its tables' last
@@ -86,7 +98,7 @@ def save_pretrained(model: MediaModel, processor: Processor, params: ModelParams
         _write_parts(model, processor, params, to)
 
 
-def _write_parts(model: MediaModel, processor: Processor, params: ModelParams, to: Path) -> None:
+def _write_parts(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
     state = model.state_dict()
     save_file({name: t.contiguous() for name, t in state.items() if _is_own(name)}, to / WEIGHTS_FILE)
     encoders: Any = {"vision": model.vision_encoder} if isinstance(model, Flamingo) else model.encoders
@@ -109,7 +121,7 @@ def _write_parts(model: MediaModel, processor: Processor, params: ModelParams, t
     make_readable(to)
 
 
-def load_pretrained(folder: str | Path) -> tuple[MediaModel, Processor]:
+def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
     """Return the model in a folder that `save_pretrained` wrote, in eval mode, and its processor.
 
     Raises ParamError for another folder.
@@ -152,11 +164,7 @@ def _save_language(model: Any, tokenizer: Any, folder: Path) -> None:
         for i, layer in enumerate(layers):
             layers[i] = layer.decoder_layer
         merge_vocabulary(language, model.tokens)
-    for name, module in list(language.named_modules()):
-        if hasattr(module, "lora_A"):
-            module.merge()
-            parent, _, key = name.rpartition(".")
-            setattr(language.get_submodule(parent), key, module.base_layer)
+    merge_lora(language)
     language.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -67,7 +67,8 @@ def _check_supported(config: Any) -> None:
     if config.model_type != "llava":
         raise ValueError(
             f"load_llava: {config.model_type!r} is not supported; only transformers' LlavaForConditionalGeneration "
-            "(model_type 'llava') loads. Others are wrapped as they are: wrap_fsdp(model, FSDPParams(), example=batch)"
+            "(model_type 'llava') loads. Others are trained as they are: by kind transformers, or in your own loop by "
+            "wrap_fsdp(model, FSDPParams(), example=batch)"
         )
     if config.vision_config.model_type == "pixtral":
         raise ValueError("load_llava: a pixtral vision encoder is not supported: it takes pictures of any size")

@@ -14,6 +14,10 @@ IGNORE = -100
 """Label of a position without loss, as in torch's cross-entropy and in transformers."""
 
 
+QUESTION = "USER: {}\nASSISTANT:\n"
+"""The prompt of a question in a conversation, for models without a chat template."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One example. Placeholders `<image>` in prompt and text are, in order, the pictures in `images`."""

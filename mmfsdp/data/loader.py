@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from ..params import DataParams
 from .batch import Batch
 from .pictures import CorruptRecord, stable_hash
-from .processor import EncodedSample, Processor
+from .processor import SampleProcessor
 from .sources import Source, open_source
 from .stream import DataSlice, Loaded
 
@@ -24,7 +24,7 @@ MAX_CORRUPT_IN_A_ROW = 1000
 
 def batches(
     params: DataParams,
-    processor: Processor,
+    processor: SampleProcessor,
     *,
     batch_size: int,
     rank: int = 0,
@@ -137,7 +137,7 @@ class _EncodedBatches(IterableDataset):
     """The part of a loader that runs in a worker: a source's slice, encoded."""
 
     source: Source
-    processor: Processor
+    processor: SampleProcessor
     data_slice: DataSlice
     seed: int
     name: str
@@ -160,7 +160,7 @@ class _EncodedBatches(IterableDataset):
 
     def _batch(self, step: int, loaded: list[Loaded]) -> tuple[Batch, int]:
         """Return the batch, and the number of usable samples in it."""
-        samples: list[EncodedSample] = []
+        samples = []
         skipped: dict[str, str] = {}
         for item in loaded:
             try:
@@ -171,6 +171,6 @@ class _EncodedBatches(IterableDataset):
             except CorruptRecord as error:
                 skipped[error.name] = error.reason
         batch = self.processor.collate(samples)
-        truncated = sum(sample.truncated for sample in samples)
-        batch = replace(batch, weight=self.weight, source=self.name, skipped=skipped, truncated=truncated)
-        return batch, len(samples)
+        usable = len(samples) - len(batch.skipped)
+        skipped |= batch.skipped
+        return replace(batch, weight=self.weight, source=self.name, skipped=skipped), usable

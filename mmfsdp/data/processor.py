@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
@@ -44,27 +45,14 @@ class EncodedSample:
 
 
 @dataclass
-class Processor:
-    """Turn samples into a Batch. Holds no state but its settings; can be pickled.
-
-    A sequence is: the tokenizer's begin token if it sets one, prompt, text, END_OF_CHUNK, and the same for each further
-    turn. Prompt and text are tokenized separately, so that generation from a prompt sees the same tokens as training.
-    Labels follow OpenFlamingo (arXiv 2308.01390): loss on the text and on END_OF_CHUNK, none on placeholders, and in
-    interleaved text none before the first picture nor between an END_OF_CHUNK and the next picture.
-    """
+class SampleProcessor(ABC):
+    """Turn samples into a Batch. Holds no state but its settings; can be pickled."""
 
     tokenizer: Any
     image_size: int
-    mean: Sequence[float]
-    std: Sequence[float]
-    max_length: int = 64
-    augment: bool = False
-
-    def __post_init__(self) -> None:
-        add_special_tokens(self.tokenizer)
-        self.image_id = self.tokenizer.convert_tokens_to_ids(IMAGE)
-        self.end_id = self.tokenizer.convert_tokens_to_ids(END_OF_CHUNK)
-        self.pad_id = self.tokenizer.pad_token_id
+    """Side of the pictures that a source draws for it, in pixels."""
+    max_length: int = field(default=64, kw_only=True)
+    augment: bool = field(default=False, kw_only=True)
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         """Return a training batch, right-padded. Raises CorruptRecord (a ValueError) naming an unusable sample.
@@ -72,6 +60,46 @@ class Processor:
         No samples make a batch of one row without loss, for a rank that must take part in the step.
         """
         return self.collate([self.encode(sample) for sample in samples])
+
+    @abstractmethod
+    def encode(self, sample: Sample, *, seed: int | None = None) -> Any:
+        """Return one sample, encoded; `seed` drives the augmentation (default: the name). Raises CorruptRecord."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Return the batch of encoded samples; its `skipped` names those that only the whole batch shows unusable."""
+
+    @abstractmethod
+    def prompts(self, samples: Sequence[Sample]) -> Batch:
+        """Return a batch of prompts to generate from, left-padded, without labels. Raises CorruptRecord."""
+
+    @abstractmethod
+    def takes(self, sample: Sample) -> bool:
+        """Return true if a sample has pictures and can be captioned."""
+
+    @abstractmethod
+    def decode(self, ids: Tensor) -> list[str]:
+        """Return the text of each row of (B, L) new ids up to its end, without special tokens."""
+
+
+@dataclass
+class Processor(SampleProcessor):
+    """Turn samples into a Batch of token ids and pictures of one size.
+
+    A sequence is: the tokenizer's begin token if it sets one, prompt, text, END_OF_CHUNK, and the same for each further
+    turn. Prompt and text are tokenized separately, so that generation from a prompt sees the same tokens as training.
+    Labels follow OpenFlamingo (arXiv 2308.01390): loss on the text and on END_OF_CHUNK, none on placeholders, and in
+    interleaved text none before the first picture nor between an END_OF_CHUNK and the next picture.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def __post_init__(self) -> None:
+        add_special_tokens(self.tokenizer)
+        self.image_id = self.tokenizer.convert_tokens_to_ids(IMAGE)
+        self.end_id = self.tokenizer.convert_tokens_to_ids(END_OF_CHUNK)
+        self.pad_id = self.tokenizer.pad_token_id
 
     def prompts(self, samples: Sequence[Sample]) -> Batch:
         """Return a batch of prompts to generate from, left-padded, without labels. Raises CorruptRecord."""
@@ -134,7 +162,8 @@ class Processor:
             mask[i, used] = 1
             for t, picture in enumerate(sample.pictures):
                 vision[i, t, 0] = picture
-        return Batch(ids, mask, None if left else labels, {"vision": vision})
+        truncated = sum(sample.truncated for sample in samples)
+        return Batch(ids, mask, None if left else labels, {"vision": vision}, truncated=truncated)
 
     def _labels(self, before: list[int], text: list[int]) -> list[int]:
         """Return the text's labels; see the class."""

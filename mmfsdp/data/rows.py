@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import AliasChoices, Base64Bytes, BaseModel, Field, ValidationError
 
 from ..params import SourceParams
-from .batch import Sample
+from .batch import QUESTION, Sample
 from .pictures import CorruptRecord, open_picture
 from .processor import END_OF_CHUNK, IMAGE
 
@@ -107,7 +107,7 @@ def _conversation(row: Mapping[str, Any], name: str, find: FindPicture) -> Sampl
         raise CorruptRecord(name, f"has turns of {speakers}; they must be human, gpt, ...")
     turns = []
     for question, answer in zip(messages[::2], messages[1::2], strict=True):
-        turns.append((f"USER: {question.value.strip()}\nASSISTANT:\n", answer.value.strip()))
+        turns.append((QUESTION.format(question.value.strip()), answer.value.strip()))
     files = conversation.image or []
     files = [files] if isinstance(files, str) else files
     pictures = tuple(open_picture(find(file), name=name) for file in files)

@@ -124,6 +124,40 @@ def refuse_quantized(config: Any, source: str, field: str) -> None:
         )
 
 
+def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
+    """Return peft's configuration of LoRA adapters (Hu et al. 2021). Raises ParamError if peft is missing."""
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
+
+
+def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
+    """Add LoRA adapters to all matrices but the output's, in place, by peft; at first, a no-op.
+
+    With `targets`, only to those of these names. Raises ParamError if peft is missing, or if there are none.
+    """
+    config = lora_config(rank, targets)
+    from peft import inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(config, language, low_cpu_mem_usage=meta)
+    except ValueError as error:
+        names = {name.rpartition(".")[2] for name, m in language.named_modules() if isinstance(m, nn.Linear)}
+        message = f"{list(targets)} gives no adapters ({error}); choose from {', '.join(sorted(names))}"
+        raise ParamError("lora_targets", message) from None
+
+
+def merge_lora(model: nn.Module) -> None:
+    """Merge the adapters of `add_lora` into their matrices, in place: nothing of them is left."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "lora_A"):
+            module.merge()
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, module.base_layer)
+
+
 def output_shape(module: nn.Module, example: torch.Tensor) -> torch.Size:
     """Return the shape of `module(example)`; costs neither memory nor arithmetic, on whatever device the module is."""
     return run_on_meta(module, torch.empty_like(example, device="meta")).shape

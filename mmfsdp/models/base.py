@@ -189,6 +189,17 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         return self
 
 
+def train_mode(model: nn.Module) -> None:
+    """Set train mode for a wrapped model of any kind, but keep its frozen modules in eval mode."""
+    model.train()
+    inner = getattr(model, "module", model)
+    if not isinstance(inner, MediaModel):
+        for module in inner.modules():
+            parameters = list(module.parameters())
+            if parameters and not any(p.requires_grad for p in parameters):
+                module.eval()
+
+
 def train_unfrozen(module: nn.Module) -> None:
     """Set train mode for modules whose parameters all train, eval mode for others.
 

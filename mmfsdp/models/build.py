@@ -12,14 +12,16 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..core.freeze import FreezeReport, freeze
 from ..data.multimodal import MultimodalProcessor, add_placeholders
-from ..data.processor import Processor
+from ..data.processor import Processor, SampleProcessor
 from ..data.shapes import word_tokenizer
 from ..params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
-from .backbones import build_language, load_tokenizer
+from .backbones import add_lora, build_language, load_tokenizer
 from .base import MediaModel
 from .encoders import AudioEncoder, VisionEncoder, build_audio, build_vision
 from .flamingo import Flamingo
+from .from_transformers import build_vlm, open_vlm, spell_out_parts
 from .multimodal import ModalEncoder, MultimodalModel
 from .tokens import TokenIds, check_tokens, saved_new_tokens
 from .weights import TensorSource, Weights, tensor_sources
@@ -28,13 +30,15 @@ RECIPE_VERSION = 1
 """Raise it when the generated pictures or their pretraining change: backbones of older versions are then not used."""
 
 
-def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel, Processor | None]:
+def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Any, SampleProcessor | None]:
     """Return the model of `params` and its processor. All parameters are trainable until `freeze`.
 
     With `meta`, parameters are on the meta device and nothing is downloaded. The processor is None if there is no
     tokenizer: for a language model without name and weights or, with `meta`, one that is not in a folder. New parts are
     initialized from torch's random state. Raises ParamError naming the field that is wrong.
     """
+    if params.kind is ModelKind.TRANSFORMERS:
+        return build_vlm(resolve_generated(params, "model", meta), meta=meta)
     vision_params = resolve_generated(params, "vision", meta)
     language_params = resolve_generated(params, "language", meta)
     backbones = _Backbones(
@@ -51,12 +55,14 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[MediaModel,
     return _join(params, backbones, meta)
 
 
-def open_model(params: ModelParams, *, read: bool = True) -> tuple[MediaModel, Processor | None, Weights | None]:
+def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SampleProcessor | None, Weights | None]:
     """Return the model of `params` on the meta device, its processor, and its weights to be read one by one.
 
     Weights are None without `read`, and if a backbone has no safetensors files with the names of its tensors: then only
     `build_model` can load them. Raises ParamError as it does, and for a damaged file or a wrong shape.
     """
+    if params.kind is ModelKind.TRANSFORMERS:
+        return open_vlm(resolve_generated(params, "model"), read=read)
     vision_params, language_params = resolve_generated(params, "vision"), resolve_generated(params, "language")
     backbones = _Backbones(
         build_vision(vision_params, meta=True),
@@ -160,7 +166,7 @@ def _multimodal(params: ModelParams, backbones: _Backbones, meta: bool) -> tuple
         encoders[audio_params.modality.value] = ModalEncoder(audio, audio_params.projector, resampler)
         audio_shape = audio.item_shape
     if params.lora_rank:
-        add_lora(language, params.lora_rank, meta=meta)
+        add_lora(language, params.lora_rank, targets=params.lora_targets, meta=meta)
     if tokenizer is None:
         return MultimodalModel(encoders, language), None
     placeholders = add_placeholders(tokenizer, encoders)
@@ -173,19 +179,6 @@ def _multimodal(params: ModelParams, backbones: _Backbones, meta: bool) -> tuple
     return model, processor
 
 
-def add_lora(language: PreTrainedModel, rank: int, *, meta: bool = False) -> None:
-    """Add LoRA adapters (Hu et al. 2021) to all matrices but the output's, in place, by peft; at first, a no-op.
-
-    Raises ParamError if peft is missing.
-    """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    inject_adapter_in_model(config, language, low_cpu_mem_usage=meta)
-
-
 def _tokenizer(params: BackboneParams, meta: bool) -> Any:
     """Return the language model's tokenizer, or None if it has none or, with `meta`, none in a folder."""
     sources = [source for source in (params.weights, params.name) if source]
@@ -194,13 +187,22 @@ def _tokenizer(params: BackboneParams, meta: bool) -> Any:
     return load_tokenizer(params)
 
 
+def freeze_model(model: nn.Module, params: ModelParams) -> FreezeReport:
+    """Freeze a model that was built from `params` as `params.freeze` says. Raises ParamError as `freeze` does."""
+    if params.kind is ModelKind.TRANSFORMERS:
+        return freeze(model, spell_out_parts(model, params.freeze))
+    return freeze(model, params.freeze)
+
+
 def generated_folder(params: ModelParams) -> Path:
     """Return the folder of the backbones that are pretrained on generated pictures, one per configuration.
 
     It is under $MMFSDP_CACHE or the user's cache folder and holds `vision/` in open_clip's layout and `language/` in
-    transformers'. Raises ParamError for a user without a home.
+    transformers', or a whole model of transformers. Raises ParamError for a user without a home.
     """
-    parts = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
+    parts: list[Any] = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
+    if params.kind is ModelKind.TRANSFORMERS:
+        parts = [params.config]
     text = json.dumps([RECIPE_VERSION, parts], sort_keys=True)
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = os.environ.get("MMFSDP_CACHE") or os.path.join(cache, "mmfsdp")
@@ -212,21 +214,25 @@ def generated_folder(params: ModelParams) -> Path:
 
 def needs_backbones(params: ModelParams) -> bool:
     """Return whether generated weights are wanted and not there yet."""
+    if params.kind is ModelKind.TRANSFORMERS:
+        return params.weights == GENERATED and not generated_folder(params).is_dir()
     for part in ("vision", "language"):
         if getattr(params, part).weights == GENERATED and not (generated_folder(params) / part).is_dir():
             return True
     return False
 
 
-def resolve_generated(params: ModelParams, part: str, meta: bool = False) -> BackboneParams:
-    """Return a backbone's parameters, with the folder of the weights instead of `generated`.
+def resolve_generated(params: ModelParams, part: str, meta: bool = False) -> Any:
+    """Return a backbone's parameters, or the model's, with the folder of the weights instead of `generated`.
 
     With `meta`, weights that are not there yet become None; otherwise they raise ParamError.
     """
-    backbone: BackboneParams = getattr(params, part)
+    backbone = params if part == "model" else getattr(params, part)
     if backbone.weights != GENERATED:
         return backbone
-    folder = generated_folder(params) / part
+    folder = generated_folder(params)
+    if part != "model":
+        folder = folder / part
     if not folder.is_dir() and not meta:
         raise ParamError(
             f"{part}.weights",

@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..params import ParamError
 from .tokens import ExtendedEmbedding, initial_rows
@@ -142,14 +143,16 @@ def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[Te
     computed = _computed_buffers(module)
     if computed is None:
         return None
+    file_keys = _file_keys(module, stored)
     names: dict[Tensor, list[str]] = {}  # of tied tensors several, of which a file may have any one
     for name, tensor in module.state_dict(keep_vars=True).items():
         names.setdefault(tensor, []).append(name)
-    for removed, added in _prefixes(module, stored):
+    for removed, added in _prefixes(module, file_keys):
         sources = []
         for tensor, tensor_names in names.items():
-            keys = [added + name.removeprefix(removed) for name in tensor_names]
-            sources += [TensorSource(tensor, stored[key][0], key) for key in keys if key in stored][:1]
+            renamed = [added + name.removeprefix(removed) for name in tensor_names]
+            keys = [file_keys[name] for name in renamed if name in file_keys]
+            sources += [TensorSource(tensor, stored[key][0], key) for key in keys][:1]
         if len(sources) == len(names):
             for tensor_source in sources:
                 _check_shape(tensor_source, stored[tensor_source.key][1], field)
@@ -173,6 +176,24 @@ def _files(source: str | None) -> list[Path]:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return [folder / name for name in sorted(set(shards))]
     return [folder / name for name in FILES if (folder / name).is_file()][:1]
+
+
+def _file_keys(module: nn.Module, stored: Iterable[str]) -> dict[str, str]:
+    """Return the key of each tensor in the files by the name that transformers gives it when it loads them.
+
+    Files keep the names that a family was released with (Qwen2.5-VL: visual.blocks...), models have other ones.
+    """
+    renamings = []
+    if isinstance(module, PreTrainedModel):
+        # Those that only rename: a tensor that others make up, such as an expert's, is then found under no name.
+        renamings = [step for step in get_model_conversion_mapping(module) if type(step).__name__ != "WeightConverter"]
+    keys = {}
+    for key in stored:
+        name = key
+        for renaming in renamings:
+            name, _ = renaming.rename_source_key(name)
+        keys[name] = key
+    return keys
 
 
 def _prefixes(module: nn.Module, stored: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -205,12 +226,19 @@ def _computed_buffers(module: nn.Module) -> list[TensorSource] | None:
         # Filled with two different values: a buffer that is then the same was computed.
         copies = [_copy_of(module.get_submodule(owner), "cpu", fill) for fill in (0, 1)]
         for shallow in copies:
-            module._init_weights(shallow)
+            _part_around(module, owner)._init_weights(shallow)
         from_zeros, from_ones = copies[0]._buffers[key], copies[1]._buffers[key]
         if not torch.equal(from_zeros, from_ones):
             return None
         sources.append(TensorSource(buffer, value=from_zeros))
     return sources
+
+
+def _part_around(module: nn.Module, name: str) -> PreTrainedModel:
+    """Return the innermost model of transformers around a submodule: it is the one that initializes it."""
+    while not isinstance(module.get_submodule(name), PreTrainedModel):
+        name = name.rpartition(".")[0]
+    return module.get_submodule(name)  # type: ignore[return-value]
 
 
 def make_readable(folder: Path) -> None:

@@ -166,6 +166,7 @@ class ModelKind(Choice):
 
     FLAMINGO = "flamingo", "By gated cross-attention between its layers."
     MULTIMODAL = "multimodal", "As tokens among the text's, through a projector (LLaVA)."
+    TRANSFORMERS = "transformers", "As a vision-language model of transformers does it; `name` says which."
 
 
 class ProjectorKind(Choice):

@@ -31,6 +31,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 """Patterns of known recipes, by the name that may stand for them among the patterns."""
 
+PARTS = ("vision", "projector", "language", "lora")
+"""Parts of a model of transformers, which may stand for the patterns of their parameters, whatever these are called."""
+
 
 def freeze_patterns(patterns: tuple[str, ...] | list[str]) -> tuple[str, ...]:
     """Return the patterns with the recipes among them spelled out."""
@@ -80,11 +83,40 @@ class EncoderParams(BackboneParams):
     """Module that carries its tokens into the language model: linear, mlp, resampler. Default mlp."""
 
 
+_BACKBONES_ONLY = (
+    "vision",
+    "language",
+    "cross_attention_every",
+    "cross_attend_all",
+    "num_latents",
+    "perceiver_depth",
+    "attention_heads",
+    "attention_head_dim",
+    "max_images",
+    "max_frames",
+    "decoder_layers",
+)
+"""Fields of ModelParams that say nothing about a model of transformers."""
+
+
 class ModelParams(Params):
     """Encoders and a language model, mostly frozen, and the trainable parts between them."""
 
     kind: ModelKind = ModelKind.FLAMINGO
-    """Architecture: flamingo (cross-attention to pictures), multimodal (pictures as tokens). Default flamingo."""
+    """Architecture: flamingo (cross-attention to pictures), multimodal (pictures as tokens), transformers (a whole
+    vision-language model, by `name`). Default flamingo."""
+
+    name: str = ""
+    """Hub name (Qwen/Qwen2.5-VL-7B-Instruct) or folder of a vision-language model of transformers, with its processor.
+    Default none: `config` or `weights` says all."""
+
+    weights: str | None = None
+    """Source of the weights of a model of transformers: a folder, a hub name, or `generated` (pretrained here and
+    cached). Default unset: those of `name`; random without one."""
+
+    config: dict[str, JsonValue] = {}
+    """The architecture of a model of transformers, in the keys of its config.json. With it, planning needs no
+    download. Default none: that of `name`."""
 
     vision: BackboneParams = BackboneParams(source=BackboneSource.OPEN_CLIP, name="ViT-B-32")
     """The vision encoder. Default open_clip ViT-B-32, random weights."""
@@ -96,7 +128,9 @@ class ModelParams(Params):
     """Name patterns of the parameters to freeze, in order; one that begins with ! makes trainable again. A pattern
     that matches nothing is an error. Names of recipes stand for their patterns: flamingo, llava_stage1 (trains the
     projectors), llava_stage2 (the language model, too), llava_lora. Default: all but the perceiver, the cross-attention
-    and the new tokens; of a multimodal model, llava_stage1 (llava_lora with `lora_rank`)."""
+    and the new tokens; of a multimodal model, llava_stage1 (llava_lora with `lora_rank`). In a model of transformers
+    vision, projector, language and lora stand for its parts: [vision, language] trains the rest, ['*', '!lora'] the
+    adapters alone. Default there: all but projector and lora."""
 
     projector: ProjectorKind = ProjectorKind.MLP
     """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp, resampler.
@@ -107,8 +141,12 @@ class ModelParams(Params):
     Default none."""
 
     lora_rank: int | None = Field(None, ge=1)
-    """Rank of LoRA adapters beside all matrices of a multimodal model's language model (needs peft: pip install
+    """Rank of LoRA adapters beside the matrices of the language model, not of a flamingo (needs peft: pip install
     'mmfsdp[lora]'). Default unset: none."""
+
+    lora_targets: tuple[str, ...] = ()
+    """Names of the matrices that get an adapter: [q_proj, v_proj]. Default none: all of the language model but the
+    output's."""
 
     cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""
@@ -141,7 +179,10 @@ class ModelParams(Params):
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
         "encoders": ("kind", (ModelKind.MULTIMODAL,)),
-        "lora_rank": ("kind", (ModelKind.MULTIMODAL,)),
+        "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
+        "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
+        **dict.fromkeys(("name", "weights", "config"), ("kind", (ModelKind.TRANSFORMERS,))),
+        **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
 
     @field_validator("freeze")
@@ -158,10 +199,24 @@ class ModelParams(Params):
             raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
         for pattern in self.freeze:
             if "lora" in pattern and not self.lora_rank:
-                raise ParamError("freeze", f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal")
-        if self.kind is ModelKind.MULTIMODAL and self.freeze == RECIPES["flamingo"]:
-            recipe = "llava_lora" if self.lora_rank else "llava_stage1"
-            object.__setattr__(self, "freeze", RECIPES[recipe])
+                raise ParamError(
+                    "freeze", f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal or transformers"
+                )
+        if self.lora_targets and not self.lora_rank:
+            raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
+        if self.freeze == RECIPES["flamingo"]:
+            if self.kind is ModelKind.MULTIMODAL:
+                recipe = "llava_lora" if self.lora_rank else "llava_stage1"
+                object.__setattr__(self, "freeze", RECIPES[recipe])
+            elif self.kind is ModelKind.TRANSFORMERS:
+                trained = ("!projector", "!lora") if self.lora_rank else ("!projector",)
+                object.__setattr__(self, "freeze", ("*", *trained))
+        return self
+
+    @model_validator(mode="after")
+    def _check_whole_model(self) -> Self:
+        if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
+            raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
         return self
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknown_key
 from .data import DataParams
-from .enums import Executor
+from .enums import Executor, ModelKind
 from .fsdp import FSDPParams
 from .launch import SLURM_FIELDS, LaunchParams
 from .model import ModelParams
@@ -52,6 +52,15 @@ class RunParams(Params):
         if replicate and shard and replicate * shard != self.launch.ranks:
             message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
             raise ParamError("fsdp.dp_replicate", message + f"{self.launch.ranks}; change one of the three")
+        return self
+
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        if self.model.kind is ModelKind.TRANSFORMERS:
+            for name in ("augment", "feature_cache"):
+                if getattr(self.data, name):
+                    reason = "has no effect with model.kind transformers, whose own processor reads the pictures"
+                    raise ParamError(f"data.{name}", f"{getattr(self.data, name)!r} {reason}; remove it")
         return self
 
 

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from PIL import Image
 from torch import nn
 
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
-from ..core.freeze import freeze
 from ..core.quantize import quantize_model
 from ..core.step import label_tokens, to_device, token_sum
 from ..core.wrap import reshard
 from ..data.batch import Batch, Sample
 from ..data.pictures import CorruptRecord
-from ..data.processor import EncodedSample, Processor
+from ..data.processor import SampleProcessor
 from ..data.sources import open_source
-from ..models import MediaModel
-from ..models.build import build_model
+from ..models.base import train_mode
+from ..models.build import build_model, freeze_model
 from ..params import DataSource, ParamError, RunParams
 from ..run.folder import open_own, read_json, write_json
 from ..run.hang import Heartbeat
@@ -49,7 +49,7 @@ class HeldOut:
     """Of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
 
     @classmethod
-    def open(cls, params: RunParams, processor: Processor) -> HeldOut | None:
+    def open(cls, params: RunParams, processor: SampleProcessor) -> HeldOut | None:
         """Read the samples, if `train.eval_every` is set. Every rank must call it.
 
         Raises ParamError if a source cannot be opened, or none of its held-out samples can be used.
@@ -91,14 +91,14 @@ class HeldOut:
                 i, count = index[batch.source], label_tokens(model, batch)
                 sums[i] += token_sum(model(**batch.to(device).inputs()).loss.float(), count)
                 tokens[i] += count
-        model.train()
+        train_mode(model)
         reshard(model)
         total_sums, total_tokens = sum_over_ranks(torch.stack([sums, to_device(tokens, device)]))
         loss = (total_sums / total_tokens) @ to_device(list(weights.values()), device)
         return {"heldout_loss": float(loss), "heldout_s": time.perf_counter() - start}
 
 
-def encode_all(processor: Processor, samples: Iterable[Sample]) -> list[EncodedSample]:
+def encode_all(processor: SampleProcessor, samples: Iterable[Sample]) -> list[Any]:
     """Encode the samples that can be used: training skips the others, too."""
     encoded = []
     for sample in samples:
@@ -151,7 +151,7 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
     return result
 
 
-def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, MediaModel, Processor]:
+def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, SampleProcessor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
     quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. Raises
@@ -163,7 +163,7 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, MediaM
     torch.manual_seed(params.train.seed)  # backbones without weights are random, and the run's
     model, processor = build_model(params.model)
     assert processor is not None, "no run starts without a tokenizer"
-    freeze(model, params.model.freeze)
+    freeze_model(model, params.model)
     if quantized:
         quantize_model(model, params.fsdp)
     # Before loading: the marker's checksums are of the frozen weights as built. A checkpoint may hold trained values
@@ -173,7 +173,7 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, MediaM
     return params, model.eval(), processor
 
 
-def new_samples(params: RunParams, processor: Processor, count: int) -> Iterator[tuple[str, list[Sample]]]:
+def new_samples(params: RunParams, processor: SampleProcessor, count: int) -> Iterator[tuple[str, list[Sample]]]:
     """Yield each split that no training shows with its first samples: heldout and, of generated pictures, unseen."""
     splits = ["heldout"]
     if params.data.source is DataSource.SHAPES:
@@ -203,8 +203,8 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 
 @torch.inference_mode()
 def captions(
-    model: MediaModel,
-    processor: Processor,
+    model: Any,
+    processor: SampleProcessor,
     samples: Sequence[Sample],
     *,
     blank: bool = False,
@@ -220,12 +220,16 @@ def captions(
 
 
 def generate(
-    model: MediaModel, processor: Processor, samples: Sequence[Sample], *, blank: bool = False
+    model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, blank: bool = False
 ) -> tuple[Batch, torch.Tensor]:
     """Return the batch of the samples' prompts, and the new tokens (B, up to MAX_NEW_TOKENS) that the model adds."""
-    batch = processor.prompts(samples).to(next(model.parameters()).device)
     if blank:
-        empty = {name: torch.zeros_like(tensor) for name, tensor in batch.media.items()}
-        batch = replace(batch, media=empty)
-    ids = model.generate(**batch.inputs(), max_new_tokens=MAX_NEW_TOKENS)
+        samples = [replace(sample, images=tuple(map(gray_picture, sample.images))) for sample in samples]
+    batch = processor.prompts(samples).to(next(model.parameters()).device)
+    ids = model.generate(**batch.inputs(), do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
     return batch, ids[:, batch.input_ids.shape[1] :]
+
+
+def gray_picture(picture: Image.Image) -> Image.Image:
+    """Return an empty picture of the same size."""
+    return Image.new("RGB", picture.size, "gray")

@@ -18,16 +18,14 @@ from torch import nn
 
 from .. import checkpoint
 from ..core.collectives import gather_json
-from ..core.freeze import freeze
 from ..core.optimizer import build_optimizer, build_scaler
 from ..core.plan import WrapPlan
 from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
-from ..data.processor import Processor
-from ..models import MediaModel
-from ..models.build import build_model, open_model
+from ..data.processor import SampleProcessor
+from ..models.build import build_model, freeze_model, open_model
 from ..models.weights import Weights
-from ..params import GENERATED, Device, Executor, ParamError, RunParams
+from ..params import GENERATED, Device, Executor, ModelKind, ParamError, RunParams
 from ..run.folder import write_json
 from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
@@ -51,7 +49,7 @@ def run(folder: Path) -> None:
     beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")
     params.fsdp.check_machine()
-    if GENERATED in (params.model.vision.weights, params.model.language.weights):
+    if GENERATED in (params.model.weights, params.model.vision.weights, params.model.language.weights):
         from .pretrain import ensure_backbones
 
         ensure_backbones(params, progress=lambda label, done: beat(f"starting: {label} {done:.0%}"))
@@ -59,7 +57,7 @@ def run(folder: Path) -> None:
     with process_group(params) as device:
         beat("building")
         built, processor, weights = build(params)
-        plan, cost = plan_for(built, params)
+        plan, cost = plan_for(built, params, processor)
         plan.check()
         beat("measuring")
         write_plan(folder, params, plan, device)
@@ -140,7 +138,7 @@ def pick_device(params: RunParams) -> torch.device:
     return torch.device("cpu")
 
 
-def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
+def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None]:
     """Build the frozen model on the meta device, and the weights that rank 0 will hand out to all.
 
     Without weights (None), rank 0 holds the whole model until it is sharded: the parts that are drawn at random are
@@ -149,7 +147,7 @@ def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
     rank = dist.get_rank()
     torch.manual_seed(params.train.seed)
     model, processor, weights = open_model(params.model, read=rank == 0)
-    freeze(model, params.model.freeze)
+    freeze_model(model, params.model)
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model draws.
     drawn_on_rank0 = rank == 0 and (weights is None or bool(weights.new_parameters & frozen))
@@ -157,8 +155,10 @@ def build(params: RunParams) -> tuple[MediaModel, Processor, Weights | None]:
         weights = None
         torch.manual_seed(params.train.seed)
         model, processor = build_model(params.model)
-        freeze(model, params.model.freeze)
+        freeze_model(model, params.model)
     if processor is None:
+        if params.model.kind is ModelKind.TRANSFORMERS:
+            raise ParamError("model.name", "is empty, and so is weights: there is no processor; name the model")
         raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
     return model, processor, weights
 

@@ -13,7 +13,8 @@ from ..core.collectives import CollectiveCount, Collectives, gather_json
 from ..core.step import StepMetrics, train_step
 from ..data.batch import Batch
 from ..data.loader import Batches, batches, sum_skipped
-from ..data.processor import Processor
+from ..data.processor import SampleProcessor
+from ..models.base import train_mode
 from ..params import ParamError, RunParams, TrainParams
 from ..run.folder import MetricsWriter, add_event, last_row
 from ..run.hang import Heartbeat
@@ -30,7 +31,7 @@ LOG_LINES = 40
 
 def train(
     setup: TrainSetup,
-    processor: Processor,
+    processor: SampleProcessor,
     device: torch.device,
     memory: PeakMemory,
     beat: Heartbeat,
@@ -55,7 +56,7 @@ def train(
     profile = StepProfile(setup.folder, settings.profile, device)
     wire: list[CollectiveCount] = []
     modalities: set[str] | None = None
-    model.train()
+    train_mode(model)
     with Collectives() as collectives, profile:
         while state.step < settings.steps:
             step = state.step + 1
@@ -180,7 +181,7 @@ def log_step(metrics: StepMetrics, figures: dict[str, Any], settings: TrainParam
         print(f"{head}  held-out loss {figures['heldout_loss']:.4f}  {figures['heldout_s']:.3f} s")
 
 
-def open_loader(params: RunParams, processor: Processor, state: TrainState) -> Batches:
+def open_loader(params: RunParams, processor: SampleProcessor, state: TrainState) -> Batches:
     """Return this rank's batches, from where the run stands in the data stream."""
     settings, world_size = params.train, dist.get_world_size()
     return batches(
@@ -194,7 +195,7 @@ def open_loader(params: RunParams, processor: Processor, state: TrainState) -> B
     )
 
 
-def open_heldout(setup: TrainSetup, processor: Processor, features: FeatureCache | None) -> HeldOut | None:
+def open_heldout(setup: TrainSetup, processor: SampleProcessor, features: FeatureCache | None) -> HeldOut | None:
     """Return the held-out samples, encoded once where features are cached; None without `train.eval_every`."""
     heldout = HeldOut.open(setup.params, processor)
     if heldout is not None:

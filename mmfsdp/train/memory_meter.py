@@ -31,7 +31,7 @@ class PeakMemory:
         self.device = device
         self.peak_bytes = 0
         self.largest: dict[str, Any] = {}
-        """The inputs of the largest micro-batch of the steps watched, on the meta device; empty before any."""
+        """The inputs of the largest micro-batch of the steps watched; empty before any."""
         self._watched = 0
 
     @contextmanager
@@ -53,7 +53,7 @@ class PeakMemory:
 
     def _note_largest(self, micro_batches: Sequence[Batch]) -> None:
         for batch in micro_batches:
-            self.largest = max(self.largest, batch.to(torch.device("meta")).inputs(), key=input_bytes)
+            self.largest = max(self.largest, batch.inputs(), key=input_bytes)
 
 
 def input_bytes(inputs: dict[str, Any]) -> int:

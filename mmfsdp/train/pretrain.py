@@ -24,6 +24,7 @@ from ..models import build_language
 from ..models.build import generated_folder, needs_backbones
 from ..models.weights import make_readable
 from ..params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
+from .small_llava import backbones_of, write_llava
 
 Progress = Callable[[str, float], None]
 """Called after each step with what is being pretrained and the fraction of it that is done."""
@@ -61,8 +62,10 @@ def ensure_backbones(
     Any number of processes may call it at once: one works, the others wait. A folder is complete or not there. Raises
     ParamError naming the field for a backbone that cannot be pretrained here.
     """
-    if GENERATED not in (params.model.vision.weights, params.model.language.weights):
+    if GENERATED not in (params.model.weights, params.model.vision.weights, params.model.language.weights):
         return None
+    if params.model.weights == GENERATED:
+        ensure_backbones(RunParams(model=backbones_of(params.model)), progress, recipe=recipe)
     folder = generated_folder(params.model)
     try:
         if not needs_backbones(params.model):
@@ -84,6 +87,8 @@ def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progres
     shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
+        if params.model.weights == GENERATED:
+            write_llava(params.model, temporary)
         if params.model.vision.weights == GENERATED:
             pretrain_vision(params.model.vision, temporary / "vision", recipe, progress)
         if params.model.language.weights == GENERATED:

@@ -6,26 +6,29 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 
-from ..core.freeze import freeze
 from ..core.memory_events import Recording, record_memory, with_recording
 from ..core.plan import WrapPlan
 from ..core.planner import make_plan, with_memory_events
 from ..data import check_data
+from ..data.chat import BLANK, ChatProcessor
+from ..data.processor import SampleProcessor
 from ..estimate import Estimate, Machine, estimate
-from ..models.build import build_model
-from ..params import FrozenPolicy, ModelParams, RunParams
+from ..models.build import build_model, freeze_model, needs_backbones
+from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
 MAX_RECORDINGS = 32
 """Recordings that are kept: recording takes a hundred times as long as planning."""
 MAX_MODELS = 2
 """Models that are kept."""
 _building = threading.Lock()
-_models: OrderedDict[str, nn.Module] = OrderedDict()
+_models: OrderedDict[str, tuple[nn.Module, SampleProcessor | None]] = OrderedDict()
 _recordings: OrderedDict[Hashable, Recording] = OrderedDict()
 
 
@@ -39,15 +42,17 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
 
     The newest models and recordings are kept, since other choices change more often.
     """
-    key = json.dumps(params.to_dict()["model"])
+    # A generated model's processor, and so its example, is there only after the pretraining.
+    key = json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
     with _building:  # transformers' lazy modules break when two threads import them
         if key not in _models:
-            _models[key] = frozen_model(params.model)
-        model = _models[key]
+            _models[key] = _with_processor(params.model)
+        model, processor = _models[key]
         if len(_models) > MAX_MODELS:
             _models.popitem(last=False)
-    plan = plan_of(model, params)
-    if plan.memory_events:  # AUTO has needed them
+    example = example_of(model, params, processor)
+    plan = plan_of(model, params, example)
+    if plan.memory_events or example is None:  # AUTO has needed them, or nobody knows the inputs
         yield plan, cost_of(plan, params)
         return
     recorded = (key, *_what_is_recorded(plan, params))
@@ -55,7 +60,7 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
         yield plan, cost_of(plan, params)
         if plan.refused:
             return
-        _recordings[recorded] = record_memory(model, plan, example_of(model, params))
+        _recordings[recorded] = record_memory(model, plan, example)
         if len(_recordings) > MAX_RECORDINGS:
             _recordings.popitem(last=False)
     plan = with_recording(plan, _recordings[recorded])
@@ -85,23 +90,29 @@ def check(params: RunParams) -> WrapPlan:
 
 def frozen_model(params: ModelParams) -> nn.Module:
     """Build the model without weights, frozen as it will be trained."""
-    model, _ = build_model(params, meta=True)
-    freeze(model, params.freeze)
-    return model
+    return _with_processor(params)[0]
 
 
-def plan_for(model: nn.Module, params: RunParams) -> tuple[WrapPlan, Estimate]:
+def _with_processor(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
+    """Return the frozen model, and its processor if that is on this machine."""
+    model, processor = build_model(params, meta=True)
+    freeze_model(model, params)
+    return model, processor
+
+
+def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> tuple[WrapPlan, Estimate]:
     """Return the plan of a model that is frozen already, and its cost per rank."""
-    plan = plan_of(model, params)
-    if not (plan.refused or plan.memory_events):
-        plan = with_memory_events(model, plan, example_of(model, params))
+    example = example_of(model, params, processor)
+    plan = plan_of(model, params, example)
+    if not (plan.refused or plan.memory_events or example is None):
+        plan = with_memory_events(model, plan, example)
     return plan, cost_of(plan, params)
 
 
-def plan_of(model: nn.Module, params: RunParams) -> WrapPlan:
+def plan_of(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
-    # Only AUTO needs an example: its budget includes activations.
-    example = example_of(model, params) if params.fsdp.frozen_policy is FrozenPolicy.AUTO else None
+    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO:
+        example = None  # only AUTO needs it: its budget includes activations
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
     return make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
 
@@ -114,17 +125,41 @@ def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the peak that the plan predicts for a micro-batch of a run: bytes, when, and the batch's shapes."""
     cost = cost_of(with_memory_events(frozen_model(params.model), plan, inputs), params)
-    tensors = {"input_ids": inputs["input_ids"], **inputs["media"]}
-    shapes = [f"{name} {' x '.join(map(str, tensor.shape))}" for name, tensor in tensors.items()]
-    return {"bytes": cost.peak_bytes, "when": cost.peak_when, "batch": ", ".join(shapes)}
+    tensors = {**inputs, **inputs.get("media", {})}
+    shapes = []
+    for name in tensors.keys() - {"attention_mask", "labels", "media"}:
+        shapes.append(f"{name} {' x '.join(map(str, tensors[name].shape))}")
+    return {"bytes": cost.peak_bytes, "when": cost.peak_when, "batch": ", ".join(sorted(shapes))}
 
 
-def example_of(model: nn.Module, params: RunParams) -> dict[str, Any]:
-    """Return the largest inputs of a micro-step on the meta device, with a picture (sound, ...) per sample."""
+def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:
+    """Return the largest inputs of a micro-step, with a picture (sound, ...) per sample.
+
+    A model of transformers reads their values, so its own processor makes them; None without one. Raises ParamError if
+    a picture has more tokens than `data.max_length`.
+    """
     size, length = params.train.batch_size, params.data.max_length
-    encoders = getattr(model, "encoders", None) or {"vision": model.vision_encoder}
+    if params.model.kind is ModelKind.TRANSFORMERS:
+        return _example_of_chat(processor, size, length) if isinstance(processor, ChatProcessor) else None
+    encoders: Any = getattr(model, "encoders", None) or {"vision": model.vision_encoder}
     lead = {"vision": (size, 1, 1)}
     with torch.device("meta"):
         ids = torch.empty(size, length, dtype=torch.long)
         media = {key: torch.empty(*lead.get(key, (size, 1)), *encoders[key].item_shape) for key in encoders}
     return {"input_ids": ids, "attention_mask": ids, "labels": ids, "media": media}
+
+
+def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[str, Any]:
+    """Return a batch of samples with a picture, padded to the largest length."""
+    side = processor.image_size
+    sample = replace(BLANK, images=(Image.new("RGB", (side, side)),))
+    batch = replace(processor, max_length=10**9)([sample] * size)
+    needed = batch.input_ids.shape[1]
+    if needed > length:
+        message = f"{length} is too short for a picture of {side} x {side}: with the template it has {needed} tokens"
+        raise ParamError("data.max_length", f"{message}; raise it")
+    inputs = batch.inputs()
+    for key, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.shape[:2] == batch.input_ids.shape:
+            inputs[key] = torch.cat([value, *[value[:, -1:]] * (length - needed)], dim=1)  # the last token again
+    return inputs

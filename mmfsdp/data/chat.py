@@ -1,0 +1,243 @@
+"""ChatProcessor: samples to batches by the processor and the chat template of a model of transformers.
+
+B rows, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from ..params import ParamError
+from .batch import IGNORE, QUESTION, Batch, Sample
+from .pictures import CorruptRecord, to_rgb
+from .processor import IMAGE, SampleProcessor
+
+BEFORE_QUESTION, AFTER_QUESTION = QUESTION.split("{}")
+BLANK = Sample(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
+"""The row that a batch without pictures gets, without loss: its rank enters the vision encoder as the others do."""
+
+
+@dataclass(frozen=True)
+class ChatBatch(Batch):
+    """Hold what transformers' processor returns: `media` is all but ids, mask and labels, by the family's own names."""
+
+    samples: int = 0
+    """Rows that are samples; one more may hold the blank picture."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of samples."""
+        return self.samples
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the arguments of `model(**batch.inputs())`, or of `model.generate` if there are no labels."""
+        values = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, **self.media}
+        return values if self.labels is None else {**values, "labels": self.labels, "use_cache": False}
+
+
+@dataclass(frozen=True)
+class ChatSample:
+    """A conversation as the template writes it."""
+
+    text: str
+    images: list[Image.Image]
+    answers: list[tuple[int, int]] = field(default_factory=list)
+    """Where the assistant's words begin and end in the text, in characters."""
+    name: str = ""
+
+
+@dataclass
+class ChatProcessor(SampleProcessor):
+    """Turn samples into batches by one call of transformers' processor for each.
+
+    Labels are the assistant's words: those that the template marks as generated, else what each answer adds to the
+    conversation before it. A batch without pictures gets a row with a blank one.
+    """
+
+    processor: Any = field(kw_only=True)
+    source: str = field(kw_only=True)
+    """The processor's folder or hub name, for errors."""
+
+    def check(self) -> None:
+        """Raise ParamError if the template or the processor cannot be used, by one sample with a picture."""
+        if not self.processor.chat_template:
+            message = f"{self.source!r} has no chat template; add chat_template.jinja to its folder"
+            raise ParamError("model.name", message)
+        try:
+            sample = self.encode(BLANK)
+        except CorruptRecord as error:
+            raise ParamError("model.name", f"the chat template of {self.source!r} {error.reason}") from None
+        batch = replace(self, max_length=10**9).collate([sample])
+        assert batch.labels is not None
+        start, end = sample.answers[0] if sample.answers else (0, 0)
+        answer = self.tokenizer(sample.text[start:end], add_special_tokens=False).input_ids
+        learned = batch.labels[batch.labels != IGNORE].tolist()
+        if not learned or self.tokenizer.decode(learned).strip() != self.tokenizer.decode(answer).strip():
+            what = f"{type(self.processor).__name__} and the chat template of {self.source!r}"
+            message = f"{what} make {self.tokenizer.decode(learned)!r} of the answer {sample.text[start:end]!r}"
+            raise ParamError("model.name", f"{message}; mark the answer in it by {{% generation %}}")
+
+    def encode(self, sample: Sample, *, seed: int | None = None) -> ChatSample:
+        """Return the conversation as text. Raises CorruptRecord."""
+        messages = self._messages(sample)
+        text, answers = self._answers(messages)
+        return self._with_images(text, sample, list(sample.images), answers)
+
+    def collate(self, samples: Sequence[ChatSample]) -> ChatBatch:
+        """Return the batch of encoded samples.
+
+        Text beyond max_length is cut. A sample whose pictures or whole answer lie beyond it is skipped, by its name.
+        """
+        rows = list(samples)
+        if not any(sample.images for sample in samples):
+            rows.append(replace(self.encode(BLANK), answers=[]))
+        values, labels = self._process(rows, side="right")
+        lengths = values["attention_mask"].sum(dim=1).tolist()
+        is_image = torch.isin(values["input_ids"], torch.tensor(self._image_ids()))
+        skipped = {}
+        for i, sample in enumerate(samples):
+            if lengths[i] > self.max_length and bool(is_image[i, self.max_length :].any()):
+                reason = f"has pictures beyond the first {self.max_length} of {lengths[i]} tokens; "
+                skipped[sample.name] = reason + "raise max_length or shrink the pictures"
+            elif bool((labels[i, 1 : self.max_length] == IGNORE).all()):
+                reason = f"has no token to learn from in its first {self.max_length} of {lengths[i]}; "
+                skipped[sample.name] = reason + "raise max_length or shorten the prompt"
+        if skipped:  # its pictures may be packed among the others': without it the batch is another
+            usable = [sample for sample in samples if sample.name not in skipped]
+            return replace(self.collate(usable), skipped=skipped)
+        truncated = sum(length > self.max_length for length in lengths[: len(samples)])
+        limit = self.max_length
+        if len(rows) > len(samples):
+            limit = max(limit, lengths[-1])  # the blank picture stays whole
+        media = {}
+        for key, tensor in values.items():
+            is_of_tokens = tensor.shape[:2] == labels.shape
+            media[key] = tensor[:, :limit] if is_of_tokens else tensor
+        ids, mask = media.pop("input_ids"), media.pop("attention_mask")
+        return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
+
+    def prompts(self, samples: Sequence[Sample]) -> ChatBatch:
+        """Return a batch of the first questions to generate from, left-padded, without labels. Raises CorruptRecord."""
+        rows = []
+        for sample in samples:
+            question = self._messages(sample)[:1]
+            text = self._render(question, add_generation_prompt=True)
+            rows.append(self._with_images(text, sample, list(sample.images[: sample.prompt.count(IMAGE)]), []))
+        values, _ = self._process(rows, side="left")
+        ids, mask = values.pop("input_ids"), values.pop("attention_mask")
+        return ChatBatch(ids, mask, None, values, samples=len(rows))
+
+    def takes(self, sample: Sample) -> bool:
+        """Return true if a sample has pictures and can be captioned."""
+        try:
+            return IMAGE in sample.prompt and bool(self.encode(sample))
+        except CorruptRecord:
+            return False
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """Return the text of each row of (B, L) new ids, without special tokens."""
+        return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+    def _messages(self, sample: Sample) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates take it. Raises CorruptRecord."""
+        messages: list[dict[str, Any]] = []
+        for prompt, text in [(sample.prompt, sample.text), *sample.more]:
+            if not text.strip() or IMAGE in text:
+                raise CorruptRecord(
+                    sample.name, f"has an answer without text, or with {IMAGE}; pictures are in questions"
+                )
+            question = prompt.removeprefix(BEFORE_QUESTION).removesuffix(AFTER_QUESTION)
+            content = []
+            for i, part in enumerate(question.split(IMAGE)):
+                if i:
+                    content.append({"type": "image"})
+                if part.strip():
+                    content.append({"type": "text", "text": part.strip()})
+            messages.append({"role": "user", "content": content})
+            messages.append({"role": "assistant", "content": [{"type": "text", "text": text.strip()}]})
+        return messages
+
+    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """Return what the chat template makes of the messages. Raises ParamError if it fails."""
+        try:
+            return self.processor.apply_chat_template(messages, tokenize=False, **options)
+        except Exception as error:  # a template may raise any kind
+            reason = f"fails with messages of user and assistant ({type(error).__name__}: {error})"
+            raise ParamError("model.name", f"the chat template of {self.source!r} {reason}; correct it") from None
+
+    def _answers(self, messages: list[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a conversation, and where each answer begins and ends in it. Raises ParamError."""
+        template = self.processor.chat_template
+        template = template["default"] if isinstance(template, dict) else template
+        if "generation %}" in template:
+            names: Any = self.tokenizer.special_tokens_map
+            marked: Any = render_jinja_template(
+                [messages], chat_template=template, return_assistant_tokens_mask=True, **names
+            )
+            return marked[0][0], marked[1][0]
+        text = self._render(messages)
+        answers = []
+        for i in range(1, len(messages), 2):
+            before = self._render(messages[:i], add_generation_prompt=True)
+            after = self._render(messages[: i + 1])
+            if not (text.startswith(after) and after.startswith(before)):
+                raise ParamError(
+                    "model.name",
+                    f"the chat template of {self.source!r} changes earlier messages when one is added, so that "
+                    "nobody can tell which words to learn; mark them in it by {% generation %} and {% endgeneration %}",
+                )
+            answers.append((len(before), len(after)))
+        return text, answers
+
+    def _with_images(
+        self, text: str, sample: Sample, images: list[Image.Image], answers: list[tuple[int, int]]
+    ) -> ChatSample:
+        """Return the sample. Raises CorruptRecord if its text does not announce its pictures."""
+        token = getattr(self.processor, "image_token", None)
+        announced = len(images) if token is None else text.count(token)
+        placeholders = sample.prompt.count(IMAGE) + sum(prompt.count(IMAGE) for prompt, _ in sample.more)
+        if placeholders != len(sample.images):
+            message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
+            raise CorruptRecord(sample.name, message + "give one placeholder per picture")
+        if announced != len(images):
+            message = f"gives {announced} image tokens {token} for {len(images)} pictures; "
+            raise CorruptRecord(sample.name, message + "write one for each, and none in the text")
+        return ChatSample(text, [to_rgb(image) for image in images], answers, sample.name)
+
+    def _image_ids(self) -> list[int]:
+        """Return the ids of the tokens that stand for pictures."""
+        ids = getattr(self.processor, "image_token_ids", None) or [getattr(self.processor, "image_token_id", None)]
+        return [token for token in ids if token is not None]
+
+    def _process(self, rows: Sequence[ChatSample], *, side: str) -> tuple[dict[str, Any], Tensor]:
+        """Return what the processor makes of all rows at once, and their labels (B, L): the tokens of the answers."""
+        bos = self.tokenizer.bos_token
+        images = [sample.images for sample in rows]
+        values = self.processor(
+            text=[sample.text for sample in rows],
+            images=images if any(images) else None,
+            add_special_tokens=not (bos and rows[0].text.startswith(bos)),  # which the template has written
+            padding=True,
+            padding_side=side,
+            return_offsets_mapping=True,
+            return_text_replacement_offsets=True,
+        )
+        pictures = values.pop("text_replacement_offsets", None) or [[]] * len(rows)
+        values = dict(values.convert_to_tensors("pt"))
+        places = values.pop("offset_mapping")  # (B, L, 2): where a token begins and ends, each picture written in full
+        ids, mask = values["input_ids"], values["attention_mask"]
+        labels = torch.full_like(ids, IGNORE)
+        for i, sample in enumerate(rows):
+            begins, ends = places[i].unbind(dim=1)
+            for start, end in sample.answers:
+                shift = sum(len(p["replacement"]) - len(p["text"]) for p in pictures[i] if p["span"][1] <= start)
+                inside = (begins < end + shift) & (ends > start + shift) & (mask[i] == 1)
+                labels[i, inside] = ids[i, inside]
+        return values, labels

@@ -1,0 +1,158 @@
+"""Vision-language models of transformers as they are, by name or configuration: no wrapper, no parameter renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
+
+from ..data.chat import ChatProcessor
+from ..params import BackboneParams, ModelParams, ParamError
+from ..params.model import PARTS
+from .backbones import add_lora, load_config, load_from_transformers
+from .weights import Weights, tensor_sources
+
+CONNECTORS = ("merger", "projector", "connector", "aligner")
+"""Words in the names of the parts that some families keep inside their vision encoder (Qwen-VL: visual.merger)."""
+USUAL_IMAGE_SIZE = 224
+
+
+def build_vlm(params: ModelParams, *, meta: bool = False) -> tuple[PreTrainedModel, ChatProcessor | None]:
+    """Return the model of kind transformers, in fp32, and its processor; see `build_model`."""
+    config = vlm_config(params)
+    source = None if meta else params.weights or params.name or None
+    if source is None:
+        with torch.device("meta" if meta else "cpu"):
+            model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    else:
+        options = {"config": config, "dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+        model, info = load_from_transformers(AutoModelForImageTextToText, source, "model.weights", **options)
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise ParamError("model.weights", f"{source!r} lacks {len(missing)} weights, such as {missing[0]}")
+    if params.lora_rank:
+        add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=meta)
+    return model, _processor(params, config, meta)
+
+
+def open_vlm(params: ModelParams, *, read: bool) -> tuple[PreTrainedModel, ChatProcessor | None, Weights | None]:
+    """Return the model of kind transformers on the meta device, its processor and its weights; see `open_model`."""
+    # Adapters come after the sources: these are found by the names that the model has without them.
+    model, processor = build_vlm(params.change(lora_rank=None, lora_targets=(), freeze=("*",)), meta=True)
+    source = params.weights or params.name or None
+    if processor is None and source:
+        processor = _processor(params, model.config, meta=False)
+    sources = tensor_sources(model, source, "model") if read else None
+    if params.lora_rank:
+        add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=True)
+    if not sources:
+        return model, processor, None
+    try:
+        return model, processor, Weights(model, sources)
+    except LookupError:
+        return model, processor, None
+
+
+def vlm_config(params: ModelParams) -> Any:
+    """Return transformers' configuration. Raises ParamError if it is of no model that takes pictures and text."""
+    source = params.name or params.weights or ""
+    config = load_config(BackboneParams(name=source, config=params.config), "model")
+    if type(config) not in AutoModelForImageTextToText._model_mapping:
+        field = "model.config" if params.config else "model.name"
+        raise ParamError(
+            field,
+            f"{params.config.get('model_type', source)!r} is a {config.model_type}, which takes no pictures; choose "
+            "one, such as Qwen/Qwen2.5-VL-7B-Instruct, or build one around it: kind multimodal, and language.name",
+        )
+    return config
+
+
+def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | None:
+    """Return the processor beside the model or its weights; None without either.
+
+    With `meta` and a configuration, nothing is downloaded: then it is None without a folder.
+    """
+    sources = [source for source in (params.name, params.weights) if source]
+    if meta and params.config:
+        sources = [source for source in sources if Path(source).is_dir()]
+    if not sources:
+        return None
+    source = sources[0]
+    processor = load_from_transformers(AutoProcessor, source, "model.name", trust_remote_code=False)
+    if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
+        raise ParamError(
+            "model.name",
+            f"{source!r} gives no processor of pictures and text, only a {type(processor).__name__}; add its "
+            "processor_config.json or preprocessor_config.json",
+        )
+    vision = getattr(config, "vision_config", None)
+    size = getattr(vision, "image_size", None) or USUAL_IMAGE_SIZE
+    side = max(size) if isinstance(size, (list, tuple)) else size
+    chat = ChatProcessor(processor.tokenizer, side, processor=processor, source=source)
+    chat.check()
+    return chat
+
+
+def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
+    """Return the vision encoder or the language model, without its output matrix. Raises ParamError without one."""
+    module = model.get_encoder("image") if part == "vision" else model.get_decoder()
+    if module is model or module is model.base_model:
+        parts = ", ".join(name for name, _ in model.base_model.named_children())
+        message = f"transformers does not say which part of {type(model).__name__} is its {part}; "
+        raise ParamError("freeze", message + f"give patterns of names. Its parts are {parts}")
+    return module
+
+
+def spell_out_parts(model: nn.Module, patterns: Iterable[str]) -> list[str]:
+    """Return the patterns with the parts of the model among them (vision, projector, language, lora) spelled out.
+
+    The projector is what belongs neither to the vision encoder nor to the language model, by whatever name a family has
+    for it. Raises ParamError for a part that the model does not have.
+    """
+    assert isinstance(model, PreTrainedModel)
+    spelled_out: list[str] = []
+    for pattern in patterns:
+        part = pattern.removeprefix("!")
+        if part not in PARTS:
+            spelled_out.append(pattern)
+            continue
+        sign = pattern.removesuffix(part)
+        spelled_out += [sign + name for name in _patterns_of(model, part)]
+    return spelled_out
+
+
+def _patterns_of(model: PreTrainedModel, part: str) -> list[str]:
+    """Return the patterns of a part's parameters."""
+    if part == "lora":
+        return ["*.lora_?.*"]
+    language = [part_of(model, "language")]
+    if model.get_output_embeddings() is not None:
+        language.append(model.get_output_embeddings())
+    if part == "language":
+        return [f"{name}.*" for name, module in model.named_modules() if module in language]
+    encoder = part_of(model, "vision")
+    inside = [m for name, m in encoder.named_children() if any(word in name.lower() for word in CONNECTORS)]
+    if part == "vision":
+        prefix = next(name for name, module in model.named_modules() if module is encoder)
+        return [f"{prefix}.{name}" for name in _outside(encoder, inside)]
+    connectors = [f"{name}.*" for name, module in model.named_modules() if module in inside]
+    connectors += _outside(model, [*language, encoder])
+    if not connectors:
+        raise ParamError("freeze", f"{type(model).__name__} has nothing between its two models; give patterns of names")
+    return connectors
+
+
+def _outside(module: nn.Module, others: list[nn.Module]) -> Iterator[str]:
+    """Yield a pattern for each parameter of a module, and for each module in it, that is in none of the others."""
+    yield from (name for name, _ in module.named_parameters(recurse=False))
+    for name, child in module.named_children():
+        if any(child is other for other in others) or not list(child.parameters()):
+            continue
+        if any(other in child.modules() for other in others):
+            yield from (f"{name}.{pattern}" for pattern in _outside(child, others))
+        else:
+            yield f"{name}.*"

@@ -1,0 +1,190 @@
+"""Vision-language models of transformers by name: what trains, which words are learned, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from mmfsdp.data.batch import QUESTION, Sample
+from mmfsdp.data.pictures import CorruptRecord
+from mmfsdp.models import build_vision
+from mmfsdp.models.build import build_model, freeze_model, open_model
+from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
+from mmfsdp.train.preview import preview
+from mmfsdp.train.small_llava import clip_names
+from tests.tiny import VISION
+from tests.tiny_vlms import FAMILIES, save_vlm
+
+CONNECTOR = {"qwen2_5_vl": "visual.merger", "idefics3": "connector"}
+
+
+def picture(width: int, height: int, color: str = "red") -> Image.Image:
+    return Image.new("RGB", (width, height), color)
+
+
+ONE = Sample("<image> what is it ?", "a red circle", (picture(56, 84),), "one")
+TEXT = Sample(QUESTION.format("what is two ?"), "a shape", (), "text")
+TURNS = Sample(
+    "<image><image> and this ?",
+    "two blue stars",
+    (picture(28, 28), picture(112, 56, "blue"), picture(60, 60)),
+    "turns",
+    (("<image> one ?", "no"),),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("vlms")
+    return {family: save_vlm(family, root / family) for family in FAMILIES}
+
+
+def params(folder, **changes) -> ModelParams:
+    return ModelParams(kind="transformers", name=str(folder), **changes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_is_what_the_family_takes_and_learns_the_answers(folders, family):
+    model, processor = build_model(params(folders[family]))
+    processor = replace(processor, max_length=400)
+    batch = processor([ONE, TEXT, TURNS])
+    learned = [processor.tokenizer.decode(row[row != -100]) for row in batch.labels]
+    assert learned == [" a red circle<end>", " a shape<end>", " two blue stars<end> no<end>"]
+    assert batch.size == 3 and not batch.skipped and not batch.truncated
+    assert torch.isfinite(model(**batch.inputs()).loss)
+    prompts = processor.prompts([ONE, TURNS])
+    new = model.generate(**prompts.inputs(), do_sample=False, max_new_tokens=3)[:, prompts.input_ids.shape[1] :]
+    assert len(processor.decode(new)) == 2
+
+    alone = processor([TEXT])  # with a blank picture in a row of its own
+    assert alone.size == 1 and len(alone.input_ids) == 2 and alone.label_tokens == len(" a shape") + 1
+    assert alone.media.keys() == batch.media.keys()
+    ids = alone.input_ids[:1, : int(alone.attention_mask[0].sum())]
+    text_only = model(input_ids=ids, labels=alone.labels[:1, : ids.shape[1]]).loss
+    torch.testing.assert_close(model(**alone.inputs()).loss, text_only)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_are_found_whatever_their_names(folders, family):
+    trained = {}
+    for part in ("vision", "projector", "language", "lora"):
+        chosen = params(folders[family], freeze=("*", f"!{part}"), lora_rank=2)
+        model, _ = build_model(chosen, meta=True)
+        trained[part] = set(freeze_model(model, chosen).trainable)
+    names = {name for name, _ in model.named_parameters()}
+    whole = trained["vision"] | trained["projector"] | trained["language"]
+    assert whole == names and trained["lora"] < trained["language"]
+    assert not trained["vision"] & trained["projector"] and not trained["projector"] & trained["language"]
+    connector = CONNECTOR.get(family, "multi_modal_projector")
+    assert trained["projector"] == {name for name in names if connector in name}
+    assert all("lora_" in name for name in trained["lora"]) and "lm_head.weight" not in trained["lora"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_read_one_by_one_from_the_names_they_were_released_with(folders, family):
+    loaded, _ = build_model(params(folders[family], lora_rank=2))
+    _, _, weights = open_model(params(folders[family], lora_rank=2))
+    tensors = dict(loaded.named_parameters()) | dict(loaded.named_buffers())
+    assert all("lora_" in name for name in weights.new_parameters)
+    for name in weights.sources:
+        assert torch.equal(weights.read(name), tensors[name]), name
+
+
+def test_lora_takes_the_matrices_that_are_named(folders):
+    model, _ = build_model(params(folders["llava"], lora_rank=2, lora_targets=("q_proj",)), meta=True)
+    adapters = [name for name, _ in model.named_parameters() if "lora_A" in name]
+    assert len(adapters) == 2 and all("language_model" in name and "q_proj" in name for name in adapters)
+    with pytest.raises(ParamError, match="lora_targets: .*'nothing'.*choose from .*q_proj"):
+        build_model(params(folders["llava"], lora_rank=2, lora_targets=("nothing",)), meta=True)
+
+
+def test_what_is_too_long_is_cut_or_skipped_by_name(folders):
+    _, processor = build_model(params(folders["qwen2_5_vl"]), meta=True)
+    length = processor([replace(TEXT, text="a " * 30)]).input_ids.shape[1]
+    short = replace(processor, max_length=40)
+    wide = replace(ONE, images=(picture(112, 112),) * 3, prompt="<image>" * 3 + "?", name="wide")
+    chatty = replace(TEXT, prompt="what " * 30, name="chatty")
+    batch = short([replace(TEXT, text="a " * 30), wide, chatty])
+    assert length > 40 == batch.input_ids.shape[1] and batch.truncated == 1 and batch.size == 1
+    assert batch.skipped.keys() == {"wide", "chatty"}
+    assert "pictures beyond the first 40" in batch.skipped["wide"] and "max_length" in batch.skipped["chatty"]
+    for bad, reason in (
+        (replace(ONE, images=()), "1 <image> placeholders but 0 pictures"),
+        (replace(ONE, text=" "), "an answer without text"),
+        (replace(ONE, text="<image>"), "an answer without text, or with <image>"),
+        (replace(TEXT, prompt="what is <image> ?", images=(picture(9, 9),), more=(("<|x|>", ""),)), "an answer"),
+    ):
+        with pytest.raises(CorruptRecord, match=reason):
+            processor.encode(bad)
+
+
+def test_the_plan_has_an_example_and_pictures_must_fit(folders):
+    run = RunParams(model=params(folders["gemma3"], lora_rank=2), data={"max_length": 64}, train={"batch_size": 2})
+    plan, cost = preview(run)
+    assert plan.memory_events and cost.peak_bytes and not plan.lint
+    with pytest.raises(ParamError, match="data.max_length: 8 is too short for a picture of 28 x 28.*tokens; raise it"):
+        preview(run.change(**{"data.max_length": 8}))
+
+
+def test_a_plan_needs_the_configuration_only(folders):
+    config = json.loads((folders["idefics3"] / "config.json").read_text())
+    keys = ("model_type", "vision_config", "text_config", "scale_factor", "image_token_id")
+    run = RunParams(model=ModelParams(kind="transformers", name="far/away", config={key: config[key] for key in keys}))
+    plan, _ = preview(run)
+    assert [p.name for p in plan.params if p.trainable] == ["model.connector.modality_projection.proj.weight"]
+
+
+def test_every_mistake_has_one_clear_error(folders, tmp_path):
+    llava = folders["llava"]
+
+    def refuse(match: str, folder=llava, **changes) -> None:
+        with pytest.raises(ParamError, match=match):
+            build_model(params(folder, **changes), meta=True)
+
+    text_only = {"model_type": "gpt2", "n_layer": 1}
+    refuse("model.config: 'gpt2' is a gpt2, which takes no pictures; choose one", config=text_only)
+    refuse("model.name: .*nowhere.* gives no Config", tmp_path / "nowhere")
+    bare = tmp_path / "bare"
+    transformers.AutoModelForImageTextToText.from_pretrained(llava).save_pretrained(bare)
+    refuse("model.name: .*bare.* gives no Processor", bare)
+    processor = transformers.AutoProcessor.from_pretrained(llava)
+    processor.tokenizer.save_pretrained(bare)
+    refuse("model.name: .*bare.* gives no Processor .*image processor", bare)
+    for template, match in {
+        None: "has no chat template; add chat_template.jinja",
+        "{% for m in messages %}{{ m.content[-1].text }}{% endfor %}": "gives 0 image tokens <image> for 1 pictures",
+        "<image>{% if messages | length == 1 %}what{% endif %}it": "changes earlier messages",
+        "<image>{{ messages.nothing.more }}": "fails with messages of user and assistant",
+    }.items():
+        folder = tmp_path / f"template-{len(list(tmp_path.iterdir()))}"
+        processor.chat_template = processor.tokenizer.chat_template = template
+        transformers.AutoModelForImageTextToText.from_pretrained(llava).save_pretrained(folder)
+        processor.save_pretrained(folder)
+        refuse(match, folder)
+    with pytest.raises(ParamError, match="model.weights: .* lacks .* weights"):
+        build_model(params(llava, weights=str(folders["idefics3"])))
+
+
+def test_marks_of_the_template_say_what_is_learned(folders):
+    _, processor = build_model(params(folders["llava"]), meta=True)
+    processor.processor.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<image>{{ loop.length }}{% else %}"
+        "{% generation %}{{ m.content[0].text }}</s>{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    labels = processor([ONE]).labels
+    assert processor.tokenizer.decode(labels[labels != -100]) == "a red circle</s>"
+
+
+def test_open_clips_tower_is_transformers_under_other_names():
+    tower = build_vision(BackboneParams(source="open_clip", config=VISION)).visual
+    vision = {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPVisionConfig(**vision, image_size=16, patch_size=8, hidden_act="gelu")
+    model = transformers.CLIPVisionModel(config)
+    model.load_state_dict(clip_names(tower.state_dict()))
+    pixels = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        tokens = model.post_layernorm(model(pixels).last_hidden_state)
+        torch.testing.assert_close(tower.eval()(pixels)[1], tokens[:, 1:])

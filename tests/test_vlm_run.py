@@ -1,0 +1,114 @@
+"""A run of a vision-language model of transformers on two ranks: data with and without pictures, resume, captions,
+export as transformers and peft load it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from mmfsdp import checkpoint, train
+from mmfsdp.checkpoint.folder import drop_after
+from mmfsdp.compat.export import export
+from mmfsdp.params import ParamError, RunParams
+from mmfsdp.run.folder import read_json, read_metrics, write_json
+from mmfsdp.train.evaluate import caption_held_out, load_run, new_samples
+from tests.ranks import in_processes
+from tests.tiny_run import as_rank, free_port
+from tests.tiny_vlms import save_vlm
+
+
+def params_in(folder: Path) -> RunParams:
+    """The run's parameters; its model and its conversations are written into the folder."""
+    save_vlm("qwen2_5_vl", folder / "model")
+    rows = []
+    for i in range(24):
+        number = i % 3  # of pictures: none, one, two
+        files = [f"{i}-{j}.png" for j in range(number)]
+        for j, file in enumerate(files):
+            Image.new("RGB", (40 + 8 * i, 60), ("red", "blue")[j]).save(folder / file)
+        turns = [
+            {"from": "human", "value": "<image>" * number + "how many ?"},
+            {"from": "gpt", "value": f"there are {number}"},
+        ]
+        rows.append({"id": i, "images": files, "conversations": turns})
+    (folder / "rows.json").write_text(json.dumps(rows))
+    return RunParams(
+        model={"kind": "transformers", "name": str(folder / "model"), "lora_rank": 2},
+        data={"source": "json", "path": str(folder / "rows.json"), "max_length": 80, "heldout_fraction": 0.3},
+        train={"steps": 4, "batch_size": 1, "lr": 1e-2, "warmup_steps": 1, "save_every": 2, "device": "cpu"}
+        | {"eval_every": 2, "eval_samples": 4},
+        launch={"folder": str(folder / "runs"), "threads": 1},
+    )
+
+
+def train_on(rank: int, _: str, runs: list[str], ports: list[int]) -> None:
+    for run, port in zip(runs, ports, strict=True):
+        as_rank(rank, 2, port)
+        train.run(Path(run))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vlm")
+    params = params_in(folder)
+    for name in ("whole", "resumed"):
+        (folder / name).mkdir()
+        params.to_yaml(folder / name / "params.yaml")
+    in_processes(train_on, 2, [str(folder / "whole")], [free_port()])
+    shutil.copytree(folder / "whole/checkpoints", folder / "resumed/checkpoints")
+    drop_after(folder / "resumed/checkpoints", 2)
+    in_processes(train_on, 2, [str(folder / "resumed")], [free_port()])
+    return folder
+
+
+def weights_of(run: Path) -> dict[str, bytes]:
+    last = checkpoint.latest(run / "checkpoints")
+    files = {path.relative_to(last): load_file(path) for path in last.rglob("*.safetensors")}
+    return {f"{file} {name}": t.numpy().tobytes() for file, tensors in files.items() for name, t in tensors.items()}
+
+
+def test_a_resumed_run_ends_as_the_unbroken_one(folder):
+    result, resumed = read_json(folder / "whole/result.json"), read_json(folder / "resumed/result.json")
+    assert result["wire_bytes_measured"] == result["wire_bytes_predicted"] and result["frozen_parameters_changed"] == 0
+    assert resumed["frozen_parameters_changed"] == 0
+    rows = read_metrics(folder / "whole", 0)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["samples"] == 2 for row in rows)
+    assert "heldout_loss" in rows[1] and read_json(folder / "whole/plan.json")["plan"]["memory_events"]
+    assert rows[2:] and [r["loss"] for r in read_metrics(folder / "resumed", 0)] == [r["loss"] for r in rows[2:]]
+    assert weights_of(folder / "whole") == weights_of(folder / "resumed")
+
+
+def test_captions_come_through_the_chat_template(folder):
+    result = caption_held_out(folder / "whole")
+    assert result["captions"] and all(row["truth"].startswith("there are") for row in result["captions"])
+    assert (folder / "whole" / result["captions"][0]["image"]).is_file() and result["heldout_exact_match"] <= 1
+
+
+def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
+    from peft import PeftModel
+
+    run = folder / "whole"
+    params, model, processor = load_run(run)
+    (_, samples), *_ = new_samples(params, processor, 3)
+    inputs = processor.prompts(samples).inputs()
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    write_json(run / "result.json", {**read_json(run / "result.json"), "heldout_exact_match": 0.5})
+    exported = AutoModelForImageTextToText.from_pretrained(export(run, tmp_path / "whole"))
+    base = AutoModelForImageTextToText.from_pretrained(folder / "model")
+    with torch.no_grad():
+        assert not torch.allclose(base(**inputs).logits, expected, atol=1e-4)
+        torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-4, rtol=1e-4)
+        adapted = PeftModel.from_pretrained(base, export(run, tmp_path / "adapter", layout="adapter"))
+        torch.testing.assert_close(adapted.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    assert AutoProcessor.from_pretrained(tmp_path / "whole").chat_template == processor.processor.chat_template
+    card = (tmp_path / "whole/README.md").read_text()
+    assert "Exact match on held-out pictures: 0.50" in card and f"base_model: {folder / 'model'}" in card
+    with pytest.raises(ParamError, match="open_flamingo is for a Flamingo, not a Qwen2_5_VL"):
+        export(run, tmp_path / "other", layout="open_flamingo")
+    assert not (tmp_path / "other").exists()

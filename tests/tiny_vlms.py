@@ -1,0 +1,122 @@
+"""Tiny models of five of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+LETTERS = ["\n", *map(chr, range(32, 127))]
+SPECIAL = {
+    "image_token": "<image>",
+    "boi_token": "<boi>",
+    "eoi_token": "<eoi>",
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<image>",
+    "video_token": "<video>",
+}
+ROLES = ["<user>", "<assistant>", "<end>", "<vision>", "</vision>", "<fake_token_around_image>", "<global-img>"]
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<NAME>{% for part in m.content %}"
+    "{% if part.type == 'image' %}IMAGE{% else %} {{ part.text }}{% endif %}{% endfor %}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+).replace("<NAME>", "{% if m.role == 'user' %}<user>{% else %}<assistant>{% endif %}")
+"""A template as most are: roles, no mark of what is generated."""
+
+LANGUAGE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION = LANGUAGE | {"image_size": 28, "patch_size": 14}
+LANGUAGE |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 200, "max_position_embeddings": 512}
+LANGUAGE |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+QWEN_VISION = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 64, "num_heads": 4}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+SIDE = {"height": 28, "width": 28}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each letter."""
+    tokens = ["<pad>", "<unk>", "<s>", "</s>", *SPECIAL.values(), *ROLES, *LETTERS]
+    vocabulary: dict[str, int] = {}
+    for token in tokens:
+        vocabulary.setdefault(token, len(vocabulary))
+    letters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    letters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    letters.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=letters,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        extra_special_tokens=SPECIAL | {f"own_{i}": token for i, token in enumerate(ROLES)},
+    )
+
+
+def _config(family: str, ids: dict[str, int]) -> dict[str, Any]:
+    """The keys of the family's config.json."""
+    image = {"image_token_id": ids["<image>"], "image_token_index": ids["<image>"]}
+    text = {"model_type": "llama", **LANGUAGE}
+    if family == "llava":
+        vision = VISION | {"model_type": "clip_vision_model", "projection_dim": 32}
+        return image | {"vision_config": vision, "text_config": text, "image_seq_length": 4}
+    if family == "qwen2_5_vl":
+        tokens = {"video_token_id": ids["<video>"], "vision_start_token_id": ids["<vision>"]}
+        tokens |= {"vision_end_token_id": ids["</vision>"]}
+        vision = QWEN_VISION | {"fullatt_block_indexes": [1], "window_size": 56}
+        return (
+            image | tokens | {"vision_config": vision, "text_config": text | ROPE | {"model_type": "qwen2_5_vl_text"}}
+        )
+    if family == "gemma3":
+        vision = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
+        own = {"boi_token_index": ids["<boi>"], "eoi_token_index": ids["<eoi>"], "mm_tokens_per_image": 4}
+        text |= {"model_type": "gemma3_text", "sliding_window": 16}
+        return image | own | {"vision_config": vision, "text_config": text}
+    if family == "idefics3":
+        return image | {"vision_config": VISION, "text_config": text, "scale_factor": 2}
+    vision = VISION | {"image_size": [28, 28], "patch_size": [14, 14]}
+    return image | {"vision_config": vision, "text_config": text | {"model_type": "qwen2"}, "downsample_ratio": 0.5}
+
+
+def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.ProcessorMixin:
+    if family == "llava":
+        pictures = transformers.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=SIDE)
+        return transformers.LlavaProcessor(
+            pictures, words, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+        )
+    if family == "qwen2_5_vl":
+        pictures = transformers.Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112})
+        return transformers.Qwen2_5_VLProcessor(pictures, words, transformers.Qwen2VLVideoProcessor())
+    if family == "gemma3":
+        return transformers.Gemma3Processor(transformers.Gemma3ImageProcessor(size=SIDE), words, image_seq_length=4)
+    if family == "idefics3":
+        edge = {"longest_edge": 28}
+        pictures = transformers.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size=edge)
+        return transformers.Idefics3Processor(pictures, words, image_seq_len=1)
+    pictures = transformers.GotOcr2ImageProcessor(size=SIDE, crop_to_patches=True, max_patches=2)
+    return transformers.InternVLProcessor(
+        pictures, words, transformers.InternVLVideoProcessor(size=SIDE), image_seq_length=1
+    )
+
+
+IMAGES = {"qwen2_5_vl": "<vision><image></vision>", "gemma3": "<boi>"}
+FAMILIES = ("llava", "qwen2_5_vl", "gemma3", "idefics3", "internvl")
+
+
+def save_vlm(family: str, folder: Path, *, seed: int = 0) -> Path:
+    """Write a family's tiny random model and its processor into a folder, as `save_pretrained` does."""
+    words = tokenizer()
+    ids = words.get_vocab()
+    config = transformers.AutoConfig.for_model(family, **_config(family, ids))
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config)
+    model.generation_config.eos_token_id = [3, ids["<end>"]]
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    processor = _processor(family, words)
+    processor.chat_template = CHAT.replace("IMAGE", IMAGES.get(family, "<image>"))
+    processor.save_pretrained(folder)
+    return folder
