@@ -95,8 +95,8 @@ def estimate(
     """Return what each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
 
     sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
-    machine: what the step's time is predicted for, as in `step_time`. Raises ParamError for one with a plan made without
-    an example.
+    machine: what the step's time is predicted for, as in `step_time`. Raises ParamError with a plan made without an
+    example.
     """
     from ..core.memory import memory_at_rest, memory_on_host, step_peak  # imports torch
 
