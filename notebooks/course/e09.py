@@ -30,7 +30,7 @@ def patterns(given: Sequence[str]) -> str | None:
     }.items():
         if any(name.startswith(part) for name in trains):
             return f"{words} ({sum(name.startswith(part) for name in trains)} of its parameters, to be exact.)"
-    return None if trains else "Nothing trains now: the ear's projector should."
+    return None if trains else "Nothing trains now: the audio's projector should."
 
 
 @exercise("09.lora")
