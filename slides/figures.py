@@ -75,7 +75,7 @@ def nine_billion() -> str:
 
 
 def waits() -> str:
-    """A step of OpenFlamingo's 9B on three numbers of GPUs, by frozen policy: computing, and what is exposed."""
+    """A step of OpenFlamingo's 9B on three numbers of GPUs, by frozen policy: compute, and exposed communication."""
     from course import draw, lessons
 
     rows = {name: row for name, row in lessons.waits().items() if "KEEP" not in name}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +39,7 @@ def hint_for(name: str, *given: Any) -> str | None:
         return "Not answered yet: put your own in place of the three dots `...`, run that cell, then this one."
     try:
         return _CHECKS[name](*given)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return f"That is not of the kind that is asked for, so it cannot be checked ({type(error).__name__}: {error})."
 
 
@@ -120,8 +120,8 @@ def code_of(name: str) -> str:
 
 
 DEADLOCK = (
-    "The ranks waited for each other for ever. Each `recv` needs a `send` on the other side at that moment, and each "
-    "collective needs every rank: compare, line by line, what both ranks call."
+    "The ranks deadlocked: each waited for another one. Each `recv` needs a matching `send` on the other rank, and "
+    "each collective needs every rank: compare, line by line, what the ranks call."
 )
 
 
@@ -145,6 +145,22 @@ def number(given: Any, right: float, near: dict[float, str], formula: str, *, to
         return f"{far} Think of {formula}"
     _missed.add(formula)
     return f"{far} Try once more; the next hint is the formula."
+
+
+def power_of_two(given: Any) -> int | None:
+    """The power of two that was given, also as a float or of numpy or torch; None for anything else."""
+    if isinstance(given, (str, bool)) or not hasattr(given, "__float__"):
+        return None
+    value = int(given) if float(given).is_integer() else 0
+    return value if value > 0 and value & (value - 1) == 0 else None
+
+
+def unanswered(said: Mapping[str, object]) -> str | None:
+    """The hint for answers that are not True or False yet."""
+    for question, answer in said.items():
+        if answer is ... or isinstance(answer, str):
+            return f"Put True or False, without quotes, for {question!r}."
+    return None
 
 
 def run_of(name: str) -> Run | str:

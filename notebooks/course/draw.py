@@ -11,7 +11,7 @@ from mmfsdp.widgets.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPT
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
-LEDGER_COLORS |= {"computing": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED, "logits": "#A6761D"}
+LEDGER_COLORS |= {"compute": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED, "logits": "#A6761D"}
 BOX, GAP, WIDE = 34, 4, 740
 
 
@@ -107,7 +107,7 @@ def ranking(values: Mapping[str, float], *, unit: str) -> Picture:
 
 
 def timeline(units: int = 4, *, gather: float = 0.8, compute: float = 1.0, prefetch: bool = True) -> Picture:
-    """Forward of so many units: gathers on one stream, compute on the other; how long the compute stream waits."""
+    """Forward of so many units: all-gathers on one stream, compute on the other; how long compute waits."""
     gathered, done, parts = 0.0, 0.0, []
     waits = 0.0
     scale = 620 / (units * (gather + compute) + 0.2)
@@ -118,12 +118,12 @@ def timeline(units: int = 4, *, gather: float = 0.8, compute: float = 1.0, prefe
         waits += begin - done
         done = begin + compute
         for y, at, length, color, word in (
-            (30, start, gather, GATHERED, f"gather {unit}"),
-            (70, begin, compute, FROZEN, f"compute {unit}"),
+            (30, start, gather, GATHERED, f"unit {unit}"),
+            (70, begin, compute, FROZEN, f"unit {unit}"),
         ):
             parts.append(_box(90 + at * scale, y, length * scale - 2, 30, color))
             parts.append(_text(90 + (at + length / 2) * scale, y + 20, word, fill="#fff"))
-    parts += [_text(82, 50, "network", anchor="end"), _text(82, 90, "compute", anchor="end")]
+    parts += [_text(82, 50, "all-gather", anchor="end"), _text(82, 90, "compute", anchor="end")]
     words = f"{'with' if prefetch else 'without'} prefetch: {done:.2g} time units, {waits:.2g} of them waiting"
     parts.append(_text(90, 18, words, anchor="start"))
     return _svg(740, 112, parts, words)

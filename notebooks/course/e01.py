@@ -14,7 +14,7 @@ def ring() -> str | None:
     if isinstance(found, str):
         return found
     if "all_reduce" in code_of("01.ring"):
-        return "That is what an all-reduce does, by one. With nothing but `dist.send` and `dist.recv`, please."
+        return "The result is right, but the exercise asks for `dist.send` and `dist.recv` only: no `all_reduce`."
     want = torch.arange(6.0) * 3
     for rank, values in enumerate(found):
         got = values.get("sum")
@@ -27,7 +27,7 @@ def ring() -> str | None:
                 "`halves[other]` must hold what the other rank sends of its `halves[mine]`."
             )
         if torch.allclose(got, want / 2):
-            return "That is the mean. An all-reduce sums; who wants the mean divides afterwards."
+            return "That is the mean. An all-reduce gives the sum."
         if not torch.equal(got, want):
             return f"Rank {rank} has {got.tolist()}, and the sum of both is {want.tolist()}."
     return None

@@ -9,10 +9,10 @@ from .checks import exercise, number, saved
 
 @exercise("02.traffic")
 def traffic(factor: float) -> str | None:
-    """Two gathers and one reduce-scatter."""
+    """Two all-gathers and one reduce-scatter."""
     near = {
-        2.0: "That is DDP's. FSDP fetches the weights in forward *and* in backward.",
-        4.0: "An all-reduce counts twice, but here the gradients are reduce-scattered only: each rank needs its part.",
+        2.0: "That is DDP's. FSDP all-gathers the weights in forward *and* in backward.",
+        4.0: "An all-reduce counts twice, but here the gradients are reduce-scattered only: each rank needs one part.",
         1.5: "Relative to DDP that is right; the question asks for the factor of N(W-1)/W.",
     }
     return number(factor, 3, near, "one all-gather in forward, one in backward, one reduce-scatter.")
@@ -35,7 +35,7 @@ def gather() -> str | None:
         if torch.equal(got, want):
             return "That is the sum over the ranks; the gradient of the whole batch is their mean."
         if torch.equal(got, torch.arange(6.0)[3 * rank : 3 * rank + 3] * (rank + 1)):
-            return "That is the part of this rank's own gradient: what the other ranks found is missing."
+            return "That is the part of this rank's own gradient: those of the other ranks are missing."
         if not torch.allclose(got, want / 2):
             return f"Rank {rank} has {got.tolist()} and should have {(want / 2).tolist()}: part {rank} of the mean."
     return None
@@ -45,17 +45,17 @@ def gather() -> str | None:
 def hidden(quick: float, slow: float) -> str | None:
     """0.8 + 8; 8 x 1.5 + 1."""
     near_quick = {
-        14.4: "That is without prefetch: each gather is waited for.",
-        8.0: "Nearly: somebody has to wait for the very first gather.",
-        6.4 + 1: "The network is done by then, but computing is what takes longer here.",
+        14.4: "That is without prefetch: compute waits for each all-gather.",
+        8.0: "Nearly: compute has to wait for the very first all-gather.",
+        6.4 + 1: "The network is done by then, but compute takes longer here.",
     }
     near_slow = {
-        20.0: "That is without prefetch: while a unit computes, the next one is gathered already.",
-        9.5: "That would do if gathers were quicker than computing. Now each unit waits for its own.",
-        12.0: "Nearly: after the last gather, the last unit still has to compute.",
+        20.0: "That is without prefetch: the next unit is gathered while this one computes.",
+        9.5: "That would be right if an all-gather were faster than compute. Here each unit waits for its own.",
+        12.0: "Nearly: after the last all-gather, the last unit still has to compute.",
     }
-    return number(quick, 8.8, near_quick, "the first gather, then eight units of computing.") or number(
-        slow, 13.0, near_slow, "eight gathers one after the other, then the last unit's computing."
+    return number(quick, 8.8, near_quick, "the first all-gather, then eight units of compute.") or number(
+        slow, 13.0, near_slow, "eight all-gathers one after the other, then the last unit's compute."
     )
 
 

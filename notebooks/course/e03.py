@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .checks import exercise, number
+from .checks import exercise, number, unanswered
 
 
 @exercise("03.flow")
@@ -14,8 +14,8 @@ def flow(said: Mapping[str, object]) -> str | None:
     encoder = said["a layer of the vision encoder"]
     decoder = said["the last decoder layer of the language model"]
     embedding = said["the frozen token embedding, at the very start"]
-    if any(value is ... for value in said.values()):
-        return "Put True or False in place of each of the three dots."
+    if hint := unanswered(said):
+        return hint
     if encoder:
         return "Is there anything trainable before the vision encoder? Backward stops at the first thing that trains."
     if not decoder:
@@ -24,7 +24,7 @@ def flow(said: Mapping[str, object]) -> str | None:
             "though it is frozen itself. (The lower layers lie above the first cross-attention likewise.)"
         )
     if embedding:
-        return "The token embedding comes first of all. What would backward look for below it?"
+        return "The token embedding comes first of all. Is there anything trainable before it?"
     return None
 
 
@@ -39,6 +39,7 @@ def mixed(names: Sequence[str]) -> str | None:
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
     plan = make_plan(model, FSDPParams(backend="FSDP1", **layers), world_size=2, example=example)
     want = {unit.name for unit in plan.units if unit.kind == "mixed"}
+    names = names if isinstance(names, str) else list(names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         return "Give a list of names, such as [unit.name for unit in bad_plan.units if ...]."
     extra, missing = set(names) - want, want - set(names)
@@ -61,8 +62,8 @@ def floor(shard: float, keep: float, replicate: float) -> str | None:
     ]
     slips = [
         "That gathers the encoder in backward as well, and no gradient passes through it.",
-        "Trainable units are kept as well here: one gather of 2 bytes and one reduction of 4, so 6 T.",
-        "That is DDP's 8 T. With the trainable weights kept, it is one gather (2) and one reduction (4) for each.",
+        "Trainable units are kept as well here: one all-gather of 2 bytes and one reduction of 4, so 6 T.",
+        "That is DDP's 8 T. With the trainable weights kept, it is one all-gather (2) and one reduction (4) for each.",
     ]
     for (name, given, right, slip), why in zip(rows, slips, strict=True):
         near = {
@@ -96,7 +97,10 @@ def mend(fields: dict[str, Any]) -> str | None:
     what = f"That holds {held:.2f} GiB at rest and sends {cost.wire_bytes / before:.2f} of the bytes. "
     if cost.wire_bytes >= before / 5:
         if all(unit.frozen_policy in (None, FrozenPolicy.REPLICATE) for unit in plan.units):
-            return what + "No frozen weight is sent any more. In which format, and how often, does travel what trains?"
+            return (
+                what
+                + "No frozen weight is sent any more. In which dtype, and how often, are the trainable weights sent?"
+            )
         return what + "Weights that never change need not be sent: there is a frozen policy that sends none of them."
     if held > 6:
         return what + "Too much to hold: are the trainable weights and their optimizer states sharded?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .checks import exercise, number
+from .checks import exercise, number, unanswered
 
 
 @exercise("04.perceiver")
@@ -26,14 +26,16 @@ def gate(moves: Mapping[str, object]) -> str | None:
     """Only the gates."""
     gates, weights = moves["the gates"], moves["the cross-attention's weights"]
     resampler = moves["the perceiver"]
-    if ... in (gates, weights, resampler):
-        return "Put True or False in place of each of the three dots."
+    if hint := unanswered(moves):
+        return hint
     if not gates:
-        return "d/dg of tanh(g) at 0 is 1: the gate's gradient is how well opening it would do."
+        return "The derivative of tanh(g) at 0 is 1, so a gate gets a gradient although it is 0."
     if weights:
-        return "What the attention finds is multiplied by tanh(0) = 0, and so is every gradient on its way back to it."
+        return (
+            "The attention's output is multiplied by tanh(0) = 0, and so is the gradient of all that comes before it."
+        )
     if resampler:
-        return "The perceiver feels the loss only through the cross-attention, behind a gate that is shut."
+        return "The perceiver gets its gradient through the cross-attention only, behind a gate that is 0."
     return None
 
 
@@ -49,7 +51,7 @@ def mask(pairs: Sequence[Sequence[object]]) -> str | None:
     if len(given) != 7 or any(len(pair) != 2 for pair in given):
         return "Seven tokens, two pictures: seven pairs."
     if given[0] != (0, 0):
-        return "Before the first `<image>` there is no picture to see, for 'the' neither."
+        return "Before the first `<image>` there is no picture to see, so 'the' sees none."
     if given[4:] == [(1, 1)] * 3:
         return "That is the other rule (`cross_attend_all`), all pictures so far. Here only the last one is seen."
     if given[1] == (0, 0) or given[4] == (1, 0):
@@ -61,15 +63,15 @@ def mask(pairs: Sequence[Sequence[object]]) -> str | None:
 @exercise("04.overfit")
 def overfit(losses: Sequence[float]) -> str | None:
     """Below 0.1 at the end."""
-    if not losses:
+    if len(losses) == 0:
         return "Choose a learning rate first; then run both cells."
     first, last = losses[0], losses[-1]
     if last < 0.1:
         return None
     what = f"From {first:.2f} to {last:.2f}. "
     if last != last or last > first * 0.9 and max(losses) > first * 1.2:
-        return what + "It jumps about: the steps are too long. Take a tenth."
-    return what + "It falls, but too slowly for 40 steps: take longer ones."
+        return what + "The loss jumps: the steps are too long. Try a tenth of this rate."
+    return what + "The loss falls, but too slowly for 40 steps: try a larger rate."
 
 
 @exercise("04.length")

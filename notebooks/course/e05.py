@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .checks import exercise, number
+from .checks import exercise, number, power_of_two
 
 
 @exercise("05.precision")
 def precision(gathers: float, reductions: float) -> str | None:
-    """Half the gathers, the same reductions."""
+    """Half the all-gathers, the same reductions."""
     near = {4.0: "fp32 has 4 bytes and bf16 has 2: the ratio is asked for.", 1.0: "bf16 has 2 bytes where fp32 has 4."}
     if gathers == 0.5:  # the same, said the other way round
         gathers = 2
@@ -17,8 +17,8 @@ def precision(gathers: float, reductions: float) -> str | None:
     if hint:
         return f"Gathers: {hint}"
     if reductions == 2:
-        return "Reductions: only if `reduce_dtype` were bf16, too. Sums over many ranks want fp32."
-    return None if reductions == 1 else "Reductions: in which format are the gradients summed here?"
+        return "Reductions: only if `reduce_dtype` were bf16, too. Sums over many ranks are kept in fp32."
+    return None if reductions == 1 else "Reductions: in which dtype are the gradients summed here?"
 
 
 @exercise("05.recompute")
@@ -37,10 +37,10 @@ def recompute(percent: float) -> str | None:
 def accumulate(held: float, naive: float) -> str | None:
     """Once, or four times."""
     if held == 4:
-        return "A unit that stays gathered is not gathered again; and gradients are summed before they travel."
+        return "A unit that stays gathered is not gathered again, and gradients are summed before they are sent."
     if held != 1:
-        return "Held units are gathered once for all micro-steps, and gradients are reduced once."
-    return None if naive == 4 else "Without that, every micro-step pays the whole of one step."
+        return "Units that stay gathered are all-gathered once for all micro-steps, and gradients are reduced once."
+    return None if naive == 4 else "Without that, every micro-step sends as much as a whole step."
 
 
 @exercise("05.fits")
@@ -50,17 +50,18 @@ def fits(ranks: int) -> str | None:
 
     from .lessons import planned
 
-    if not isinstance(ranks, int) or ranks < 1 or ranks & (ranks - 1):
+    count = power_of_two(ranks)
+    if count is None:
         return "A power of two, as a whole number."
 
-    def at_rest(count: int) -> float:
-        memory = estimate(planned("openflamingo_9b", count, frozen_policy="SHARD")).memory
+    def at_rest(world_size: int) -> float:
+        memory = estimate(planned("openflamingo_9b", world_size, frozen_policy="SHARD")).memory
         return (memory.parameters + memory.gradients + memory.optimizer) / 2**30
 
-    if at_rest(ranks) > 2:
-        return f"With {ranks} ranks each rests in {at_rest(ranks):.2f} GiB: more ranks."
-    if ranks > 1 and at_rest(ranks // 2) <= 2:
-        return f"It fits, but {ranks // 2} ranks would do: {at_rest(ranks // 2):.2f} GiB each."
+    if at_rest(count) > 2:
+        return f"With {count} ranks each holds {at_rest(count):.2f} GiB at rest: more ranks."
+    if count > 1 and at_rest(count // 2) <= 2:
+        return f"It fits, but {count // 2} ranks are enough: {at_rest(count // 2):.2f} GiB each."
     return None
 
 

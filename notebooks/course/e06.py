@@ -42,15 +42,15 @@ def drill() -> str | None:
     if not any(event["kind"] == "drill" for event in run.events()):
         return "The run was not drilled: `drilled.drill()` while it runs, once `drilled.metrics()` has two rows."
     if not run.state().ok:
-        return f"The run has not gone on to its end: {run.state()}."
+        return f"The run has not completed: {run.state()}."
     if [row["loss"] for row in run.metrics()] != [row["loss"] for row in plain.metrics()]:
         return "Its losses differ from the unbroken run's: were the parameters the same?"
     return None
 
 
 @exercise("06.sweep")
-def sweep() -> str | None:
-    """Three members that ended."""
+def sweep(best: float) -> str | None:
+    """Three members that ended, and the rate of the one with the lowest loss."""
     from mmfsdp.params import ParamError
     from mmfsdp.run.sweep import Sweep
 
@@ -59,9 +59,17 @@ def sweep() -> str | None:
     try:
         rows = Sweep.open(artifacts("runs") / "rates").rows()
     except ParamError:
-        return "There is no sweep yet: put the three rates into `rates`, and run both cells."
-    if sorted(row["train.lr"] for row in rows) != [1e-4, 1e-2, 1e-1]:
-        return f"The sweep has the rates {[row['train.lr'] for row in rows]}; the question names three."
+        return "There is no sweep named `rates` yet: run the cell that calls `sweep`."
+    losses = {row["train.lr"]: row["loss"] for row in rows}
+    if sorted(losses) != [1e-4, 1e-2, 1e-1]:
+        return f"The sweep has the rates {list(losses)}; the question names three."
     if failed := [row for row in rows if row["loss"] is None]:
         return f"Member {failed[0]['name']} has no loss: {failed[0]['why'] or failed[0]['state']}."
+    lowest = min(losses.values())
+    rate = next((rate for rate in losses if abs(best - rate) <= 0.01 * rate), None)
+    if rate is None:
+        is_loss = abs(best - lowest) < 0.01
+        return "That is its loss; which rate has it?" if is_loss else f"Give one of {list(losses)}, as a number."
+    if losses[rate] > lowest:
+        return f"With {rate:g} the last loss is {losses[rate]:.4f}. Another rate ends lower: look at the table again."
     return None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from .checks import exercise, run_of
+from .checks import exercise, run_of, unanswered
 
 
 @exercise("07.contents")
 def contents(needed: Mapping[str, object]) -> str | None:
     """All but activations and frozen weights."""
-    if ... in needed.values():
-        return "Put True or False in place of each of the dots."
+    if hint := unanswered(needed):
+        return hint
     if not needed["the optimizer's moments"]:
         return "Without its moments, AdamW's next steps are those of a fresh start: too long, in other directions."
     if not needed["the position in the learning rate schedule"]:
@@ -23,7 +24,7 @@ def contents(needed: Mapping[str, object]) -> str | None:
     if needed["the activations of the last step"]:
         return "Each step makes its own. What is between two steps is what counts."
     if needed["the frozen weights themselves"]:
-        return "They are in the backbone's own files, and never change: a name and a checksum will do."
+        return "They are in the backbone's own files and do not change: a name and a checksum are enough."
     return None
 
 
@@ -57,16 +58,19 @@ def reshard() -> str | None:
         return f"It went on with {params.launch.ranks} ranks; one was asked for."
     if params.fsdp.sharding_strategy.name != "SHARD_GRAD_OP":
         return f"Its strategy is {params.fsdp.sharding_strategy.name}; SHARD_GRAD_OP was asked for."
-    return None if state.ok and len(run.metrics()) == params.train.steps else f"It is not through: {state}."
+    return None if state.ok and len(run.metrics()) == params.train.steps else f"It has not completed: {state}."
 
 
 @exercise("07.damage")
-def damage(name: str) -> str | None:
+def damage(folder: str | Path) -> str | None:
     """The one before the newest."""
+    name = Path(folder).name
     whole = run_of("whole")
     if isinstance(whole, str):
         return whole
     steps = sorted(path.name for path in whole.path.glob("checkpoints/step_*"))
     if name == steps[-1]:
         return "That is the damaged one. Which one does the message offer?"
+    if name in steps[:-2]:
+        return "That one is whole, but a newer one is, too: a resume from it loses fewer steps."
     return None if name == steps[-2] else f"Read the end of the message: it is one of {', '.join(steps)}."

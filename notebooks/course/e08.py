@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checks import DEADLOCK, exercise, saved
+from .checks import DEADLOCK, code_of, exercise, saved
 
 
 @exercise("08.clip")
@@ -12,8 +12,10 @@ def clip() -> str | None:
     if isinstance(found, str):
         return found
     norm, cosine = float(found[0]["norm"]), float(found[0]["cosine"])
-    if abs(norm - 1) > 1e-3:
+    if abs(norm - 2) < 1e-3:
         return f"The norm is {norm:.2f}. Four layers, each clipped to 1: what is the norm of all together?"
+    if abs(norm - 1) > 1e-3:
+        return f"The norm is {norm:.2f}, and should be 1. It is the norm of all parameters' gradients together."
     if cosine < 0.9999:
         return "The norm is 1, but the gradient points elsewhere: all layers must shrink by the same factor."
     return None
@@ -26,11 +28,12 @@ def mask() -> str | None:
     if isinstance(found, str):
         return found
     changed = found[0]["changed"].tolist()
+    if not changed:
+        return "No row changed. Each rank's shard starts at 0 again: where in the whole table does it begin?"
+    if changed == [1, 5]:
+        return "Rows 1 and 5 changed: 6 and 7 are rows, and the shard is flat. Which elements make a row?"
     if changed != [6, 7]:
-        return (
-            f"Rows {changed} changed. `keep` indexes a flat part of the table: element i of rank r is element "
-            "i + r * len(shard) of the whole, and WIDTH of those make a row."
-        )
+        return f"Rows {changed} changed, and only 6 and 7 should: which row is element i of this rank's shard in?"
     if found[0]["values"].view(8, 4)[6:].min() == found[0]["values"].view(8, 4)[6:].max():
         return None
     return "Rows 6 and 7 changed only in part: all WIDTH elements of a row belong to its token."
@@ -45,10 +48,14 @@ def stale() -> str | None:
     norms = found[0]["norms"]
     if norms.max() - norms.min() > 1e-4:
         return (
-            "Still growing. `optimizer.zero_grad()` clears what the optimizer has. Who clears those of `frozen`, "
-            "or better: who says that none be computed?"
+            "Still growing. `optimizer.zero_grad()` clears the gradients of the optimizer's parameters. What clears "
+            "those of `frozen`? Or better: how do you keep them from being computed?"
         )
-    return None if found[0]["trains"] else "Now the trained layer has no gradient, and it needs its own."
+    if not found[0]["trains"]:
+        return "Now the trained layer has no gradient, and it needs its own."
+    if found[0]["optimized"] > 2:
+        return "The norm stays, but now the optimizer has the frozen layer's parameters, and would change them."
+    return None
 
 
 @exercise("08.resume")
@@ -59,15 +66,18 @@ def resume() -> str | None:
         return found
     import torch
 
+    mended = code_of("08.resume").partition("# --- mend from here")[2].partition("# --- to here")[0]
     torch.manual_seed(1)
     trained = torch.nn.Linear(16, 16).weight
     if not torch.equal(found[0]["saved"], trained):
         return "The saved model has changed: mend only what stands between the two lines."
     if not torch.equal(found[0]["resumed"], trained):
         return (
-            "The resumed model still has its own first weights: `dcp.load` has filled the tensors in "
-            "`state`, which are not the model's. Something has to put them there; it is imported at the top."
+            "The resumed model still has its own initial weights: `dcp.load` has filled the tensors in `state`, which "
+            "are not the model's. A function that is imported at the top copies them there."
         )
+    if "trained" in mended:
+        return "After a crash there is no `trained` to copy from: take the weights from the checkpoint, in `state`."
     return None
 
 
@@ -78,7 +88,9 @@ def evaluation() -> str | None:
     if isinstance(found, str):
         waits = found == DEADLOCK or "without a `save" in found
         return (
-            "Rank 1 never gets to `save`, and rank 0 waits in a gather. Who must enter the forward?" if waits else found
+            "Rank 1 never gets to `save`, and rank 0 waits in an all-gather. Who must enter the forward?"
+            if waits
+            else found
         )
     import torch
 
@@ -99,13 +111,13 @@ def text() -> str | None:
     found = saved("08.text")
     if found == DEADLOCK:
         return (
-            "Somebody waits: every rank must enter `encoder`, in forward and (through the graph) in backward. Give "
-            "rank 1 a blank picture."
+            "The ranks wait for each other: every rank must enter `encoder`, in forward and (through the graph) in "
+            "backward. Give rank 1 a blank picture."
         )
     if isinstance(found, str):
         return found
     if torch.allclose(found[0]["out"], found[1]["out"]):
-        return "Rank 0 had a picture and rank 1 none, and yet they say the same: rank 0's must count."
+        return "Rank 0 had a picture and rank 1 none, and yet their outputs are equal: rank 0's picture must count."
     torch.manual_seed(0)
     torch.nn.Linear(12, 8)
     alone = torch.nn.Linear(8, 1)(torch.ones(4, 8)).detach()
@@ -115,10 +127,11 @@ def text() -> str | None:
 
 
 @exercise("08.class")
-def layer_class(name: str) -> str | None:
+def layer_class(name: str | type) -> str | None:
     """A unit per layer."""
     from .lessons import encoder_plan
 
+    name = name.__name__ if isinstance(name, type) else name
     if not isinstance(name, str):
         return "The name of a class, as a string."
     try:
@@ -126,10 +139,12 @@ def layer_class(name: str) -> str | None:
     except ValueError as error:
         return str(error)
     largest = max(unit.numel for unit in plan.units) / sum(unit.numel for unit in plan.units)
+    if largest > 0.2 and len(plan.units) > 1:
+        return f"Modules of no such class stay in the root unit: {largest:.0%} of the model, gathered at once."
     if largest > 0.2:
         return f"The largest unit holds {largest:.0%} of the model, gathered at once. Name the class of one *layer*."
     if len(plan.units) > 30:
-        return f"{len(plan.units)} units: too fine, each gather has its price. One per layer will do."
+        return f"{len(plan.units)} units are too many: each all-gather has a fixed cost. Make one per layer."
     return None
 
 

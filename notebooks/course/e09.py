@@ -24,13 +24,13 @@ def patterns(given: Sequence[str]) -> str | None:
     except ParamError as error:
         return str(error)
     for part, words in {
-        "encoders.": "An encoder trains: both are as good as they need to be.",
-        "language_model.": "The language model trains: here it is to learn nothing.",
+        "encoders.": "An encoder trains: both are pretrained, and stay frozen.",
+        "language_model.": "The language model trains: it is to stay frozen, too.",
         "projectors.vision.": "The picture's projector trains, too. `projectors.*` are two: `vision` and `audio`.",
     }.items():
         if any(name.startswith(part) for name in trains):
             return f"{words} ({sum(name.startswith(part) for name in trains)} of its parameters, to be exact.)"
-    return None if trains else "Nothing trains now: the ear's projector should."
+    return None if trains else "Nothing trains now: the audio's projector should."
 
 
 @exercise("09.lora")
@@ -58,9 +58,9 @@ def labels(tokens: Sequence[str], learned: Sequence[bool]) -> str | None:
         learning = learning and token != "<|endofchunk|>"
     first = tokens.index("<image>")
     if any(learned[:first]):
-        return "Before the first picture there is nothing that could be learned about seeing: no loss there."
+        return "Before the first picture no text is about a picture: no loss there."
     if any(bool(a) for a, token in zip(learned, tokens, strict=True) if token == "<image>"):
-        return "Nobody has to *predict* a picture's place: no loss on `<image>`."
+        return "The model does not predict where a picture stands: no loss on `<image>`."
     if not all(a for a, token in zip(learned, tokens, strict=True) if token == "<|endofchunk|>"):
         return "The model must learn when to stop: `<|endofchunk|>` carries loss."
     wrong = next((i for i, (a, b) in enumerate(zip(learned, want, strict=True)) if bool(a) != b), None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .checks import exercise, number
+from .checks import exercise, number, power_of_two
 
 Spans = list[tuple[float, float]]
 CASES: list[tuple[Spans, Spans, float, str]] = [
-    ([], [(0, 2), (3, 4)], 3, "With no computing at all, everything is exposed"),
-    ([(0, 10)], [(2, 4), (6, 7)], 0, "Communication within a long computation is hidden"),
-    ([(0, 10)], [(8, 14)], 4, "A gather that begins within a computation and ends after it is exposed after it"),
-    ([(0, 2), (4, 6)], [(1, 5)], 2, "A gather may run beside two computations, and through the gap between them"),
-    ([(2, 3), (4, 5)], [(0, 6)], 4, "A gather may begin before a computation and end after it"),
+    ([], [(0, 2), (3, 4)], 3, "With no compute at all, everything is exposed"),
+    ([(0, 10)], [(2, 4), (6, 7)], 0, "Communication during a long computation is hidden"),
+    ([(0, 10)], [(8, 14)], 4, "An all-gather that outlasts the computation beside it is exposed from there on"),
+    ([(0, 2), (4, 6)], [(1, 5)], 2, "An all-gather may run beside two computations, and through the gap between them"),
+    ([(2, 3), (4, 5)], [(0, 6)], 4, "An all-gather may begin before a computation and end after it"),
 ]
 
 
@@ -40,7 +40,7 @@ def exposed(function: Callable[[Spans, Spans], Any]) -> str | None:
 def gain(percent: float) -> str | None:
     """30 of 330."""
     near = {
-        100 * 200 / 330: "Of the 200 ms most run beside computing: without them the step would be no shorter.",
+        100 * 200 / 330: "Most of the 200 ms run beside compute: without those the step would be no shorter.",
         100 * 30 / 200: "Of the communication, yes; of the *step* it is less.",
         100 * 170 / 330: "The 170 ms are those that are hidden already.",
         10.0: "30 of 330, not of 300: the step it is now.",
@@ -56,20 +56,21 @@ def tokens(count: int) -> str | None:
 
     from .lessons import planned
 
-    if not isinstance(count, int) or count < 1 or count & (count - 1):
+    most = power_of_two(count)
+    if most is None:
         return "A power of two, as a whole number."
     plan = on_mesh(planned("openflamingo_9b", 8, frozen_policy="SHARD"), 1, 1024)
 
     def bound(some: int) -> tuple[str, str]:
         found = step_time(plan, machine="h100-infiniband", tokens=some)
-        figures = f"computing {1e3 * found.compute:.0f} ms, network {1e3 * found.network:.0f} ms"
+        figures = f"compute {1e3 * found.compute:.0f} ms, network {1e3 * found.network:.0f} ms"
         return found.bound, figures
 
-    holds, figures = bound(count)
-    if holds == "network":
-        return f"With {count:,} tokens the network still holds it: {figures}."
-    if bound(count // 2)[0] != "network":
-        return f"Half as many would do: {count // 2:,} tokens, {bound(count // 2)[1]}."
+    limit, figures = bound(most)
+    if limit == "network":
+        return f"With {most:,} tokens the step is still bound by the network: {figures}."
+    if bound(most // 2)[0] != "network":
+        return f"Half as many are enough: {most // 2:,} tokens, {bound(most // 2)[1]}."
     return None
 
 

@@ -101,7 +101,7 @@ def planned(preset: str, ranks: int, **fields: Any) -> Any:
 
 
 def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = "h100-infiniband") -> dict[str, Any]:
-    """Milliseconds of a step on paper, by GPUs and frozen policy: computing, and communication with nothing beside."""
+    """Milliseconds of a step on paper, by GPUs and frozen policy: compute, and exposed communication."""
     from mmfsdp.estimate import on_mesh, step_time
 
     plans = {policy: planned(preset, 8, frozen_policy=policy) for policy in ("SHARD", "KEEP", "REPLICATE")}
@@ -110,7 +110,7 @@ def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = 
         for policy, plan in plans.items():
             times = step_time(on_mesh(plan, 1, ranks), machine=machine, tokens=tokens)
             busy = max(times.compute, times.memory)
-            rows[f"{ranks:,} GPUs, {policy}"] = {"computing": 1e3 * busy, "exposed": 1e3 * (times.overlapped - busy)}
+            rows[f"{ranks:,} GPUs, {policy}"] = {"compute": 1e3 * busy, "exposed": 1e3 * (times.overlapped - busy)}
     return rows
 
 
@@ -170,7 +170,7 @@ def cached() -> str:
 
 
 def operations() -> dict[str, int]:
-    """How often each operation runs in one decoder layer's forward; `mm` are the matrix products."""
+    """How often each operation runs in one decoder layer's forward, views apart; `mm` are the matrix products."""
     from collections import Counter
 
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -180,8 +180,9 @@ def operations() -> dict[str, int]:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket.__name__
-            if not func.is_view:
-                self.found["mm" if name in ("mm", "addmm", "bmm", "baddbmm") else name] += 1
+            is_product = name in ("mm", "addmm", "bmm", "baddbmm") or "dot_product" in name
+            if not func.is_view and name != "_unsafe_view":
+                self.found["mm" if is_product else name] += 1
             return func(*args, **(kwargs or {}))
 
     from transformers import LlamaConfig
@@ -229,7 +230,8 @@ def _write_parts(folder: Path) -> None:
     rows = []
     for i in range(12):
         color = ("red", "blue")[i % 2]
-        Image.new("RGB", (20 + i, 20), color).save(folder / "pictures" / f"{i}.png")
+        shade = (255 - i, 0, 0) if color == "red" else (0, 0, 255 - i)  # no two pictures are the same
+        Image.new("RGB", (20 + i, 20), shade).save(folder / "pictures" / f"{i}.png")
         rows.append({"file_name": f"{i}.png", "text": f"a {color} {WORDS[5 + i % 2]}"})
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "pictures" / "metadata.jsonl").write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """`python -m course.verify [NOTEBOOK ...]`, in notebooks/: run lessons with their solutions; write cards and pages.
 
-`python -m course.verify --class FOLDER` makes the copy for the class instead: no solutions, no outputs.
+`python -m course.verify --class FOLDER` makes the copy for the class instead: no solutions, no outputs, and checks and
+quizzes in which nobody reads an answer by chance.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 import shutil
 import sys
 import time
+import zlib
+from base64 import b64encode
 from pathlib import Path
 
 import nbformat
@@ -64,6 +67,17 @@ def for_class(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return book
 
 
+def packed(path: Path) -> str:
+    """Return a file of checks or questions for the class: it works as before, and no search finds an answer in it.
+
+    The checks need the answers, so a student who decodes the file can still read them.
+    """
+    text = b64encode(zlib.compress(path.read_bytes())).decode()
+    if path.suffix == ".py":
+        return f"import base64, zlib\n\nexec(zlib.decompress(base64.b64decode('{text}')))\n"
+    return text
+
+
 def with_card(text: str, *, minutes: float | None, day: str) -> str:
     """A card's text, with what this machine needed, if that is known."""
     if minutes is not None:
@@ -101,6 +115,8 @@ def main() -> int:
     if given.folder:
         for name in ("course", "reference", "images"):
             shutil.copytree(HERE / name, given.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (*HERE.glob("course/e[0-9][0-9].py"), HERE / "course" / "questions.yaml"):
+            (given.folder / "course" / path.name).write_text(packed(path), encoding="utf-8")
         for path in (HERE / "contents.ipynb", *lessons()):
             nbformat.write(for_class(nbformat.read(path, as_version=4)), given.folder / path.name)
         print(f"{given.folder}: {len(lessons())} notebooks without solutions")

@@ -1,137 +1,113 @@
-"""Wrong answers get the hint that is meant for them; right ones pass (that is in tests/notebooks/test_lessons.py)."""
+"""Each check gives three typical wrong answers hints of their own, and passes three forms of the right answer."""
 
+import json
+import shutil
+import time
 from inspect import signature
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from answers import CODE, RUNS, VALUES
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
+from course.lessons import small_run, train
 from course.ranks import run_on_ranks
 
-G = 7 / 8
-TOKENS = ["there", "<image>", "red", "<|endofchunk|>", "<image>", "blue", "<|endofchunk|>"]
-SHOTS = "<image> {}<|endofchunk|><image> {}<|endofchunk|><image>"
+from mmfsdp import sweep
+
+SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(path)).items()}
 
 
-def flow(encoder: bool, decoder: bool, embedding: bool) -> dict[str, bool]:
-    return {
-        "the frozen token embedding, at the very start": embedding,
-        "a layer of the vision encoder": encoder,
-        "the last decoder layer of the language model": decoder,
-    }
+def test_each_check_has_three_wrong_answers_and_three_forms_of_the_right_one():
+    assert set(SOLUTIONS) == set(VALUES) | set(CODE) | set(RUNS)
+    few = []
+    for name, (right, wrong) in VALUES.items():
+        few += [name] if len(right) < 3 or len(wrong) < 3 else []
+    for name, (changed, wrong) in CODE.items():  # the solution itself is the third, here and below: tests/notebooks
+        few += [name] if len(changed) < 2 or len(wrong) < 3 else []
+    for name, steps in RUNS.items():
+        right = [words for _, _, words in steps].count(None)
+        few += [name] if right < 2 or len(steps) - right < 3 else []
+    assert not few
 
 
-VALUES = [
-    ("01.wire", (350,), "one half of it"),
-    ("01.wire", (800,), "keeps its own part"),
-    ("01.wire", (7e8,), "megabytes"),
-    ("01.wire", (12,), "too small"),
-    ("01.wire", ("700 MB",), "A number is wanted"),
-    ("01.ledger", (44.7,), "no gradient"),
-    ("01.ledger", (7.4,), "2³⁰"),
-    ("01.ledger", (5.77,), "gradient and two moments"),
-    ("02.traffic", (2,), "DDP"),
-    ("02.traffic", (4,), "reduce-scattered only"),
-    ("02.traffic", (1.5,), "Relative to DDP"),
-    ("02.hidden", (14.4, 13), "without prefetch"),
-    ("02.hidden", (8, 13), "very first gather"),
-    ("02.hidden", (8.8, 12), "after the last gather"),
-    ("02.strategy", ({"sharding_strategy": "NO_SHARD"},), "does not fit"),
-    ("02.strategy", ({"sharding_strategy": "FULL_SHARD"},), "gathered again in backward"),
-    ("02.strategy", ({"sharding_strategy": "SHARD_ALL"},), "sharding_strategy"),
-    ("02.strategy", ({"sharding_strategy": "NO_SHARD", "mixed_precision": "bf16"},), "Leave mixed_precision"),
-    ("03.flow", (flow(True, True, False),), "before the vision encoder"),
-    ("03.flow", (flow(False, False, False),), "above a trainable"),
-    ("03.flow", (flow(False, True, True),), "comes first"),
-    ("03.mixed", ([],), "more of them"),
-    ("03.mixed", (["perceiver"],), "is not mixed"),
-    ("03.mixed", ("(root)",), "list of names"),
-    ("03.floor", (G * (4 * 7.3 + 1.6), 1, 1), "encoder in backward"),
-    ("03.floor", (G * (0.6 + 28 + 1.6), G * (14.6 + 1.6), 1), "6 T"),
-    ("03.floor", (0.6 + 28 + 1.6, 1, 1), "need not send itself"),
-    ("03.mend", ({"sharding_strategy": "ALL"},), "sharding_strategy"),
-    ("03.mend", ({"frozen_policy": "KEEP"},), "sends none of them"),
-    ("03.mend", ({"frozen_policy": "REPLICATE"},), "how often"),
-    ("04.length", (1319, 45), "too small"),
-    ("03.mend", ({"backend": "DDP", "mixed_precision": "bf16"},), "hold"),
-    ("09.freeze", (["language_model.*"],), "An encoder trains"),
-    ("09.freeze", (["llava_stage1"],), "`projectors.*` are two"),
-    ("09.freeze", (["encoder.*"],), "matches no parameter"),
-    ("09.freeze", (["encoders.*", "projectors.vision.*"],), "The language model trains"),
-    ("09.lora", (8 * 128 * 256,), "thin"),
-    ("09.lora", (1024,), "the second goes back up"),
-    ("09.lora", (32768,), "frozen matrix"),
-    ("09.labels", (TOKENS, [True] * 7), "Before the first picture"),
-    ("09.labels", (TOKENS, [False, True, True, True, True, True, True]), "Nobody has to *predict*"),
-    ("09.labels", (TOKENS, [False, False, True, False, False, True, False]), "when to stop"),
-    ("09.labels", (TOKENS, [False, False, True, True, False, False, True]), "'blue'"),
-    ("09.prompt", ("<image> circles<image> hearts<image>", ""), "ends with `<|endofchunk|>`"),
-    ("09.prompt", (SHOTS.format("red", "black"), "blue"), "goes on with a color"),
-    ("09.prompt", (SHOTS.format("circles", "hearts") + " stars", ""), "Leave the last"),
-    ("09.prompt", ("<image>", ""), "three pictures"),
-    ("10.exposed", (lambda compute, talk: sum(b - a for a, b in talk),), "all the communication"),
-    ("10.exposed", (lambda compute, talk: None,), "returns nothing"),
-    ("10.exposed", (lambda compute, talk: max(0, talk[-1][1] - compute[-1][1]),), "IndexError"),
-    ("10.gain", (60.6,), "no shorter"),
-    ("10.gain", (15,), "of the *step*"),
-    ("10.gain", (10,), "not of 300"),
-    ("10.tokens", (512,), "still holds it"),
-    ("10.tokens", (65536,), "Half as many"),
-    ("10.tokens", (1000,), "power of two"),
-    ("10.cache", (1048.6,), "not 4"),
-    ("10.cache", (2.048,), "256 tokens"),
-    ("10.cache", (488.3,), "GiB"),
-]
+def assert_meant(hints, wanted):
+    """Each hint has the words that are meant for its answer, and no two answers get the same hint."""
+    for hint, words in zip(hints, wanted, strict=True):
+        assert hint and words in hint, (words, hint)
+    assert len(set(hints)) == len(hints)
 
 
-@pytest.mark.parametrize(("name", "given", "words"), VALUES, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_wrong_value_gets_its_hint(name, given, words):
-    hint = hint_for(name, *given)
-    assert hint and words in hint, hint
+@pytest.mark.parametrize("name", VALUES)
+def test_values(name):
+    right, wrong = VALUES[name]
+    assert_meant([hint_for(name, *given) for given, _ in wrong], [words for _, words in wrong])
+    assert [hint_for(name, *given) for given in right] == [None] * len(right)
 
 
-CODE = [
-    (
-        "01.ring",
-        "    dist.send(halves[mine], dst=other)\n    dist.recv(halves[other], src=other)",
-        "    pass",
-        "waited",
-    ),
-    ("01.ring", "halves[mine] = halves[mine] + got", "pass", "is [0"),
-    ("01.ring", "%%ranks 2", "%%ranks 1", "is for 2 ranks"),
-    ("01.ddp", "dist.broadcast(p.data, src=0)", "pass", "broadcast is missing"),
-    ("01.ddp", "        dist.all_reduce(p.grad)\n", "", "drift apart"),
-    ("01.ddp", "p.grad /= world_size", "pass", "twice too long"),
-    ("01.ddp", "dist.all_reduce(p.grad)", "dist.all_reduce(p.gradient)", "AttributeError"),
-    ("02.gather", "return part / world_size", "return part", "is the sum"),
-    ("02.gather", "dist.reduce_scatter_tensor(part, grad.contiguous())", "pass", "still zero"),
-    (
-        "02.gather",
-        "dist.reduce_scatter_tensor(part, grad.contiguous())",
-        "part = grad.chunk(2)[rank] * 2",
-        "own gradient",
-    ),
-    ("01.ring", "save(sum=torch.cat(halves))", "dist.all_reduce(x); save(sum=x)", "nothing but"),
-    ("08.stale", "frozen.requires_grad_(False)", "trained.requires_grad_(False), frozen", "no gradient"),
-    ("08.resume", 'set_model_state_dict(resumed, state["model"])', "resumed = sharded(3)", "its own first weights"),
-    ("08.eval", "save(loss=loss)", "save(loss=loss * 0)", "that of the data"),
-    ("08.eval", "net(x).square()", "nett(x).square()", "NameError"),
-    ("08.eval", "save(loss=loss)", "pass", "Who must enter"),
-    ("08.scaler", "dist.all_reduce(finite, op=dist.ReduceOp.MIN)", "dist.broadcast(finite, src=1)", "Step 1"),
-]
-
-
-@pytest.mark.parametrize(("name", "right", "wrong", "words"), CODE, ids=[f"{c[0]}-{i}" for i, c in enumerate(CODE)])
-def test_wrong_code_gets_its_hint(name, right, wrong, words):
-    lesson = next(path for path in LESSONS if path.name.startswith(name[:2]))
-    first, code = solutions(read(lesson))[name].split("\n", 1)
-    whole = f"{first}\n{code}"
-    assert right in whole
-    first, code = whole.replace(right, wrong, 1).split("\n", 1)
+def hint_for_change(name, old, new):
+    """The hint for a solution in which one thing is changed."""
+    assert old in SOLUTIONS[name], old
+    first, code = SOLUTIONS[name].replace(old, new, 1).split("\n", 1)
     run_on_ranks(code, int(first.split()[1]), name)
-    hint = hint_for(name)
-    assert hint and words in hint, hint
+    return hint_for(name)
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_on_ranks(name):
+    changed, wrong = CODE[name]
+    assert_meant([hint_for_change(name, old, new) for old, new, _ in wrong], [words for *_, words in wrong])
+    assert [hint_for_change(name, *change) for change in changed] == [None] * len(changed)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """What the steps in RUNS call, and one run of two ranks, which they copy and change."""
+    home = tmp_path_factory.mktemp("course")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MMFSDP_COURSE", str(home))
+        whole = train(small_run(), "whole")
+        here = {"whole": whole, "np": np, "torch": torch}
+
+        def copied(name, *, steps=8, loss=0.0, drilled_at=None, ranks=2, strategy="FULL_SHARD", backend="FSDP2"):
+            folder = whole.path.parent / name
+            shutil.copytree(whole.path, folder, dirs_exist_ok=True)
+            rows = [row | {"loss": row["loss"] + loss} for row in whole.metrics()[:steps]]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            params = yaml.safe_load((folder / "params.yaml").read_text())
+            params["launch"] = params.get("launch", {}) | {"ranks": ranks, "name": name}
+            params["fsdp"] = params.get("fsdp", {}) | {"sharding_strategy": strategy, "backend": backend}
+            (folder / "params.yaml").write_text(yaml.safe_dump(params))
+            if drilled_at:
+                event = {"time": time.time(), "step": drilled_at, "kind": "drill", "text": "drilled"}
+                with (folder / "events.jsonl").open("a") as events:
+                    events.write(json.dumps(event) + "\n")
+
+        def start_sweep():
+            rates = sweep(small_run(**{"launch.name": "rates"}), grid={"train.lr": [1e-4, 1e-2, 1e-1]}, at_once=2)
+            rates.wait()
+            here["lowest"] = min(rates.rows(), key=lambda row: row["loss"])
+
+        shutil.copytree(whole.path, whole.path.parent / "here")
+        here |= {"copied": copied, "start_sweep": start_sweep}
+        yield here
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs(name, tools, monkeypatch):
+    monkeypatch.setenv("MMFSDP_COURSE", str(tools["whole"].path.parent.parent))
+    hints, wanted = [], []
+    for code, given, words in RUNS[name]:
+        exec(code, tools)
+        hint = hint_for(name, *([eval(given, tools)] if given else []))
+        if words is None:
+            assert hint is None, (code, given, hint)
+        else:
+            hints.append(hint)
+            wanted.append(words)
+    assert_meant(hints, wanted)
 
 
 @pytest.mark.parametrize("given", [None, "some words", [], {"a": None}], ids=str)
@@ -163,18 +139,3 @@ def test_a_number_that_fits_no_known_slip_says_which_way():
     assert "formula" in number(5, 10, {}, "a formula.") and "Think of" not in number(5, 10, {}, "another.")
     assert number(5, 10, {}, "a formula.") == "5 is too small. Think of a formula."
     assert number(10.05, 10, {}, "a formula.") is None
-
-
-RIGHT = [
-    ("01.wire", (np.int64(700),)),
-    ("01.wire", (torch.tensor(700),)),
-    ("03.flow", (flow(False, True, False),)),
-    ("05.precision", (0.5, 1)),
-    ("05.recompute", (33,)),
-    ("10.gain", (9,)),
-]
-
-
-@pytest.mark.parametrize(("name", "given"), RIGHT, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_right_answer_of_another_form_is_right(name, given):
-    assert hint_for(name, *given) is None

@@ -1,12 +1,15 @@
 """The class's copy, the cards, and the table of contents."""
 
+import json
 import re
+import subprocess
+import sys
 
 import nbformat
 from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
-from course.verify import for_class, main, solved, tagged, with_card
+from course.verify import for_class, main, solutions, solved, tagged, with_card
 
 
 def test_the_copy_for_the_class_has_neither_solutions_nor_outputs():
@@ -29,6 +32,35 @@ def test_in_the_copy_for_the_class_every_link_leads_somewhere(tmp_path, monkeypa
         text = "\n".join(cell.source for cell in read(path).cells)
         for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
             assert (path.parent / link).is_file(), (path.name, link)
+
+
+def test_the_copy_for_the_class_holds_no_answer_to_read_and_its_checks_work(tmp_path, monkeypatch):
+    folder = tmp_path / "class"
+    monkeypatch.setattr("sys.argv", ["verify", "--class", str(folder)])
+    assert main() == 0
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".ipynb", ".md")]
+    assert len(files) > 40
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    leaked = []
+    for path in LESSONS:
+        book = read(path)
+        asked = "\n".join(cell.source for cell in book.cells if cell.cell_type == "code")
+        for code in solutions(book).values():
+            answers = {line.strip() for line in code.splitlines() if len(line.strip()) > 25}
+            for line in answers:
+                in_json = json.dumps(line, ensure_ascii=False)[1:-1]
+                leaked += [line] if line not in asked and (line in text or in_json in text) else []
+    assert not leaked
+    for hint in ("keeps its own part", "Nearly: 2.9 billion", "Each rank has its own 8"):
+        assert hint not in text
+    code = """
+from course.checks import hint_for
+from course.quiz import questions
+assert hint_for("01.wire", 700) is None and "one half" in hint_for("01.wire", 350)
+assert questions("01")[0]["answers"][0]["choice"] == "32 samples"
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_solved_copy_leaves_no_blank_in_an_exercise():
