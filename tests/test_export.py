@@ -134,5 +134,5 @@ def test_openflamingos_layout_holds_what_was_trained(go, tmp_path):  # noqa: F81
         p.data.zero_() if p.requires_grad else None
     load_open_flamingo(other, export(run, tmp_path / "theirs", layout="open_flamingo") / "checkpoint.pt")
     assert all(torch.equal(p, trained.get_parameter(n)) for n, p in other.named_parameters())
-    with pytest.raises(ParamError, match="layout: 'onnx' is not one of from_pretrained, open_flamingo"):
+    with pytest.raises(ParamError, match="layout: 'onnx' is not one of from_pretrained, adapter, open_flamingo"):
         export(run, tmp_path / "wrong", layout="onnx")

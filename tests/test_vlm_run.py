@@ -11,10 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from mmfsdp import checkpoint, train
+from mmfsdp import checkpoint, launch, train
 from mmfsdp.checkpoint.folder import drop_after
 from mmfsdp.compat.export import export
-from mmfsdp.params import ParamError, RunParams
+from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json
 from mmfsdp.train.evaluate import caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
@@ -112,3 +112,11 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
     with pytest.raises(ParamError, match="open_flamingo is for a Flamingo, not a Qwen2_5_VL"):
         export(run, tmp_path / "other", layout="open_flamingo")
     assert not (tmp_path / "other").exists()
+
+
+def test_the_preset_learns_to_caption_new_pictures(tmp_path):
+    changes = {"train.steps": 200, "train.eval_every": None, "train.eval_samples": 50, "launch.folder": str(tmp_path)}
+    run = launch(load("tiny_llava").change(**changes))
+    assert run.wait().ok
+    result = caption_held_out(run.path)
+    assert result["heldout_exact_match"] >= 0.8 and result["text_only_exact_match"] <= 0.1
