@@ -312,7 +312,9 @@ class Run:
                 error = cancel_job(number, kill=True)
                 kill_at = float("inf")
             errors.append(error)
-            if number and (current_state(number) in ENDED or "Invalid job id" in error):
+            known = current_state(number) if number else ""
+            forgotten = "Invalid job id" in error or (self.record is None and not known and not error)
+            if number and (known in ENDED or forgotten):
                 write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
             # Without run.json the state is LOST while the job goes on.
             if (self.state() if self.record else read_status(self.path)).done:

@@ -59,8 +59,6 @@ def sweep(
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
     check(members[0][1])
-    if params.launch.executor.value == "slurm":
-        _check_array(len(members))
     content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
     path = make_folder(params.launch)
     try:
@@ -91,14 +89,6 @@ def sweep_members(params: RunParams, *, grid: Grid, overrides: Sequence[Values])
         if any(member == earlier for _, earlier in members[:i]):
             raise ParamError("sweep", f"two members are the same: {changes}")
     return members
-
-
-def _check_array(members: int) -> None:
-    """Raise ParamError if Slurm takes no array of so many jobs: its numbers must be below MaxArraySize."""
-    limit = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command("scontrol", "show", "config").stdout, re.MULTILINE)
-    if limit and members > int(limit[1]):
-        words = f"makes {members} runs; this Slurm's job arrays have at most {limit[1]} (MaxArraySize): split the sweep"
-        raise ParamError("sweep", words)
 
 
 def _changed(params: RunParams, changes: Values) -> RunParams:
@@ -303,9 +293,10 @@ def run_sweep(folder: Path) -> None:
 
 
 def submit_array(members: Sweep) -> None:
-    """Submit the waiting members as one job array: each task runs the batch file of its member, as if submitted alone.
+    """Submit the waiting members as a job array: each task runs the batch file of its member, as if submitted alone.
 
-    Writes each member's job, or why it is refused, into its status.json.
+    More members than Slurm takes in an array make several, one after the other. Writes each member's job, or why it is
+    refused, into its status.json.
     """
     from . import slurm  # imports submitit, which takes long
 
@@ -325,32 +316,52 @@ def submit_array(members: Sweep) -> None:
         else:
             slurm.write_call(params, folder)
             accepted.append(name)
-    if not accepted:
-        return
-    path = members.path / "array.sh"
-    write_text(path, array_text(members, accepted))
-    done = run_command(*slurm.SBATCH, str(path), timeout=SUBMIT_TIMEOUT_S)
-    number = "" if done.returncode else slurm.submitted_job(done.stdout)
-    for name in accepted:
-        if number:
-            slurm.accept_call(members.path / name, job=f"{number}_{int(name)}")
-        else:
-            slurm.refuse(members.path / name, slurm.refusal(done.stderr))
+    limit, job = largest_array(), ""
+    for part, group in itertools.groupby(accepted, key=lambda name: int(name) // limit):
+        tasks = {name: int(name) - part * limit for name in group}
+        path = task_folders(members, part, tasks) / "array.sh"
+        write_text(path, array_text(members, path.parent, tasks))
+        after = [f"--dependency=afterany:{job}"] if job else []  # no more at once than was asked
+        done = run_command(*slurm.SBATCH, *after, str(path), timeout=SUBMIT_TIMEOUT_S)
+        job = "" if done.returncode else slurm.submitted_job(done.stdout)
+        for name, task in tasks.items():
+            if job:
+                slurm.accept_call(members.path / name, job=f"{job}_{task}")
+            else:
+                slurm.refuse(members.path / name, slurm.refusal(done.stderr))
 
 
-def array_text(members: Sweep, names: Sequence[str]) -> str:
-    """Return the batch file of the array: the options that all members share, and a call of each one's own file."""
+def largest_array() -> int:
+    """Return how many tasks a job array may have: their numbers must be below Slurm's MaxArraySize."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command("scontrol", "show", "config").stdout, re.MULTILINE)
+    return int(found[1]) if found else MAX_MEMBERS
+
+
+def task_folders(members: Sweep, part: int, tasks: Mapping[str, int]) -> Path:
+    """Return the folder in which the tasks of an array find their members by number: of later arrays, by links."""
+    if not part:
+        return members.path
+    folder = members.path / f"array_{part}"
+    folder.mkdir(exist_ok=True)
+    for name, task in tasks.items():
+        link = folder / f"{task:03d}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("..", name))
+    return folder
+
+
+def array_text(members: Sweep, folder: Path, tasks: Mapping[str, int]) -> str:
+    """Return the batch file of an array: the options that all members share, and a call of each one's own file."""
     from .slurm import BATCH_FILE, sbatch_text
 
     lines = ["#!/bin/bash"]
-    for line in sbatch_text(members.params(names[0])).splitlines():
+    for line in sbatch_text(members.params(next(iter(tasks)))).splitlines():
         if line.startswith("#SBATCH") and not re.match("#SBATCH --(output|error|job-name)=", line):
             lines.append(line)
-    tasks = ",".join(str(int(name)) for name in names)
-    log = shlex.quote(str(members.path / "%3a/logs/%j_0_log.out"))
-    batch = f'{shlex.quote(str(members.path))}/"$(printf %03d "$SLURM_ARRAY_TASK_ID")"/logs/{BATCH_FILE}'
+    log = shlex.quote(str(folder / "%3a/logs/%j_0_log.out"))
+    batch = f'{shlex.quote(str(folder))}/"$(printf %03d "$SLURM_ARRAY_TASK_ID")"/logs/{BATCH_FILE}'
     lines += [
-        f"#SBATCH --array={tasks}%{members.content['at_once']}",
+        f"#SBATCH --array={','.join(map(str, tasks.values()))}%{members.content['at_once']}",
         f"#SBATCH --job-name={shlex.quote(members.path.name)}",
         f"#SBATCH --output={log}",
         f"exec bash {batch}",

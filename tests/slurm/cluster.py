@@ -55,6 +55,7 @@ SlurmdTimeout=10
 KillWait=5
 MessageTimeout=10
 MinJobAge={memory}
+MaxArraySize=4
 {accounting}
 NodeName=127.0.0.[1-2] NodeHostname={host} NodeAddr=127.0.0.[1-2] Port={nodes} CPUs=8 RealMemory=20000 Gres=gpu:4
 NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={spare} CPUs=8 RealMemory=20000 Gres=gpu:4 State=FUTURE

@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm: one job array, no more at once than was asked, failed members again alone."""
+"""A sweep on a real Slurm: job arrays, no more at once than was asked, failed members again alone."""
 
 import re
 import signal
@@ -18,12 +18,12 @@ from tests.slurm.conftest import ROOT, light
 ENTRY = "tests.launch_entries:member"
 
 
-def test_a_sweep_is_a_job_array(cluster, tmp_path, monkeypatch):
+def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
     with pytest.raises(ParamError, match="launch.nodes: is the same for all of a job array"):
         sweep(base, grid={"launch.nodes": [1, 2]})
-    found = sweep(base, grid={"train.lr": [1, 2, 3]}, at_once=2, entry=ENTRY)
+    found = sweep(base, grid={"train.lr": [1, 2, 3, 4, 0.5, 0.25]}, at_once=2, entry=ENTRY)  # an array takes 4
     most = 0
 
     def over() -> bool:
@@ -35,10 +35,13 @@ def test_a_sweep_is_a_job_array(cluster, tmp_path, monkeypatch):
     until(over, seconds=120, words=lambda: str(found))
     assert most == 2
     jobs = [found.run(name).job for name in found.members]
-    assert len({job.partition("_")[0] for job in jobs}) == 1 and [job[-2:] for job in jobs] == ["_0", "_1", "_2"]
-    assert [row["state"] for row in found.rows()] == ["COMPLETED", "FAILED", "COMPLETED"]
+    assert [job[-2:] for job in jobs] == ["_0", "_1", "_2", "_3", "_0", "_1"]
+    assert len({job[:-2] for job in jobs[:4]}) == len({job[:-2] for job in jobs[4:]}) == 1 and jobs[0] != jobs[4]
+    assert [row["state"] for row in found.rows()] == ["COMPLETED", "FAILED", *["COMPLETED"] * 4], str(found)
     assert "a bad member" in found.rows()[1]["why"] and found.run("002").logs(1) == ""
-    assert re.search("#SBATCH --array=0,1,2%2\n", (found.path / "array.sh").read_text())
+    assert list((found.path / "005/logs").glob("*_0_log.out"))
+    assert re.search("#SBATCH --array=0,1,2,3%2\n", (found.path / "array.sh").read_text())
+    assert re.search("#SBATCH --array=0,1%2\n", (found.path / "array_1/array.sh").read_text())
     assert found.again() == ["001"] and found.wait(120)["001"].ok
     assert found.run("001").job != jobs[1] and found.run("000").job == jobs[0]
 
@@ -46,9 +49,9 @@ def test_a_sweep_is_a_job_array(cluster, tmp_path, monkeypatch):
 def test_a_waiting_and_running_array_is_cancelled_whole(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
-    found = sweep(base, grid={"train.lr": [7, 8, 9]}, at_once=1, entry=ENTRY)
+    found = sweep(base, grid={"train.lr": [7, 8, 9, 10, 11]}, at_once=1, entry=ENTRY)
     until(lambda: found.states()["000"].step, seconds=60, words=lambda: str(found))
-    assert found.states()["002"].status is Status.QUEUED
+    assert found.states()["002"].status is found.states()["004"].status is Status.QUEUED
     assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()
 
 
