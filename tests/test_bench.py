@@ -1,12 +1,21 @@
 """mmfsdp bench wrap and bench step, at their smallest: the rows, the table and the files."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from mmfsdp.cli import main
 from mmfsdp.cli.bench_models import BY_LAYER, COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
 from mmfsdp.cli.bench_step import batch_for, configuration
 from mmfsdp.core.planner import make_plan
 from mmfsdp.params import FSDPParams
+from tests.bench.gpu import PARTS
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch, capsys):
@@ -40,6 +49,20 @@ def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys
     for policy in ("SHARD", "KEEP", "REPLICATE"):
         row = rows[f"frozen-aware {policy}"]
         assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.02 and row["predicted_seconds"] > 0
+
+
+@pytest.mark.extended
+def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
+    """tests/bench/gpu.sh, as it will be called on a GPU."""
+    command = [ROOT / "tests/bench/gpu.sh", tmp_path]
+    done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-5000:]
+    parts = dict(line.split(":", 1) for line in (tmp_path / "parts").read_text().splitlines())
+    assert set(parts) == {*PARTS, "quantize"}
+    works = json.loads((tmp_path / "works.json").read_text())["rows"]
+    assert all(row["sent as predicted"] and abs(row["predicted / measured"] - 1) < 0.1 for row in works)
+    ends = json.loads((tmp_path / "demo.json").read_text())["rows"]
+    assert all(row["wire_bytes_measured"] == row["wire_bytes_predicted"] for row in ends)
 
 
 def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():
