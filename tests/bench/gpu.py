@@ -142,7 +142,17 @@ def demo(folder: Path) -> list[dict[str, Any]]:
     options = ["--launch.folder", str(folder), "--launch.replace", "--train.eval-samples", "200" if ON_GPU else "8"]
     options += ["--launch.ranks", "1"] + ([] if ON_GPU else ["--train.steps", "20", "--train.warmup-steps", "5"])
     _mmfsdp("run", "--config", "tiny", "--launch.name", "demo", *options)
-    half = ["--train.steps", "40", "--train.warmup-steps", "5", "--train.checkpoint-every", "10"]
+    half = [
+        "--train.steps",
+        "60",
+        "--train.warmup-steps",
+        "5",
+        "--train.save-every",
+        "10",
+        "--train.async-save",
+        "--train.batch-size",
+        "8",
+    ]
     half += ["--launch.folder", str(folder), "--launch.replace", "--launch.ranks", "1", "--launch.name", "half"]
     _mmfsdp("launch", "--config", "tiny", "--train.device", "cpu", *half)
     run = folder / "half"
