@@ -1,5 +1,5 @@
-"""A run of a vision-language model of transformers on two ranks: data with and without pictures, resume, captions,
-export as transformers and peft load it."""
+"""A run of a vision-language model of transformers on two ranks, LoRA beside matrices in int8: data with and without
+pictures, resume, captions, export as transformers and peft load it."""
 
 import json
 import shutil
@@ -43,6 +43,7 @@ def params_in(folder: Path) -> RunParams:
         train={"steps": 4, "batch_size": 1, "lr": 1e-2, "warmup_steps": 1, "save_every": 2, "device": "cpu"}
         | {"eval_every": 2, "eval_samples": 4},
         launch={"folder": str(folder / "runs"), "threads": 1},
+        fsdp={"frozen_dtype": "int8", "not_quantized": ["*visual*"]},
     )
 
 
@@ -96,8 +97,9 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
     params, model, processor = load_run(run)
     (_, samples), *_ = new_samples(params, processor, 3)
     inputs = processor.prompts(samples).inputs()
+    _, beside_original, _ = load_run(run, quantized=False)
     with torch.no_grad():
-        expected = model(**inputs).logits
+        expected, unrounded = model(**inputs).logits, beside_original(**inputs).logits
     write_json(run / "result.json", {**read_json(run / "result.json"), "heldout_exact_match": 0.5})
     exported = AutoModelForImageTextToText.from_pretrained(export(run, tmp_path / "whole"))
     base = AutoModelForImageTextToText.from_pretrained(folder / "model")
@@ -105,7 +107,8 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
         assert not torch.allclose(base(**inputs).logits, expected, atol=1e-4)
         torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-4, rtol=1e-4)
         adapted = PeftModel.from_pretrained(base, export(run, tmp_path / "adapter", layout="adapter"))
-        torch.testing.assert_close(adapted.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(adapted.eval()(**inputs).logits, unrounded, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(expected, unrounded, atol=1e-4), "int8 is seen here"
     assert AutoProcessor.from_pretrained(tmp_path / "whole").chat_template == processor.processor.chat_template
     card = (tmp_path / "whole/README.md").read_text()
     assert "Exact match on held-out pictures: 0.50" in card and f"base_model: {folder / 'model'}" in card

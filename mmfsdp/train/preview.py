@@ -125,11 +125,11 @@ def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the peak that the plan predicts for a micro-batch of a run: bytes, when, and the batch's shapes."""
     cost = cost_of(with_memory_events(frozen_model(params.model), plan, inputs), params)
-    tensors = {**inputs, **inputs.get("media", {})}
     shapes = []
-    for name in tensors.keys() - {"attention_mask", "labels", "media"}:
-        shapes.append(f"{name} {' x '.join(map(str, tensors[name].shape))}")
-    return {"bytes": cost.peak_bytes, "when": cost.peak_when, "batch": ", ".join(sorted(shapes))}
+    for name, value in {**inputs, **inputs.get("media", {})}.items():
+        if isinstance(value, torch.Tensor) and name not in ("attention_mask", "labels"):
+            shapes.append(f"{name} {' x '.join(map(str, value.shape))}")
+    return {"bytes": cost.peak_bytes, "when": cost.peak_when, "batch": ", ".join(shapes)}
 
 
 def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:
