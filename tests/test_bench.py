@@ -38,7 +38,7 @@ def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch,
     assert main(["bench", "speed"]) == 2 and "'speed' is not a bench" in capsys.readouterr().err
 
 
-def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys):
+def test_bench_step_lays_the_predicted_peak_beside_the_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "16", "--length", "16"]) == 0
     found = json.loads((tmp_path / "bench_step.json").read_text())
@@ -48,7 +48,7 @@ def test_bench_step_lays_predicted_beside_measured(tmp_path, monkeypatch, capsys
         assert 0 < row["utilization"] < 1 and row["flops"] == rows["DDP"]["flops"] > 0
     for policy in ("SHARD", "KEEP", "REPLICATE"):
         row = rows[f"frozen-aware {policy}"]
-        assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.02 and row["predicted_seconds"] > 0
+        assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.02 and row["predicted_seconds"] is None
 
 
 @pytest.mark.extended

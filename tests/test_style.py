@@ -35,7 +35,7 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 # and 120 for the whole are where they are going.
 CORE_LINES, CORE_FILES = 2_987, 18
 SMALL_PACKAGE_LINES = 4_747
-PACKAGE_LINES, PACKAGE_FILES = 14_675, 128
+PACKAGE_LINES, PACKAGE_FILES = 14_684, 128
 LARGEST_CORE_FILE = 250
 
 

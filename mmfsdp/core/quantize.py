@@ -27,7 +27,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from ..params import Backend, FrozenDtype, FSDPParams, ParamError
-from .trace import tied_names
+from .trace import tensors_of, tied_names
 
 BLOCK = 64
 """Columns that share a scale in nf4."""
@@ -117,7 +117,7 @@ class QuantizedLinear(nn.Linear):
     """A Linear, or a Conv1D of GPT-2, with the codes and scales of its weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features), in the dtype of x."""
+        """Return (..., out_features) of x (..., in_features), in the dtype of x."""
         if torch.is_autocast_enabled(x.device.type):  # DDP's mixed precision; autocast does not see into _Multiply
             x = x.to(torch.get_autocast_dtype(x.device.type))
         y = multiply(x, self.weight_codes, self.weight_scales, self.in_features)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The matrix (out_features, in_features), dequantized, for whoever reads it outside of forward."""
+        """Return the matrix (out_features, in_features), dequantized, for whoever reads it outside of forward."""
         return dequantize(self.weight_codes, self.weight_scales, self.in_features, self.weight_scales.dtype)  # type: ignore
 
 
@@ -134,16 +134,15 @@ class QuantizedAttention(nn.MultiheadAttention):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run as ever. Backward runs it again, since autograd keeps the matrices that it reads."""
-        tensors = (*args, *kwargs.values())
-        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs))):
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
         return super().forward(*args, **kwargs)
 
     @property
     def in_proj_weight(self) -> Tensor:  # type: ignore[override]
-        """The matrix (3 * embed_dim, embed_dim), dequantized."""
+        """Return the matrix (3 * embed_dim, embed_dim), dequantized."""
         codes, scales = self.in_proj_weight_codes, self.in_proj_weight_scales
-        return dequantize(codes, scales, self.embed_dim, scales.dtype)  # type: ignore[arg-type]
+        return dequantize(codes, scales, self.in_features, scales.dtype)  # type: ignore[arg-type]
 
 
 def matrices(model: nn.Module, fsdp: FSDPParams) -> Iterator[tuple[str, nn.Module, str]]:
@@ -158,8 +157,8 @@ def matrices(model: nn.Module, fsdp: FSDPParams) -> Iterator[tuple[str, nn.Modul
     unmatched = set(fsdp.not_quantized)
     module: Any
     for module in model.modules():
-        head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-        stays.update(head.modules() if isinstance(head, nn.Module) else ())
+        if hasattr(module, "get_output_embeddings") and isinstance(module.get_output_embeddings(), nn.Module):
+            stays.update(module.get_output_embeddings().modules())
     for path, module in model.named_modules():
         key = "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight"
         matrix, name = module._parameters.get(key), f"{path}.{key}".lstrip(".")
@@ -189,15 +188,16 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams) -> dict[str, bool]:
     if form is None or not form.quantizes:
         return {}
     check_versions(fsdp)
+    module: Any
     for name, module, key in list(matrices(model, fsdp)):
-        matrix = module._parameters.pop(key)
-        assert matrix is not None
+        matrix = module._parameters.pop(key).detach()
         transposed[name] = is_transposed(module)
-        codes, scales = quantize(matrix.detach().T if transposed[name] else matrix.detach(), form)
+        if transposed[name]:
+            matrix = matrix.T
+        codes, scales = quantize(matrix, form)
         module.register_parameter(key + CODES, nn.Parameter(codes, requires_grad=False))
         module.register_parameter(key + SCALES, nn.Parameter(scales, requires_grad=False))
-        if transposed[name]:
-            module.in_features, module.out_features = matrix.shape  # type: ignore[assignment]
+        module.out_features, module.in_features = matrix.shape
         module.__class__ = QuantizedAttention if isinstance(module, nn.MultiheadAttention) else QuantizedLinear
     return transposed
 
@@ -226,15 +226,15 @@ def check_versions(fsdp: FSDPParams) -> None:
 
 def quantized_parameters(model: nn.Module) -> dict[str, tuple[str, int]]:
     """Return (name of the matrix, its number of weights) by the name of codes, and with 0 by that of scales."""
-    quantized = {}
+    quantized: dict[str, tuple[str, Any]] = {}
     for path, module in model.named_modules():
         if isinstance(module, (QuantizedLinear, QuantizedAttention)):
-            columns = module.in_features if isinstance(module, QuantizedLinear) else module.embed_dim
             for key, p in module._parameters.items():
                 name = f"{path}.{key}".lstrip(".")
-                if key.endswith((CODES, SCALES)):
-                    assert p is not None
-                    quantized[name] = matrix_name(name), len(p) * columns if key.endswith(CODES) else 0
+                if key.endswith(CODES):
+                    quantized[name] = matrix_name(name), len(p) * module.in_features  # type: ignore
+                elif key.endswith(SCALES):
+                    quantized[name] = matrix_name(name), 0
     return quantized
 
 
