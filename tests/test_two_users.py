@@ -19,6 +19,7 @@ import os, sys
 from mmfsdp import cli, launch
 from mmfsdp.cli.planning import parse
 from mmfsdp.params import LaunchParams
+from mmfsdp.run import sweep as _
 from mmfsdp.run.launch import make_folder
 from mmfsdp.widgets import report as _
 parse("run", [])
