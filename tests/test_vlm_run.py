@@ -117,6 +117,7 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.extended
 def test_the_preset_learns_to_caption_new_pictures(tmp_path):
     changes = {"train.steps": 200, "train.eval_every": None, "train.eval_samples": 50, "launch.folder": str(tmp_path)}
     run = launch(load("tiny_llava").change(**changes))
