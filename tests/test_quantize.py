@@ -146,4 +146,4 @@ def test_plan_counts_the_weights_of_the_model():
     for form in FORMS:
         plan = make_plan(tiny_flamingo(), FSDPParams(frozen_dtype=form), world_size=2)
         assert [u.numel for u in plan.units] == [u.numel for u in plain.units]
-        assert f"{form}>" in str(plan) and "mix>" not in str(plan)
+        assert f"{form}>fp32" in str(plan) and "mix>" not in str(plan)

@@ -362,31 +362,29 @@ def _share_lines(units: list[Unit]) -> list[list[Unit]]:
     for unit in units:
         name = unit.name
         if len(units) > MAX_SINGLE_LINES:
-            name = _pattern(name)
+            name = re.sub(r"\d+", "*", name)
         figures = (unit.grad_flow, unit.gathers_backward, unit.bytes_at_rest, unit.unsharded_bytes)
         lines.setdefault((name, unit.kind, *figures), []).append(unit)
     return list(lines.values())
 
 
-def _pattern(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
-
-
 def _unit_line(plan: WrapPlan, alike: list[Unit]) -> str:
     unit, name = alike[0], alike[0].name
     if len(alike) > 1:
-        name = f"{len(alike)} x {_pattern(name)}"
+        name = f"{len(alike)} x " + re.sub(r"\d+", "*", name)
     if len(name) > NAME_WIDTH:
         # Names differ at their ends.
         name = "..." + name[-(NAME_WIDTH - 3) :]
     policy = unit.frozen_policy or "-"
     if unit.frozen_policy and unit.grad_flow:
         policy += "*"
-    at_rest, *others = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params}
+    at_rest, *others = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params if p.is_floating or p.weights is None}
     if others:
-        quantized = any(p.weights is not None for p in unit.params)
-        at_rest = str(plan.fsdp.frozen_dtype) if quantized else "mix"
-    dtype = f"{at_rest}>{SHORT_DTYPES.get(unit.compute_dtype, unit.compute_dtype) or at_rest}"
+        at_rest = "mix"
+    computed = SHORT_DTYPES.get(unit.compute_dtype, unit.compute_dtype) or at_rest
+    if any(p.weights is not None for p in unit.params):
+        at_rest = str(plan.fsdp.frozen_dtype)
+    dtype = f"{at_rest}>{computed}"
     gathered = size(unit.unsharded_bytes) if unit.gathers_forward else "-"
     reduced = size(unit.reduced_bytes) if unit.reduced_bytes else "-"
     gathers = f"{unit.gathers_forward}+{unit.gathers_backward}"
