@@ -161,6 +161,10 @@ def test_an_example_counts_the_work_of_a_step():
     assert values["step_s"] <= values["step_s_no_overlap"] == parts["network"] + max(parts["compute"], parts["memory"])
     assert values["bound"] == "compute" and values["machine"] == "slow"
     assert times.serial > times.overlapped
+    quantized = FSDPParams(frozen_dtype="int8", mixed_precision="bf16")
+    int8 = estimate(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
+    # Forward alone passes through the frozen matrix: it is written in 16 bits, and read.
+    assert int8.times.compute == pytest.approx(times.compute + 2 * 2 * 64 * 64 / 1e9)
     with pytest.raises(ValueError, match="machine: times only plans made with an example"):
         estimate(make_plan(model, FSDPParams(), world_size=2), machine=machine)
     with pytest.raises(ValueError, match="tokens: is needed"):

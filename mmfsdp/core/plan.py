@@ -268,13 +268,8 @@ class WrapPlan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
-        """Return the plan of which `to_dict` gave these values, today or before fields were renamed."""
-        values = _current_names(values)
-        values["units"] = [_current_unit(unit) for unit in values["units"]]
-        events = []
-        for kind, *numbers in values.get("memory_events", ()):
-            # Older events end with one number more.
-            events.append(MemoryEvent(_OLD_NAMES.get(kind, kind), *numbers[:6]))
+        """Return the plan of which `to_dict` gave these values."""
+        events = [MemoryEvent(*event) for event in values["memory_events"]]
         return from_plain(cls, values | {"memory_events": events})
 
     @classmethod
@@ -284,36 +279,6 @@ class WrapPlan:
 
     def __str__(self) -> str:
         return plan_table(self)
-
-
-# A plan.json that was written before these names changed stays readable.
-_OLD_NAMES = {
-    "beside": "other_collectives",
-    "moments": "memory_events",
-    "held_bytes": "bytes_at_rest",
-    "gathered_bytes": "unsharded_bytes",
-    "ends": "forward_end",
-    "idle": "unused",
-    "enter": "pre_forward",
-    "leave": "post_forward",
-    "back": "pre_backward",
-    "after": "post_backward",
-    "spared": "no_gradient",
-}
-
-
-def _current_names(values: dict[str, Any]) -> dict[str, Any]:
-    return {_OLD_NAMES.get(name, name): value for name, value in values.items()}
-
-
-def _current_unit(values: dict[str, Any]) -> dict[str, Any]:
-    values = _current_names(values)
-    values["params"] = [_current_names(param) for param in values["params"]]
-    if "hold" in values:
-        values["reshard_after_backward"] = not values["hold"]
-        # Older plans did not say it, as there were no other units that backward gathers.
-        values["unshard_in_backward"] = values["sharded"] and values["grad_flow"]
-    return values
 
 
 # ---- printing ----

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any
 
-from ..core.plan import WrapPlan
+from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import Backend, ParamError, TrainParams
 from .wire import Wire, collectives
 
@@ -59,6 +59,7 @@ class Times:
     """Seconds of one optimizer step."""
 
     compute: float
+    """Of operations, and of dequantizing frozen matrices that rest in 8 or 4 bits."""
     memory: float
     """To read the weights, as often as they are computed with, and the optimizer's states."""
     network: float
@@ -132,6 +133,7 @@ def step_time(
     elif not operations:
         raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
     compute = operations * micro_steps / _rate(plan, machine)
+    compute += _dequantized_bytes(plan) * micro_steps / machine.memory
     weights = sum(u.unsharded_bytes * (1 + u.grad_flow) for u in plan.units)
     memory = (weights * micro_steps + OPTIMIZER_PASSES * _gradient_bytes(plan)) / machine.memory
     inside = between = 0
@@ -151,6 +153,16 @@ def _gradient_bytes(plan: WrapPlan) -> int:
     from ..core.memory import memory_at_rest  # imports torch
 
     return memory_at_rest(plan).gradients
+
+
+def _dequantized_bytes(plan: WrapPlan) -> int:
+    """Return what dequantizing moves in a micro-step: before each product a matrix is written, and read again."""
+    total = 0
+    for unit in plan.units:
+        for p in unit.params:
+            moved = 2 * ITEMSIZE[unit.compute_dtype or "float32"]
+            total += (p.weights or 0) * moved * (1 + unit.grad_flow)
+    return total
 
 
 def _rate(plan: WrapPlan, machine: Machine) -> float:

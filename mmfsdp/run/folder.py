@@ -214,3 +214,42 @@ def read_events(folder: PathLike, *, last_bytes: int = -1) -> list[Row]:
 def event_marks(events: list[Row]) -> list[tuple[int, str]]:
     """Return (step, text) of the newest 50 events that a curve marks: all but saves."""
     return [(event["step"], str(event.get("text", ""))) for event in events if event["kind"] != "saved"][-50:]
+
+
+# ---- plan.json of earlier versions ----
+
+OLD_NAMES = {
+    "beside": "other_collectives",
+    "moments": "memory_events",
+    "held_bytes": "bytes_at_rest",
+    "gathered_bytes": "unsharded_bytes",
+    "ends": "forward_end",
+    "idle": "unused",
+    "enter": "pre_forward",
+    "leave": "post_forward",
+    "back": "pre_backward",
+    "after": "post_backward",
+    "spared": "no_gradient",
+}
+"""Today's name of each field and event that a plan had before names changed."""
+
+
+def current_plan(values: Row) -> Row:
+    """Return a plan as `WrapPlan.from_dict` takes it, of one that this or an earlier version wrote."""
+    values = current_names(values)
+    values["units"] = [current_names(unit) for unit in values["units"]]
+    for unit in values["units"]:
+        unit["params"] = [current_names(param) for param in unit["params"]]
+        if "hold" in unit:
+            unit["reshard_after_backward"] = not unit["hold"]
+            # Earlier plans did not say it, as there were no other units that backward gathers.
+            unit["unshard_in_backward"] = unit["sharded"] and unit["grad_flow"]
+    events = []
+    for kind, *numbers in values.get("memory_events", ()):
+        events.append([OLD_NAMES.get(kind, kind), *numbers[:6]])  # earlier events end with one number more
+    return values | {"memory_events": events}
+
+
+def current_names(values: Row) -> Row:
+    """Return the values under today's names."""
+    return {OLD_NAMES.get(name, name): value for name, value in values.items()}

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 import yaml
 
-from ..run.folder import RECENT_EVENTS_BYTES, event_marks, read_events, read_json, read_metrics, write_text
+from ..run.folder import (
+    RECENT_EVENTS_BYTES,
+    current_plan,
+    event_marks,
+    read_events,
+    read_json,
+    read_metrics,
+    write_text,
+)
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -62,7 +70,7 @@ def report_html(folder: str | Path) -> str:
         "Training": lambda: _charts(folder, params, estimate, rows),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
-        "Plan": lambda: plan_html(WrapPlan.from_dict(planned["plan"]), estimate) if planned else "",
+        "Plan": lambda: plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), estimate) if planned else "",
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
     body = note(run_state(folder))
