@@ -123,6 +123,8 @@ def test_not_yaml_and_unknown_presets(tmp_path):
             RunParams.from_yaml_text(f"train: {tagged}")
     with pytest.raises(ParamError, match="is not YAML"):
         RunParams.from_yaml_text("train: !!bool maybe")
+    with pytest.raises(ParamError, match="train.1: no such field"):
+        RunParams.from_yaml_text("train: {1: 2}")
     with pytest.raises(ParamError, match="did you mean tiny"):
         load("tinny")
     with pytest.raises(ParamError, match="is not JSON"):

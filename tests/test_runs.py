@@ -112,7 +112,8 @@ def test_only_the_owner_may_write_files_of_a_run(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
-def test_an_entry_is_one_of_few():
+def test_an_entry_is_one_of_few(monkeypatch):
+    monkeypatch.delenv("MMFSDP_ENTRIES", raising=False)
     assert check_entry("mmfsdp.train:run") == "mmfsdp.train:run"
     assert check_entry("mmfsdp.evaluate:train_and_caption") == "mmfsdp.train.evaluate:train_and_caption"
     for entry in ("os:system", "mmfsdp.train:build", "somebody.elses:code", ""):

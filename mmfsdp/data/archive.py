@@ -9,10 +9,23 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+
+def _open_strictly(opener: Callable[..., Any], path: Path, mode: str) -> Any:
+    """Open a bz2 or xz file. Reading raises for what follows a stream and is none: Python drops it without a word."""
+    stream = opener(path, mode)
+    stream._buffer.raw._trailing_error = ()
+    return stream
+
+
+OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": partial(_open_strictly, bz2.open),
+    b"\xfd7zXZ\x00": partial(_open_strictly, lzma.open),
+}
 """Function that opens a file by its first bytes, whatever its name says."""
 
 
@@ -25,7 +38,7 @@ class Member:
     """Offset of its content in the unpacked archive, in bytes."""
     size: int
     content: bytes | None
-    """Only of a compressed archive; in any other it can be read from its offset when it is needed."""
+    """Only of a compressed archive or a sparse file; any other can be read from its offset when it is needed."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +65,13 @@ class _Header(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
             archive.has_end_mark = True
             raise
-        except tarfile.InvalidHeaderError:  # type: ignore[attr-defined]
-            archive.skipped_blocks.append(archive.offset)
+        except tarfile.TruncatedHeaderError:  # type: ignore[attr-defined]
+            archive.has_end_mark = False
             raise
+        # SubsequentHeaderError: of a file with a header before its own, for a long name or fractions of a second.
+        except (tarfile.InvalidHeaderError, tarfile.SubsequentHeaderError) as error:  # type: ignore[attr-defined]
+            archive.skipped_blocks.append(archive.offset)
+            raise tarfile.InvalidHeaderError(str(error)) from None  # type: ignore[attr-defined]
         archive.has_end_mark = False
         return header  # type: ignore[return-value]
 
@@ -89,11 +106,13 @@ def read_archive(path: Path) -> Iterator[Member | Loss]:
                 yield from _skipped(archive, end=header.offset)
                 position = header.offset
                 if header.isfile():
-                    content = archive.extractfile(header).read() if opener else None  # type: ignore[union-attr]
+                    content = None
+                    if opener or header.issparse():
+                        content = archive.extractfile(header).read()  # type: ignore[union-attr]
                     yield Member(header.name, header.offset_data, header.size, content)
                 elif not header.isdir():
                     yield Loss(header.offset, header.size, f"{header.name!r} is a link or device, not a file")
-            yield from _skipped(archive, end=archive.offset)
+            yield from _skipped(archive, end=stream.tell())
             if not archive.has_end_mark:
                 yield Loss(archive.offset, None, "it has no end mark, so it was cut")
     # A damaged or cut compressed stream raises any of these; so does tarfile at the end of a cut archive.

@@ -73,7 +73,7 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
     folder = Path(path).expanduser()
     files = []
     if folder.is_dir():
-        files = sorted(file for file in folder.iterdir() if file.name.endswith(suffixes))
+        files = sorted(file for file in folder.iterdir() if file.name.lower().endswith(suffixes))
     elif folder.exists():
         files = [folder]
     else:

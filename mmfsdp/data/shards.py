@@ -22,8 +22,9 @@ from .rows import parse_row, sample_of
 from .stream import DataSlice, Loaded, Source, epoch_order, load_or_corrupt
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-"""Endings of the files that a folder of shards holds. Reading looks at a file's first bytes, not at its name."""
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+"""Endings of the files that a folder of shards holds. Reading looks at a file's first bytes, not at its name, and names
+one of zstd as lost."""
 
 
 @dataclass

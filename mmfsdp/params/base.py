@@ -181,7 +181,7 @@ class _Loader(yaml.SafeLoader):
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+        return {str(key): value for key, value in super().construct_mapping(node, deep).items()}  # as in JSON
 
 
 def read_yaml(text: str | bytes, *, name: str) -> Any:

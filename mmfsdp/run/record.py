@@ -156,7 +156,8 @@ def check_entry(entry: str) -> str:
     """Return today's name of an entry function. Raises ParamError for one that is not in ENTRIES."""
     if entry in ENTRIES:
         return ENTRIES[entry]
-    if entry.partition(":")[0] in os.environ.get(ENTRIES_VARIABLE, "").split(","):
+    module = entry.partition(":")[0]
+    if module and module in os.environ.get(ENTRIES_VARIABLE, "").split(","):
         return entry
     raise ParamError("entry", f"{entry!r} is not an entry of mmfsdp; it must be {TRAIN} or {TRAIN_AND_CAPTION}")
 

@@ -332,9 +332,12 @@ def submit_array(members: Sweep) -> None:
 
 
 def largest_array() -> int:
-    """Return how many tasks a job array may have: their numbers must be below Slurm's MaxArraySize."""
+    """Return how many tasks a job array may have: their numbers must be below Slurm's MaxArraySize.
+
+    1 where that is 0, without arrays: then sbatch refuses each member in its own words.
+    """
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command("scontrol", "show", "config").stdout, re.MULTILINE)
-    return int(found[1]) if found else MAX_MEMBERS
+    return max(1, int(found[1])) if found else MAX_MEMBERS
 
 
 def task_folders(members: Sweep, part: int, tasks: Mapping[str, int]) -> Path:

@@ -77,7 +77,7 @@ def test_folder_and_wildcards_name_shards_too_compressed_or_not(photographs, sha
         (folder / str(i) / "photo.tar").write_bytes(compress(path.read_bytes()))
     assert sum(map(len, both(folder / "*/photo.tar", "webdataset")[:2])) == 18
     assert sum(map(len, both(folder / "0", "webdataset")[:2])) == 6
-    (folder / "0/photo.tar").rename(folder / "0/photo.tgz")
+    (folder / "0/photo.tar").rename(folder / "0/photo.TXZ")
     assert sum(map(len, both(folder / "0", "webdataset")[:2])) == 6
 
 

@@ -188,6 +188,8 @@ def test_banners_are_no_jobs(fake_slurm, tmp_path):
     assert queue.current_state("77") == "COMPLETED"
     assert queue.cancel_job("77") == "" and queue.signal_job("77", "USR2") == ""
     assert largest_array() == 3
+    (fake_slurm / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 0'\n")
+    assert largest_array() == 1
 
 
 ENDS_IN_LOG = {" DUE TO TIME LIMIT": "FAILED: .*raise launch.timeout_min", "": "CANCELLED: cancelled by scancel"}
