@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mmfsdp.compat.describe import describe
 from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.planner import make_plan
@@ -86,9 +85,8 @@ def test_what_runs_often_is_reduced_twice_and_what_never_learns_never(ranks):
         with Collectives() as counted:
             train_step(model, [Rows()] * micro_steps, optimizer)
             found = sorted((r.kind, r.phase, r.count, r.bytes, r.wire_bytes) for r in counted.rows())
-        for told in (plan, describe(model)):
-            wire = estimate(told, train).wire
-            assert found == sorted((w.kind, w.phase, w.count, w.bytes, w.wire_bytes) for w in wire), (name, micro_steps)
+        wire = estimate(plan, train).wire
+        assert found == sorted((w.kind, w.phase, w.count, w.bytes, w.wire_bytes) for w in wire), (name, micro_steps)
         states = [t for of in optimizer.state.values() for t in of.values() if t.ndim]
         held = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in states)
         assert held == estimate(plan).memory.optimizer, name

@@ -45,20 +45,18 @@ def describe(model: nn.Module) -> WrapPlan:
     """Return the plan of a wrapped model, with the lint's findings. Changes nothing.
 
     Where backward goes is assumed from the order in which modules were registered, as in a plan without an example;
-    a model that mmfsdp wrapped carries a plan that knows. Raises ValueError for a model that is not wrapped.
+    a model that mmfsdp wrapped carries its plan. Raises ValueError for a model that is not wrapped.
     """
     while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):
         model = model._orig_mod
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     planned: WrapPlan | None = getattr(model, "mmfsdp_plan", None)
-    backend, replicate, shard, wrapped = _read_wrappers(model)
-    wrapped += _replicated(inner, wrapped, planned)
-    fsdp = planned.fsdp if planned else _params_of(model, backend, replicate, shard, wrapped)
-    units = _plan_units(inner, fsdp, wrapped, replicate, shard)
     if planned:
-        by_modules = {frozenset(unit.modules): unit for unit in planned.units}
-        units = [_as_planned(unit, by_modules.get(frozenset(unit.modules))) for unit in units]
-        units.sort(key=lambda unit: unit.order)
+        return replace(planned, lint=lint(inner, planned, wrapped=True))
+    backend, replicate, shard, wrapped = _read_wrappers(model)
+    wrapped += _replicated(inner, wrapped)
+    fsdp = _params_of(model, backend, replicate, shard, wrapped)
+    units = _plan_units(inner, fsdp, wrapped, replicate, shard)
     if isinstance(model, DistributedDataParallel):
         hooks = {hook for hook, _ in model._comm_hooks}
         if hooks & {bf16_compress_hook, fp16_compress_hook}:  # they send gradients in 16 bits
@@ -147,13 +145,11 @@ def _fsdp2_unit(group: Any, auto_reshard: bool, model: nn.Module) -> WrappedUnit
             params.append(_param(parameter_names[p], p, model, fsdp_param._orig_size))
     modules = tuple(module_names[module] for module in group.modules)
     is_root = modules == ("",)
-    planned: Unit | None = getattr(group.modules[0], "mmfsdp_unit", None)
     precision = group.fsdp_params[0].mp_policy
     return WrappedUnit(
         modules,
         params,
         reshard_after_forward=group._reshard_after_forward and not (auto_reshard and is_root),
-        reshard_after_backward=planned is None or planned.reshard_after_backward,
         unshard_in_backward=group.unshard_in_backward,
         compute_dtype=precision.param_dtype,
         reduce_dtype=precision.reduce_dtype,
@@ -183,25 +179,20 @@ def _param(
     )
 
 
-def _replicated(model: nn.Module, wrapped: list[WrappedUnit], planned: WrapPlan | None) -> list[WrappedUnit]:
-    """Return the parameters in no wrapper as units that are not sharded: as planned, or one unit of all of them."""
+def _replicated(model: nn.Module, wrapped: list[WrappedUnit]) -> list[WrappedUnit]:
+    """Return the parameters in no wrapper as one unit that is not sharded."""
     in_units: set[str] = set()
     for unit in wrapped:
         for param in unit.params:
             in_units.update((param.name, *param.aliases))
-    planned_units: dict[str, tuple[str, ...]] = {}
-    for planned_unit in planned.units if planned else ():
-        planned_units.update({param.name: planned_unit.modules for param in planned_unit.params})
-    units: dict[tuple[str, ...], list[Param]] = {}
+    params: list[Param] = []
     owners: dict[str, None] = {}
     for name, p in model.named_parameters():
         name = plain_name(name)
-        if "_flat_param" in name or name in in_units:
-            continue
-        if name not in planned_units:
+        if "_flat_param" not in name and name not in in_units:
             owners[name.rpartition(".")[0]] = None
-        units.setdefault(planned_units.get(name, ()), []).append(_param(name, p, model, p.shape))
-    return [WrappedUnit(modules or tuple(owners), params, sharded=False) for modules, params in units.items()]
+            params.append(_param(name, p, model, p.shape))
+    return [WrappedUnit(tuple(owners), params, sharded=False)] if params else []
 
 
 def _params_of(
@@ -332,29 +323,6 @@ def _count_needless_gathers(units: list[Unit], wrapped: list[WrappedUnit]) -> No
         unreached = not units[i].grad_flow and units[i].reshard_after_forward and wrapped[i].unshard_in_backward
         if unreached and units[after].grad_flow and wrapped[after].prefetches:
             units[i] = replace(units[i], gathers_backward=1)
-
-
-def _as_planned(unit: Unit, planned: Unit | None) -> Unit:
-    """Return a unit with what no wrapped model shows, from the plan that wrapped it, if the unit still agrees."""
-    if planned is None or (unit.sharded, unit.reshard_after_forward, unit.kind) != (
-        planned.sharded,
-        planned.reshard_after_forward,
-        planned.kind,
-    ):
-        return unit
-    before = {param.name: param for param in planned.params}
-    params = []
-    for param in unit.params:
-        known = before.get(param.name, param)
-        params.append(replace(param, unused=known.unused, weights=known.weights, aliases=known.aliases))
-    return replace(
-        planned,
-        params=tuple(params),
-        compute_dtype=unit.compute_dtype if unit.sharded else planned.compute_dtype,
-        reshard_after_backward=unit.reshard_after_backward,
-        bytes_at_rest=unit.bytes_at_rest,
-        unsharded_bytes=unit.unsharded_bytes,
-    )
 
 
 def _ddp_collectives(model: DistributedDataParallel) -> tuple[tuple[str, str, int], ...]:
