@@ -104,25 +104,40 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
         return found
     logs = [(artifacts(name) / f"{rank}.log").read_text(errors="replace") for rank in range(ranks)]
     for rank, log in enumerate(logs):
-        failed = re.findall(r"^\w*(?:Error|Exception)\b.*", log, re.MULTILINE)
-        if failed:
-            return f"Rank {rank} failed: {failed[-1]}"
-    if any("since nothing moved]" in log for log in logs):
-        return DEADLOCK
+        for error in re.findall(r"^\w*(?:Error|Exception): .*", log, re.MULTILINE):
+            if "gloo" not in error:  # gloo's only tells that another rank has failed
+                return f"Rank {rank} failed: {error}"
+    for said, hint in STOPPED.items():
+        if any(said in log for log in logs):
+            return hint
     return f"Rank {found.index({})} ended without a `save(...)`."
 
 
-def code_of(name: str) -> str:
-    """The code of the newest `%%ranks` cell of this name."""
+def names_in(name: str, begin: str = "", end: str = "") -> set[str]:
+    """The words in the code of the newest `%%ranks` cell of this name, comments apart; only those between two marks."""
     from .ranks import artifacts
 
-    return (artifacts(name) / "cell.py").read_text(encoding="utf-8")
+    code = (artifacts(name) / "cell.py").read_text(encoding="utf-8")
+    if begin:
+        code = code.partition(begin)[2].partition(end)[0]
+    return set(re.findall(r"\w+", re.sub(r"#.*", "", code)))
 
 
 DEADLOCK = (
     "The ranks deadlocked: each waited for another one. Each `recv` needs a matching `send` on the other rank, and "
     "each collective needs every rank: compare, line by line, what the ranks call."
 )
+MISMATCH = (
+    "A rank received more than its tensor holds: either the ranks' tensors have different shapes, or the ranks are in "
+    "different collectives. Compare, line by line, what they call and with which shapes."
+)
+STOPPED = {
+    "since nothing moved]": DEADLOCK,
+    "op.preamble.length": MISMATCH,
+    "s were over]": "The ranks were ended, since they were busy for too long. Above, each shows the line where it was: "
+    "does a loop there never end?",
+}
+"""What a log says of ranks that neither failed nor saved -> the hint."""
 
 
 _missed: set[str] = set()
@@ -158,7 +173,7 @@ def power_of_two(given: Any) -> int | None:
 def unanswered(said: Mapping[str, object]) -> str | None:
     """The hint for answers that are not True or False yet."""
     for question, answer in said.items():
-        if answer is ... or isinstance(answer, str):
+        if answer not in (True, False):
             return f"Put True or False, without quotes, for {question!r}."
     return None
 

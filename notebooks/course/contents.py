@@ -37,6 +37,6 @@ def _row(path: Path, done: set[str]) -> str:
     names = exercises(path)
     count = sum(name in done for name in names)
     state = f"{count} of {len(names)}{' ✓' if count == len(names) else ''}" if names else "–"
-    minutes = book["metadata"].get("mmfsdp", {}).get("minutes", "")
+    minutes = re.search(r"about (\d+) minutes", "".join(book["cells"][0]["source"]))[1]
     link = f"<a href='{escape(path.name)}'>{escape(title)}</a>"
     return f"<tr><td>{path.name[:2]}</td><td style='text-align:left'>{link}</td><td>{minutes}</td><td>{state}</td></tr>"

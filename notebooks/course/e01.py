@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .checks import code_of, exercise, number, saved
+from .checks import exercise, names_in, number, saved
+
+COLLECTIVES = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object"}
 
 
 @exercise("01.ring")
@@ -13,8 +15,8 @@ def ring() -> str | None:
     found = saved("01.ring")
     if isinstance(found, str):
         return found
-    if "all_reduce" in code_of("01.ring"):
-        return "The result is right, but the exercise asks for `dist.send` and `dist.recv` only: no `all_reduce`."
+    if used := sorted(COLLECTIVES & names_in("01.ring")):
+        return f"The exercise asks for `dist.send` and `dist.recv` only: no `{used[0]}`."
     want = torch.arange(6.0) * 3
     for rank, values in enumerate(found):
         got = values.get("sum")
@@ -39,7 +41,7 @@ def wire(megabytes: float) -> str | None:
     near = {
         350.0: "That is one half of it, the reduce-scatter; the all-gather sends as much again.",
         800.0: "Nearly: a rank keeps its own part and so sends (W-1)/W of the bytes each time.",
-        175.0: "That counts each parameter as one byte; fp32 has four. ",
+        175.0: "That counts each parameter as one byte; fp32 has four.",
         400.0: "That is the size of the gradients. How often is it sent, and how much of it by each rank?",
         700e6: "Right in bytes; the question asks for megabytes.",
         2800.0: "That multiplies by W - 1 and forgets to divide by W. Each piece is 1/W of the whole.",

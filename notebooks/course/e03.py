@@ -20,8 +20,8 @@ def flow(said: Mapping[str, object]) -> str | None:
         return "Is there anything trainable before the vision encoder? Backward stops at the first thing that trains."
     if not decoder:
         return (
-            "The last decoder layer lies above a trainable cross-attention: backward goes through it to get there, "
-            "though it is frozen itself. (The lower layers lie above the first cross-attention likewise.)"
+            "The last decoder layer comes after trainable cross-attention: backward goes through it to get there, "
+            "though it is frozen itself."
         )
     if embedding:
         return "The token embedding comes first of all. Is there anything trainable before it?"
@@ -95,15 +95,16 @@ def mend(fields: dict[str, Any]) -> str | None:
     cost = estimate(plan)
     held = (cost.memory.parameters + cost.memory.gradients + cost.memory.optimizer) / 2**30
     what = f"That holds {held:.2f} GiB at rest and sends {cost.wire_bytes / before:.2f} of the bytes. "
-    if cost.wire_bytes >= before / 5:
-        if all(unit.frozen_policy in (None, FrozenPolicy.REPLICATE) for unit in plan.units):
-            return (
-                what
-                + "No frozen weight is sent any more. In which dtype, and how often, are the trainable weights sent?"
-            )
-        return what + "Weights that never change need not be sent: there is a frozen policy that sends none of them."
     if held > 6:
         return what + "Too much to hold: are the trainable weights and their optimizer states sharded?"
+    if cost.wire_bytes >= before / 5:
+        if any(unit.frozen_policy not in (None, FrozenPolicy.REPLICATE) for unit in plan.units):
+            return (
+                what + "Weights that never change need not be sent: there is a frozen policy that sends none of them."
+            )
+        if any(unit.kind == "mixed" for unit in plan.units):
+            return what + "A mixed unit is sent whole. Which `auto_wrap_policy` keeps frozen and trainable apart?"
+        return what + "No frozen weight is sent any more. In which dtype, and how often, are the trainable ones sent?"
     if plan.lint:
         return f"{what}The lint still says: {plan.lint[0].message}"
     return None

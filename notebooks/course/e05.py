@@ -16,7 +16,7 @@ def precision(gathers: float, reductions: float) -> str | None:
     hint = number(gathers, 2, near, "4 bytes in fp32, 2 in bf16.")
     if hint:
         return f"Gathers: {hint}"
-    if reductions == 2:
+    if reductions in (2, 0.5):
         return "Reductions: only if `reduce_dtype` were bf16, too. Sums over many ranks are kept in fp32."
     return None if reductions == 1 else "Reductions: in which dtype are the gradients summed here?"
 
@@ -29,8 +29,10 @@ def recompute(percent: float) -> str | None:
         50.0: "One part of forward more, and the whole step had three parts.",
         133.3: "That is the new time; how much *longer* is it?",
         25.0: "Of the new time, yes; relative to the old one it is more.",
+        1 / 3: "In percent.",
     }
-    return number(percent, 100 / 3, near, "forward again (1 part) over what a step took (1 + 2 parts).", tolerance=0.02)
+    formula = "forward again (1 part) over what a step took (1 + 2 parts)."
+    return number(percent, 100 / 3, near, formula, tolerance=0.015)
 
 
 @exercise("05.accumulate")

@@ -99,8 +99,6 @@ def verify(path: Path) -> None:
     minutes = (time.monotonic() - began) / 60
     day = f"{datetime.date.today().isoformat()}, torch {torch.__version__.split('+')[0]}"
     book.cells[0].source = with_card(book.cells[0].source, minutes=None if busy else minutes, day=day)
-    if not busy:
-        book.metadata["mmfsdp"] = {"minutes": max(1, round(minutes))}
     nbformat.write(book, path)
     render(book, ran, HERE / "rendered" / f"{path.stem}.md")
     print(f"{path.name}: {minutes:.1f} minutes{', beside much else' if busy else ''}")

@@ -84,6 +84,7 @@ def _wait(running: dict[int, int], folder: Path) -> None:
         os.kill(pid, signal.SIGUSR1)
     time.sleep(0.3 if running else 0)
     for rank in running.values():
+        (folder / f"{rank}.pt").unlink(missing_ok=True)  # what a rank saved counts only if it came to its end
         with (folder / f"{rank}.log").open("a") as log:
             log.write(f"\n[ended here, since {why}]\n")
 
@@ -126,6 +127,7 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
             if frame.filename == str(cell):
                 print(f"line {frame.lineno}: {frame.line}")
         print(f"{type(error).__name__}: {error}")
+        (folder / f"{rank}.pt").unlink(missing_ok=True)
         return 1
     dist.barrier()
     return 0

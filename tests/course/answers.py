@@ -123,9 +123,10 @@ VALUES: dict[str, tuple[list[tuple[Any, ...]], list[tuple[tuple[Any, ...], str]]
         [(flow(*answers),) for answers in true_false(False, True, False)],
         [
             ((flow(True, True, False),), "before the vision encoder"),
-            ((flow(False, False, False),), "above a trainable"),
+            ((flow(False, False, False),), "comes after trainable"),
             ((flow(False, True, True),), "comes first"),
             ((flow(False, "True", False),), "without quotes"),
+            ((flow(None, True, False),), "'a layer of the vision encoder'"),
         ],
     ),
     "03.mixed": (
@@ -155,7 +156,8 @@ VALUES: dict[str, tuple[list[tuple[Any, ...]], list[tuple[tuple[Any, ...], str]]
             (({"sharding_strategy": "ALL"},), "sharding_strategy"),
             (({"frozen_policy": "KEEP"},), "sends none of them"),
             (({"frozen_policy": "REPLICATE"},), "how often"),
-            (({"backend": "DDP", "mixed_precision": "bf16"},), "hold"),
+            (({"backend": "DDP", "mixed_precision": "bf16"},), "Too much to hold"),
+            ((MENDED | {"frozen_dtype": "bf16", "auto_wrap_policy": "NO_WRAP"},), "keeps frozen and trainable apart"),
         ],
     ),
     "04.perceiver": (
@@ -198,7 +200,12 @@ VALUES: dict[str, tuple[list[tuple[Any, ...]], list[tuple[tuple[Any, ...], str]]
     ),
     "05.recompute": (
         [*forms(100 / 3), (33,)],
-        [((50,), "the whole step"), ((133.3,), "how much *longer*"), ((25,), "relative to the old"), ((100,), "twice")],
+        [
+            ((50,), "the whole step"),
+            ((133.3,), "how much *longer*"),
+            ((25,), "relative to the old"),
+            ((1 / 3,), "percent"),
+        ],
     ),
     "05.accumulate": (
         forms(1, 4),
@@ -338,6 +345,7 @@ EACH = "for layer in net:\n    torch.nn.utils.clip_grad_norm_(layer.parameters()
 CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
     "01.ring": (
         [
+            (SECOND_EXCHANGE, "# no all_reduce here\n" + SECOND_EXCHANGE),
             (
                 SECOND_EXCHANGE,
                 "sent = dist.isend(halves[mine], dst=other)\ndist.recv(halves[other], src=other)\nsent.wait()",
@@ -358,6 +366,9 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
             (SECOND_EXCHANGE, "pass", "not of the other one"),
             ("%%ranks 2", "%%ranks 1", "is for 2 ranks"),
             ("save(sum=torch.cat(halves))", "dist.all_reduce(x); save(sum=x)", "no `all_reduce`"),
+            (SECOND_EXCHANGE, "dist.all_gather(halves, halves[mine].clone())", "no `all_gather`"),
+            ("theirs = torch.empty(3)", "theirs = torch.emty(3)", "Rank 1 failed: AttributeError"),
+            ("got = torch.empty(3)", "got = torch.empty(2)", "different shapes"),
         ],
     ),
     "01.ddp": (
@@ -421,6 +432,8 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
         [
             (ZERO, "", "Still growing"),
             (ZERO, "    trained.requires_grad_(False)\n    frozen.zero_grad()\n", "no gradient"),
+            (ZERO, "    frozen.zero_grad()\n    x = x * 0\n", "this `x`"),
+            (ZERO, "    frozen.zero_grad()\n    norms.clear()\n", "leave `norms`"),
             (
                 ZERO,
                 "    optimizer = torch.optim.SGD([*frozen.parameters(), *trained.parameters()], lr=0.0)\n"
@@ -431,7 +444,7 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
     ),
     "08.resume": (
         [
-            (LOAD, 'resumed.load_state_dict(state["model"])'),
+            (LOAD, 'resumed.load_state_dict(state["model"])  # what was trained'),
             (
                 LOAD,
                 "with torch.no_grad():\n    for name, p in resumed.named_parameters():\n"
@@ -439,8 +452,9 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
             ),
         ],
         [
-            (LOAD, "resumed = sharded(3)", "its own initial weights"),
-            (LOAD, "resumed = trained", "After a crash"),
+            (LOAD, "pass", "its own initial weights"),
+            (LOAD, "resumed = sharded(1)", "After a crash"),
+            (LOAD, 'resumed.weight.data.copy_(state["model"]["weight"])', "a weight and a bias"),
             (LOAD, "set_model_state_dict(trained, get_model_state_dict(resumed))", "has changed"),
             (LOAD, "set_model_state_dict(resumed, state)", "Rank 0 failed"),
         ],
@@ -453,7 +467,8 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
         [
             ("save(loss=loss)", "save(loss=loss * 0)", "that of the data"),
             ("net(x).square()", "nett(x).square()", "NameError"),
-            ("save(loss=loss)", "pass", "Who must enter"),
+            ("save(loss=loss)", "pass", "without a `save"),
+            (EVAL, "loss = net(x).square().mean().detach() if rank == 0 else x.mean()", "Who must call"),
         ],
     ),
     "08.text": (
@@ -464,6 +479,7 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
         [
             (TEXT, "x = text + seen", "has changed"),
             (TEXT, "x = text + 0 * seen", "must count"),
+            (TEXT, TEXT.replace("seen if", "2 * seen if"), "Rank 0's output"),
             (TEXT, "x = text if pictures is None else text + seen", "wait for each other"),
         ],
     ),
@@ -480,20 +496,26 @@ CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
             (FINITE, "finite = torch.isfinite(grad).all()", "one rank stepped"),
             (MIN, "dist.broadcast(finite, src=1)", "Step 1"),
             (MIN, "finite = torch.zeros(())", "Step 2"),
+            (MIN, "finite = overflows is None", "only makes the example"),
         ],
     ),
 }
 """(Changes of the solution that stay right, [(a change, words of its hint)]) of exercises that check a `%%ranks` cell;
 a change is text of the solution and what stands in its place."""
 
-RUNS: dict[str, list[tuple[str, str, str | None]]] = {
-    "06.drill": [
-        ("", "", "no run 'drilled'"),
-        ("copied('drilled')", "", "was not drilled"),
-        ("copied('drilled', drilled_at=2, loss=1e-6)", "", "losses differ"),
-        ("copied('drilled', drilled_at=2)", "", None),
-        ("copied('drilled', drilled_at=5)", "", None),
-    ],
+Step = tuple[str, str, str | None]
+
+
+def copies(name: str, wrong: dict[str, str], *right: str) -> list[Step]:
+    """Steps in which a run is missing, and then is there as a copy of another one, with changes."""
+    words = wrong | dict.fromkeys(right)
+    return [("", "", f"no run {name!r}"), *((f"copied({name!r}, {change})", "", words[change]) for change in words)]
+
+
+RUNS: dict[str, list[Step]] = {
+    "06.drill": copies(
+        "drilled", {"": "was not drilled", "drilled_at=2, loss=1e-6": "losses differ"}, "drilled_at=2", "drilled_at=5"
+    ),
     "06.sweep": [
         ("", "1e-2", "no sweep named"),
         ("start_sweep()", "1e-4", "Another rate ends lower"),
@@ -502,21 +524,17 @@ RUNS: dict[str, list[tuple[str, str, str | None]]] = {
         ("", "np.float64(lowest['train.lr'])", None),
         ("", "torch.tensor(lowest['train.lr'])", None),
     ],
-    "07.resume": [
-        ("", "", "no run 'stopped'"),
-        ("copied('stopped', steps=4)", "", "4 of 8 steps"),
-        ("copied('stopped', loss=1e-6)", "", "losses differ"),
-        ("copied('stopped')", "", None),
-        ("copied('stopped', drilled_at=6)", "", None),
-    ],
-    "07.reshard": [
-        ("", "", "no run 'resharded'"),
-        ("copied('resharded', strategy='SHARD_GRAD_OP')", "", "one was asked for"),
-        ("copied('resharded', ranks=1)", "", "Its strategy is FULL_SHARD"),
-        ("copied('resharded', ranks=1, strategy='SHARD_GRAD_OP', steps=4)", "", "has not completed"),
-        ("copied('resharded', ranks=1, strategy='SHARD_GRAD_OP')", "", None),
-        ("copied('resharded', ranks=1, strategy='SHARD_GRAD_OP', backend='FSDP1')", "", None),
-    ],
+    "07.resume": copies("stopped", {"steps=4": "4 of 8 steps", "loss=1e-6": "losses differ"}, "", "drilled_at=6"),
+    "07.reshard": copies(
+        "resharded",
+        {
+            "strategy='SHARD_GRAD_OP'": "one was asked for",
+            "ranks=1": "Its strategy is FULL_SHARD",
+            "ranks=1, strategy='SHARD_GRAD_OP', steps=4": "has not completed",
+        },
+        "ranks=1, strategy='SHARD_GRAD_OP'",
+        "ranks=1, strategy='SHARD_GRAD_OP', backend='FSDP1'",
+    ),
     "07.damage": [
         ("", "'step_00000008'", "the damaged one"),
         ("", "'step_00000002'", "a newer one is"),

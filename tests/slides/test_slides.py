@@ -52,13 +52,23 @@ def test_every_slide_shows_whole_without_network(built):
     assert not asked and not errors and not wrong, (asked, errors, wrong)
 
 
-def test_every_slide_that_is_no_chapter_has_notes_with_its_minutes():
-    bare = []
+def test_every_slide_that_is_no_chapter_has_notes_with_its_minutes_and_they_fit_the_half_day():
+    bare, minutes = [], []
     for text in DECK.split("\n---\n"):
         title = text.strip().splitlines()[0]
-        if title.startswith("## ") and not re.search(r"^Note:\n\(\d+ min\) ", text, re.MULTILINE):
+        said = re.search(r"^Note:\n\((\d+) min\) ", text, re.MULTILINE)
+        minutes.append(int(said[1]) if said else 0)
+        if title.startswith("## ") and not said:
             bare.append(title)
     assert not bare
+    plan = (ROOT / "notebooks" / "reference" / "teaching.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d):(\d\d) \| (\d+) \|[^|]*\|(?: (\d+) to (\d+) )?", plan, re.MULTILINE)
+    assert rows
+    clock = 0
+    for hours, past, room, first, last in rows:
+        assert clock == 60 * int(hours) + int(past)
+        clock += int(room)
+        assert not first or sum(minutes[int(first) - 1 : int(last)]) <= int(room), (first, last)
 
 
 def test_the_pdf_has_every_slide(built):
