@@ -91,7 +91,8 @@ def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | 
             "processor_config.json or preprocessor_config.json",
         )
     if not hasattr(processor, "prepare_inputs_layout"):
-        raise ParamError("model.kind", f"transformers {transformers.__version__} is too old; pip install -U transformers")
+        version = transformers.__version__
+        raise ParamError("model.kind", f"transformers {version} is too old for it; pip install -U transformers")
     vision = getattr(config, "vision_config", None)
     size = getattr(vision, "image_size", None) or USUAL_IMAGE_SIZE
     side = max(size) if isinstance(size, (list, tuple)) else size

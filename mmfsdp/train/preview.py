@@ -112,8 +112,10 @@ def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | N
 
 def plan_of(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
-    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO:
-        example = None  # only AUTO needs it: its budget includes activations
+    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
+        example = (
+            None  # AUTO's budget includes activations; Mllama's projector runs before what is registered before it
+        )
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
     return make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
 
@@ -175,7 +177,8 @@ def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: 
         raise ParamError("data.max_length", f"{length} is too short for a picture of {tokens} tokens; raise it")
     ids = torch.zeros(size, length, dtype=torch.long)
     ids[:, :tokens] = model.config.image_token_id
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids, "use_cache": False}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    inputs["use_cache"] = False
     for key, value in picture.items():
         if key != "tokens" and key not in arguments:
             raise ParamError("model.picture", f"{key} is not an input of {type(model).__name__}; remove it")

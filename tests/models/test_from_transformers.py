@@ -126,6 +126,9 @@ def test_the_plan_has_an_example_and_pictures_must_fit(folders):
     run = RunParams(model=params(folders["gemma3"], lora_rank=2), data={"max_length": 64}, train={"batch_size": 2})
     plan, cost = preview(run)
     assert plan.memory_events and cost.peak_bytes and not plan.lint
+    before, after = "model.language_model.layers.0", "model.language_model.layers.1"
+    plan, _ = preview(RunParams(model=params(folders["mllama"])))  # its projector is registered last, and runs first
+    assert {unit.name: unit.grad_flow for unit in plan.units}.items() >= {before: False, after: True}.items()
     with pytest.raises(ParamError, match="data.max_length: 8 is too short for a picture of 28 x 28.*tokens; raise it"):
         preview(run.change(**{"data.max_length": 8}))
 
