@@ -1,4 +1,4 @@
-"""Tiny models of five of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
+"""Tiny models of eight of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ LANGUAGE |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 QWEN_VISION = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 64, "num_heads": 4}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 SIDE = {"height": 28, "width": 28}
+PINPOINTS = [[28, 28], [56, 28]]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -77,6 +78,19 @@ def _config(family: str, ids: dict[str, int]) -> dict[str, Any]:
         return image | own | {"vision_config": vision, "text_config": text}
     if family == "idefics3":
         return image | {"vision_config": VISION, "text_config": text, "scale_factor": 2}
+    if family == "mllama":
+        vision = VISION | {"num_global_layers": 1, "attention_heads": 4, "max_num_tiles": 2, "vision_output_dim": 96}
+        vision |= {"intermediate_layers_indices": [0, 1], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}
+        text |= {"model_type": "mllama_text_model", "cross_attention_layers": [1], "num_hidden_layers": 3}
+        return image | {"vision_config": vision, "text_config": text}
+    if family == "paligemma":
+        vision = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
+        text |= {"model_type": "gemma", "vocab_size": 1500}  # the processor adds 1,152 tokens
+        return image | {"vision_config": vision, "text_config": text, "projection_dim": 32, "hidden_size": 32}
+    if family == "llava_onevision":
+        vision = VISION | {"model_type": "siglip_vision_model"}
+        own = {"image_grid_pinpoints": PINPOINTS, "video_token_id": ids["<video>"], "vision_feature_layer": -1}
+        return image | own | {"vision_config": vision, "text_config": text | {"model_type": "qwen2"}}
     vision = VISION | {"image_size": [28, 28], "patch_size": [14, 14]}
     return image | {"vision_config": vision, "text_config": text | {"model_type": "qwen2"}, "downsample_ratio": 0.5}
 
@@ -96,6 +110,18 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
         edge = {"longest_edge": 28}
         pictures = transformers.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size=edge)
         return transformers.Idefics3Processor(pictures, words, image_seq_len=1)
+    if family == "mllama":
+        return transformers.MllamaProcessor(transformers.MllamaImageProcessor(size=SIDE, max_image_tiles=2), words)
+    if family == "paligemma":
+        pictures = transformers.SiglipImageProcessor(size=SIDE)
+        pictures.image_seq_length = 4
+        return transformers.PaliGemmaProcessor(pictures, words)
+    if family == "llava_onevision":
+        pictures = transformers.LlavaOnevisionImageProcessor(size=SIDE, image_grid_pinpoints=PINPOINTS)
+        videos = transformers.LlavaOnevisionVideoProcessor(size=SIDE)
+        return transformers.LlavaOnevisionProcessor(
+            pictures, words, videos, num_image_tokens=4, vision_feature_select_strategy="full"
+        )
     pictures = transformers.GotOcr2ImageProcessor(size=SIDE, crop_to_patches=True, max_patches=2)
     return transformers.InternVLProcessor(
         pictures, words, transformers.InternVLVideoProcessor(size=SIDE), image_seq_length=1
@@ -103,7 +129,7 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
 
 
 IMAGES = {"qwen2_5_vl": "<vision><image></vision>", "gemma3": "<boi>"}
-FAMILIES = ("llava", "qwen2_5_vl", "gemma3", "idefics3", "internvl")
+FAMILIES = ("llava", "qwen2_5_vl", "gemma3", "idefics3", "internvl", "mllama", "paligemma", "llava_onevision")
 
 
 def save_vlm(family: str, folder: Path, *, seed: int = 0) -> Path:

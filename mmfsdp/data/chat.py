@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..params import ParamError
@@ -95,14 +96,16 @@ class ChatProcessor(SampleProcessor):
 
         Text beyond max_length is cut. A sample whose pictures or whole answer lie beyond it is skipped, by its name.
         """
-        rows = list(samples)
+        rows = sorted(samples, key=lambda sample: not sample.images)  # Mllama's processor fails on a first row without
+        first = 0
         if not any(sample.images for sample in samples):
-            rows.append(replace(self.encode(BLANK), answers=[]))
+            rows.insert(0, replace(self.encode(BLANK), answers=[]))
+            first = 1
         values, labels = self._process(rows, side="right")
         lengths = values["attention_mask"].sum(dim=1).tolist()
         is_image = torch.isin(values["input_ids"], torch.tensor(self._image_ids()))
         skipped = {}
-        for i, sample in enumerate(samples):
+        for i, sample in enumerate(rows[first:], first):
             if lengths[i] > self.max_length and bool(is_image[i, self.max_length :].any()):
                 reason = f"has pictures beyond the first {self.max_length} of {lengths[i]} tokens; "
                 skipped[sample.name] = reason + "raise max_length or shrink the pictures"
@@ -112,10 +115,8 @@ class ChatProcessor(SampleProcessor):
         if skipped:  # its pictures may be packed among the others': without it the batch is another
             usable = [sample for sample in samples if sample.name not in skipped]
             return replace(self.collate(usable), skipped=skipped)
-        truncated = sum(length > self.max_length for length in lengths[: len(samples)])
-        limit = self.max_length
-        if len(rows) > len(samples):
-            limit = max(limit, lengths[-1])  # the blank picture stays whole
+        truncated = sum(length > self.max_length for length in lengths[first:])
+        limit = max([self.max_length, *lengths[:first]])  # the blank picture stays whole
         media = {}
         for key, tensor in values.items():
             is_of_tokens = tensor.shape[:2] == labels.shape
@@ -219,10 +220,12 @@ class ChatProcessor(SampleProcessor):
     def _process(self, rows: Sequence[ChatSample], *, side: str) -> tuple[dict[str, Any], Tensor]:
         """Return what the processor makes of all rows at once, and their labels (B, L): the tokens of the answers."""
         bos = self.tokenizer.bos_token
-        images = [sample.images for sample in rows]
+        images = [sample.images for sample in rows] if any(sample.images for sample in rows) else None
+        texts = [sample.text for sample in rows]
+        _, written, *_ = self.processor.prepare_inputs_layout(images=images, text=texts)  # PaliGemma's has more words
         values = self.processor(
-            text=[sample.text for sample in rows],
-            images=images if any(images) else None,
+            text=texts,
+            images=images,
             add_special_tokens=not (bos and rows[0].text.startswith(bos)),  # which the template has written
             padding=True,
             padding_side=side,
@@ -231,13 +234,21 @@ class ChatProcessor(SampleProcessor):
         )
         pictures = values.pop("text_replacement_offsets", None) or [[]] * len(rows)
         values = dict(values.convert_to_tensors("pt"))
+        if "aspect_ratio_ids" in values:  # transformers 5.23's Mllama leaves out the last rows, if without pictures
+            missing = len(rows) - len(values["aspect_ratio_ids"])
+            values["aspect_ratio_ids"] = pad(values["aspect_ratio_ids"], (0, 0, 0, missing))
+            values["aspect_ratio_mask"] = pad(values["aspect_ratio_mask"], (0, 0, 0, 0, 0, missing), value=1)
         places = values.pop("offset_mapping")  # (B, L, 2): where a token begins and ends, each picture written in full
         ids, mask = values["input_ids"], values["attention_mask"]
         labels = torch.full_like(ids, IGNORE)
         for i, sample in enumerate(rows):
             begins, ends = places[i].unbind(dim=1)
             for start, end in sample.answers:
+                added = written[i].index(sample.text[start:end], start) - start
+                start, end = start + added, end + added
                 shift = sum(len(p["replacement"]) - len(p["text"]) for p in pictures[i] if p["span"][1] <= start)
                 inside = (begins < end + shift) & (ends > start + shift) & (mask[i] == 1)
                 labels[i, inside] = ids[i, inside]
+        if values.pop("labels", None) is not None:  # PaliGemma's 0 are seen by all tokens, 1 by later ones
+            values["token_type_ids"] = (labels != IGNORE).long().cummax(dim=1).values
         return values, labels

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
@@ -89,6 +90,9 @@ def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | 
             f"{source!r} gives no processor of pictures and text, only a {type(processor).__name__}; add its "
             "processor_config.json or preprocessor_config.json",
         )
+    if not hasattr(processor, "prepare_inputs_layout"):
+        version = transformers.__version__
+        raise ParamError("model.kind", f"transformers {version} is too old for it; pip install -U transformers")
     vision = getattr(config, "vision_config", None)
     size = getattr(vision, "image_size", None) or USUAL_IMAGE_SIZE
     side = max(size) if isinstance(size, (list, tuple)) else size

@@ -118,6 +118,11 @@ class ModelParams(Params):
     """The architecture of a model of transformers, in the keys of its config.json. With it, planning needs no
     download. Default none: that of `name`."""
 
+    picture: dict[str, JsonValue] = {}
+    """What the processor of a model of transformers makes of a picture, for a peak where there is only `config`: its
+    `tokens`, the shapes of its float tensors and the values of the others. {tokens: 64, pixel_values: [256, 1176],
+    image_grid_thw: [[1, 16, 16]]}. Default none."""
+
     vision: BackboneParams = BackboneParams(source=BackboneSource.OPEN_CLIP, name="ViT-B-32")
     """The vision encoder. Default open_clip ViT-B-32, random weights."""
 
@@ -181,7 +186,7 @@ class ModelParams(Params):
         "encoders": ("kind", (ModelKind.MULTIMODAL,)),
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
         "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
-        **dict.fromkeys(("name", "weights", "config"), ("kind", (ModelKind.TRANSFORMERS,))),
+        **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
         **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
 

@@ -20,6 +20,7 @@ from ..data import check_data
 from ..data.chat import BLANK, ChatProcessor
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, Machine, estimate
+from ..models.backbones import forward_arguments
 from ..models.build import build_model, freeze_model, needs_backbones
 from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
@@ -111,8 +112,10 @@ def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | N
 
 def plan_of(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
-    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO:
-        example = None  # only AUTO needs it: its budget includes activations
+    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
+        example = (
+            None  # AUTO's budget includes activations; Mllama's projector runs before what is registered before it
+        )
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
     return make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
 
@@ -135,12 +138,14 @@ def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[s
 def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:
     """Return the largest inputs of a micro-step, with a picture (sound, ...) per sample.
 
-    A model of transformers reads their values, so its own processor makes them; None without one. Raises ParamError if
-    a picture has more tokens than `data.max_length`.
+    A model of transformers reads their values: its own processor makes them, else `model.picture` says them; None
+    without both. Raises ParamError if a picture has more tokens than `data.max_length`.
     """
     size, length = params.train.batch_size, params.data.max_length
     if params.model.kind is ModelKind.TRANSFORMERS:
-        return _example_of_chat(processor, size, length) if isinstance(processor, ChatProcessor) else None
+        if isinstance(processor, ChatProcessor):
+            return _example_of_chat(processor, size, length)
+        return _example_of_picture(model, params.model.picture, size, length) if params.model.picture else None
     encoders: Any = getattr(model, "encoders", None) or {"vision": model.vision_encoder}
     lead = {"vision": (size, 1, 1)}
     with torch.device("meta"):
@@ -162,4 +167,26 @@ def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[s
     for key, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.shape[:2] == batch.input_ids.shape:
             inputs[key] = torch.cat([value, *[value[:, -1:]] * (length - needed)], dim=1)  # the last token again
+    return inputs
+
+
+def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: int) -> dict[str, Any]:
+    """Return a batch of samples with a picture of which `model.picture` says what a processor makes of it."""
+    tokens, arguments = picture.get("tokens", 0), forward_arguments(model)
+    if tokens >= length:
+        raise ParamError("data.max_length", f"{length} is too short for a picture of {tokens} tokens; raise it")
+    ids = torch.zeros(size, length, dtype=torch.long)
+    ids[:, :tokens] = model.config.image_token_id
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    inputs["use_cache"] = False
+    for key, value in picture.items():
+        if key != "tokens" and key not in arguments:
+            raise ParamError("model.picture", f"{key} is not an input of {type(model).__name__}; remove it")
+        if isinstance(value, list):
+            is_shape = isinstance(value[0], int)
+            inputs[key] = torch.cat([torch.ones(value) if is_shape else torch.tensor(value)] * size)
+    for key in {"token_type_ids", "mm_token_type_ids"}.intersection(arguments):
+        inputs[key] = (ids == model.config.image_token_id).long()
+    if "cross_attention_mask" in arguments:
+        inputs["cross_attention_mask"] = inputs["aspect_ratio_mask"][:, None].expand(-1, length, -1, -1)
     return inputs

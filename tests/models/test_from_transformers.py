@@ -50,9 +50,9 @@ def params(folder, **changes) -> ModelParams:
 def test_a_batch_is_what_the_family_takes_and_learns_the_answers(folders, family):
     model, processor = build_model(params(folders[family]))
     processor = replace(processor, max_length=400)
-    batch = processor([ONE, TEXT, TURNS])
+    batch = processor([TEXT, ONE, TURNS])
     learned = [processor.tokenizer.decode(row[row != -100]) for row in batch.labels]
-    assert learned == [" a red circle<end>", " a shape<end>", " two blue stars<end> no<end>"]
+    assert sorted(learned) == [" a red circle<end>", " a shape<end>", " two blue stars<end> no<end>"]
     assert batch.size == 3 and not batch.skipped and not batch.truncated
     assert torch.isfinite(model(**batch.inputs()).loss)
     prompts = processor.prompts([ONE, TURNS])
@@ -62,8 +62,9 @@ def test_a_batch_is_what_the_family_takes_and_learns_the_answers(folders, family
     alone = processor([TEXT])  # with a blank picture in a row of its own
     assert alone.size == 1 and len(alone.input_ids) == 2 and alone.label_tokens == len(" a shape") + 1
     assert alone.media.keys() == batch.media.keys()
-    ids = alone.input_ids[:1, : int(alone.attention_mask[0].sum())]
-    text_only = model(input_ids=ids, labels=alone.labels[:1, : ids.shape[1]]).loss
+    ids = alone.input_ids[1:, : int(alone.attention_mask[1].sum())]
+    types = {key: tensor[1:, : ids.shape[1]] for key, tensor in alone.media.items() if "type_ids" in key}
+    text_only = model(input_ids=ids, labels=alone.labels[1:, : ids.shape[1]], **types).loss
     torch.testing.assert_close(model(**alone.inputs()).loss, text_only)
 
 
@@ -79,7 +80,7 @@ def test_parts_are_found_whatever_their_names(folders, family):
     assert whole == names and trained["lora"] < trained["language"]
     assert not trained["vision"] & trained["projector"] and not trained["projector"] & trained["language"]
     connector = CONNECTOR.get(family, "multi_modal_projector")
-    assert trained["projector"] == {name for name in names if connector in name}
+    assert trained["projector"] == {name for name in names if connector in name or "image_newline" in name}
     assert all("lora_" in name for name in trained["lora"]) and "lm_head.weight" not in trained["lora"]
 
 
@@ -125,6 +126,9 @@ def test_the_plan_has_an_example_and_pictures_must_fit(folders):
     run = RunParams(model=params(folders["gemma3"], lora_rank=2), data={"max_length": 64}, train={"batch_size": 2})
     plan, cost = preview(run)
     assert plan.memory_events and cost.peak_bytes and not plan.lint
+    before, after = "model.language_model.layers.0", "model.language_model.layers.1"
+    plan, _ = preview(RunParams(model=params(folders["mllama"])))  # its projector is registered last, and runs first
+    assert {unit.name: unit.grad_flow for unit in plan.units}.items() >= {before: False, after: True}.items()
     with pytest.raises(ParamError, match="data.max_length: 8 is too short for a picture of 28 x 28.*tokens; raise it"):
         preview(run.change(**{"data.max_length": 8}))
 

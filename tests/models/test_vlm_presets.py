@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from mmfsdp.models.build import build_model
-from mmfsdp.params import load
+from mmfsdp.params import ParamError, load
+from mmfsdp.train.preview import preview
 
 PUBLISHED = {  # parameters of the checkpoints on huggingface.co
     "gemma_3_4b": 4_300_079_472,
@@ -20,30 +21,29 @@ PUBLISHED = {  # parameters of the checkpoints on huggingface.co
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_as_many_parameters_as_its_checkpoint(name):
-    model, _ = build_model(load(name).model, meta=True)
+    params = load(name)
+    model, _ = build_model(params.model, meta=True)
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
+    assert params.model.picture["tokens"] < params.data.max_length
+
+
+@pytest.mark.parametrize("name", ["smolvlm2_2b", "llama_3_2_11b_vision"])
+def test_its_configuration_alone_gives_a_peak_with_activations(name):
+    plan, cost = preview(load(name))
+    assert plan.memory_events and cost.peak_bytes > cost.memory.parameters
+    with pytest.raises(ParamError, match="model.picture: pixels is not an input of .*; remove it"):
+        preview(load(name).change(**{"model.picture": {"tokens": 1, "pixels": [1]}}))
 
 
 LARGEST = """
 import resource, time, torch
-from mmfsdp.core.planner import make_plan
-from mmfsdp.models.build import build_model
 from mmfsdp.params import load
+from mmfsdp.train.preview import preview
 import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl
 
 start = time.process_time()
-params = load("qwen2_5_vl_72b")
-model, _ = build_model(params.model, meta=True)
-for name, p in model.named_parameters():
-    p.requires_grad_("merger" in name)
-ids = torch.randint(0, 1000, (2, 2048))
-grid = torch.tensor([[1, 46, 46]] * 2)
-ids[:, 5 : 5 + 23 * 23] = model.config.image_token_id
-example = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone(), "image_grid_thw": grid}
-example |= {"pixel_values": torch.zeros(2 * 46 * 46, 1176)}
-example |= {"mm_token_type_ids": (ids == model.config.image_token_id).long()}
-plan = make_plan(model, params.fsdp, world_size=1024, example=example)
-assert plan.flops and len(plan.units) > 100
+plan, cost = preview(load("qwen2_5_vl_72b").change(**{"launch.ranks": 1024}))
+assert plan.flops and len(plan.units) > 100 and cost.peak_bytes
 print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
