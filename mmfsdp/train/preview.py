@@ -112,10 +112,10 @@ def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | N
 
 def plan_of(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
+    # AUTO's budget includes activations, and models of transformers may run in another order than they register
+    # (Mllama's projector). Elsewhere the order is known, and tracing would take time.
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
-        example = (
-            None  # AUTO's budget includes activations; Mllama's projector runs before what is registered before it
-        )
+        example = None
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
     return make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
 
