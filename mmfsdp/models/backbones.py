@@ -101,8 +101,9 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
     """
     try:
         if auto_class is AutoConfig or hasattr(auto_class, "_model_mapping"):
-            refuse_quantized(AutoConfig.from_pretrained(source), source, field)
-        return auto_class.from_pretrained(source, **kwargs)
+            refuse_quantized(AutoConfig.from_pretrained(source, trust_remote_code=False), source, field)
+        # Unless told False, transformers asks at the terminal whether to run code that comes with the weights.
+        return auto_class.from_pretrained(source, trust_remote_code=False, **kwargs)
     except ParamError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

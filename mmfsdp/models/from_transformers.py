@@ -30,7 +30,7 @@ def build_vlm(params: ModelParams, *, meta: bool = False) -> tuple[PreTrainedMod
         with torch.device("meta" if meta else "cpu"):
             model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     else:
-        options = {"config": config, "dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+        options = {"config": config, "dtype": torch.float32, "output_loading_info": True}
         model, info = load_from_transformers(AutoModelForImageTextToText, source, "model.weights", **options)
         missing = sorted(info["missing_keys"])
         if missing:
@@ -83,7 +83,7 @@ def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | 
     if not sources:
         return None
     source = sources[0]
-    processor = load_from_transformers(AutoProcessor, source, "model.name", trust_remote_code=False)
+    processor = load_from_transformers(AutoProcessor, source, "model.name")
     if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
         raise ParamError(
             "model.name",

@@ -154,6 +154,11 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path):
     bare = tmp_path / "bare"
     transformers.AutoModelForImageTextToText.from_pretrained(llava).save_pretrained(bare)
     refuse("model.name: .*bare.* gives no Processor", bare)
+    code = {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "of_its_own"}
+    (tmp_path / "config.json").write_text(json.dumps(code))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    refuse("model.name: .* gives no Config .*custom code", tmp_path)
+    assert not (tmp_path / "ran").exists()
     processor = transformers.AutoProcessor.from_pretrained(llava)
     processor.tokenizer.save_pretrained(bare)
     refuse("model.name: .*bare.* gives no Processor .*image processor", bare)
