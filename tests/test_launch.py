@@ -89,6 +89,7 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
         assert run.logs(rank).splitlines() == [environment, warning, *steps, last]
     until(lambda: not processes_of(run.record), seconds=2)
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in run.path.rglob("*.pkl")] == [0o600] * 3, "call and results"
     assert run.params.train.steps == 5 and run.result() is None
     assert "COMPLETED" in repr(run)
     with pytest.raises(ValueError, match="rank: 2 is not a rank of first; they are 0 to 1"):

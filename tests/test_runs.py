@@ -163,7 +163,10 @@ HALF_WRITTEN = {
     "id given away": ({"run.json": record(start=1.0), "status.json": '{"status": "STARTING"}'}, Status.LOST),
     "finished, record deleted": ({"status.json": '{"status": "FAILED"}'}, Status.FAILED),
     "record deleted": ({"status.json": '{"status": "STARTING", "job": "1"}'}, Status.LOST),
-    "gone, cancelled": ({"run.json": record(**dead()), "cancel": ""}, Status.CANCELLED),
+    "gone, cancelled": (
+        {"run.json": record(**dead()), "cancel": "", "metrics.jsonl": '{"step": 5}\n'},
+        Status.CANCELLED,
+    ),
     "gone, all done": (
         {"run.json": record(**dead()), "logs/rank0.json": '{"state": "done"}', "logs/rank1.json": '{"state": "done"}'},
         Status.COMPLETED,
@@ -202,6 +205,8 @@ def test_the_state_of_any_folder_is_known(tmp_path, name):
         assert (state.step, state.steps) == (3, 5) and 0 <= state.heartbeat < 60
     if name == "gone, failed":
         assert (state.rank, state.traceback) == (1, "y") and "Bad: cause" in str(state)
+    if expected is Status.CANCELLED:
+        assert state.reason == "cancelled before the last step was saved"
     if expected is Status.LOST or name == "elsewhere":
         assert state.reason
 

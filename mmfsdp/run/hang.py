@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -134,11 +135,9 @@ def dump_stack_here(process: psutil.Process | None) -> None:
     """Make a rank on this machine write its stack into its log: faulthandler does so on SIGUSR1 (job.py)."""
     if process is None:
         return
-    try:
+    with suppress(psutil.Error):  # it ended just now
         process.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_S)
-    except psutil.Error:
-        return  # it ended just now
 
 
 def _is_stopped(process: psutil.Process) -> bool:

@@ -49,6 +49,8 @@ def run_rank(folder: str) -> None:
 
     def report(**status: Any) -> None:
         write_json(path / "logs" / f"rank{job.global_rank}.json", process | {"time": time.time()} | status)
+        if status["state"] != "running":
+            os.umask(0o077)  # submitit pickles the result next
 
     if (path / "cancel").exists():
         raise SystemExit("cancelled")

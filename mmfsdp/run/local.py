@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,10 +95,8 @@ def stop_processes(record: RunRecord, *, grace_s: float = 2.0) -> bool:
             if not others:
                 return True
             for process in others - signalled:
-                try:
+                with suppress(psutil.Error):  # it is gone
                     process.send_signal(number)
-                except psutil.Error:
-                    pass  # it is gone
             signalled |= others
             if time.monotonic() > end:
                 break

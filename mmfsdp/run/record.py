@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..params import ParamError
-from .folder import read_json, write_json
+from .folder import last_row, read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
@@ -193,6 +193,8 @@ def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cance
     result = folder / "result.json"  # rank 0 writes it after the last step is saved
     if record and result.is_file() and result.stat().st_mtime > record.created:
         return RunState(Status.COMPLETED, f"{reason} after the last step")
+    if record and last_row(folder).get("step") == record.steps:
+        reason += " before the last step was saved"
     return RunState(Status.CANCELLED, reason)
 
 

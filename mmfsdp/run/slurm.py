@@ -128,8 +128,7 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str) -> list[str]:
     for line in launch.setup:
         lines += [shlex.join(line.split()), f"stop_if_failed 'launch.setup: {line}'"]  # which holds no quote
     lines += [f'MASTER_PORT=$({python} -c "{_FIND_PORT}")', f"stop_if_failed {shlex.quote(f'launch.python: {python}')}"]
-    lines.append("export MASTER_PORT")
-    return lines
+    return [*lines, "export MASTER_PORT"]
 
 
 def _after_ranks(logs: Path) -> list[str]:
@@ -173,6 +172,7 @@ def submit(folder: Path) -> None:
         job = slurm_executor(params).submit(run_rank, str(folder))
     except (FailedJobError, ValueError) as error:
         return refuse(folder, refusal(str(error)))
+    job.paths.submitted_pickle.chmod(0o600)
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
     if (folder / "cancel").exists():
         cancel_job(job.job_id)
@@ -184,6 +184,7 @@ def write_call(params: RunParams, folder: Path) -> None:
     call = DelayedSubmission(run_rank, str(folder))
     call.set_timeout(params.launch.timeout_min, 1)
     call.dump(folder / "logs" / "member_submitted.pkl")
+    (folder / "logs" / "member_submitted.pkl").chmod(0o600)
 
 
 def accept_call(folder: Path, *, job: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -84,10 +85,8 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         else:
             state = replace(state, reason="being cancelled")
     if state.done:
-        try:
+        with suppress(OSError):  # another user's run: whoever looks next works it out again
             write_status(folder, state, finished=time.time())
-        except OSError:
-            pass  # another user's run: whoever looks next works it out again
     return state
 
 

@@ -188,13 +188,11 @@ class Supervisor:
         """Find the process of each rank among the children of submitit's controller, before the rank reports."""
         if len(self.processes) == self.record.ranks:
             return
-        try:
+        with suppress(psutil.Error):  # a process has just started or ended: the next look will tell
             for child in psutil.Process(int(self.job.job_id)).children():
                 rank = child.environ().get("SUBMITIT_LOCAL_GLOBALID")
                 if rank is not None:
                     self.processes[int(rank)] = child
-        except psutil.Error:
-            return  # a process has just started or ended: the next look will tell
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -213,10 +211,8 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
         PYTHONUNBUFFERED="1",
     )
     os.environ.setdefault("SUBMITIT_LOG_LEVEL", "CRITICAL")  # rank logs are for what the ranks print
-    interfaces = [name for _, name in socket.if_nameindex()]
-    for loopback in ("lo", "lo0"):
-        if loopback in interfaces:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # a laptop's network may come and go
+    for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # a laptop's network may come and go
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         os.environ[VISIBLE_DEVICES] = os.environ["CUDA_VISIBLE_DEVICES"]
     executor = submitit.AutoExecutor(folder=folder / "logs", cluster="local")
@@ -226,7 +222,9 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
         timeout_min=record.timeout_min + 10,  # the supervisor is first to stop it
         stderr_to_stdout=True,
     )
-    return executor.submit(run_rank, str(folder))
+    job = executor.submit(run_rank, str(folder))
+    job.paths.submitted_pickle.chmod(0o600)
+    return job
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
     run = submit("places")
     assert run.wait(60).ok
     for pickled in (run.path / "logs").glob("*.pkl"):
+        assert stat.S_IMODE(pickled.stat().st_mode) == 0o600, pickled
         pickled.write_bytes(pickle.dumps(Bomb()))
     (run.path / "status.json").write_text('{"status": "QUEUED", "job": "1", "submitted": 0}')
     for folder in (run.path, *run.path.parents):
