@@ -103,8 +103,8 @@ def _ended(running: dict[int, int]):
 def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     """Be one rank: run the folder's cell.py, joined to the others; 1 if it fails, with the cell's own lines."""
     os.setpgid(0, 0)
-    # After a fork torch makes its pool of threads anew. Where two threads do so at once, as main and autograd's may, the
-    # process aborts ("Invalid thread pool!", torch 2.15): let this thread do it, while it is alone.
+    # After a fork torch makes its pool of threads anew. Where two threads do so at once, this one and autograd's,
+    # the process aborts ("Invalid thread pool!", torch 2.15): let this one do it, while it is alone.
     torch.set_num_threads(1)
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
