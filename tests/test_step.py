@@ -21,7 +21,9 @@ from transformers import (
     MixtralForCausalLM,
     PretrainedConfig,
 )
+from transformers.modeling_outputs import SequenceClassifierOutput
 
+from mmfsdp.core.lint import lint_loss
 from mmfsdp.core.optimizer import build_optimizer, lr_factor
 from mmfsdp.core.step import label_tokens, train_step
 from mmfsdp.params import Schedule, TrainParams
@@ -131,6 +133,12 @@ def test_a_loss_that_is_no_mean_over_the_counted_tokens_is_told_once(make, is_se
         told = [str(w.message) for w in warned if "no mean over" in str(w.message)]
         assert bool(told) == (first and not is_served), told
         assert all(line.startswith(type(model).__name__) for line in told)
+
+
+def test_a_mean_over_samples_is_left_alone():
+    labels = torch.tensor([0, 1, 2])  # of a classifier: logits have one row for each
+    output = SequenceClassifierOutput(loss=torch.tensor(1.0), logits=torch.zeros(3, 4))
+    lint_loss(nn.Module(), output, labels, 3)
 
 
 def test_a_model_without_a_loss_is_named():

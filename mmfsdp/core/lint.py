@@ -97,7 +97,7 @@ def lint_loss(model: nn.Module, output: Any, labels: torch.Tensor | None, tokens
         raise ParamError("model", f"{name} returns no loss, and train_step needs one; give it labels, or another head")
     if rank() > 0 or hasattr(model, "count_label_tokens") or logits is None or labels is None or not tokens:
         return
-    if logits.shape[:-1] == labels.shape and not is_token_mean(loss, logits, labels, tokens):
+    if labels.dim() == 2 and logits.shape[:-1] == labels.shape and not is_token_mean(loss, logits, labels, tokens):
         warnings.warn(
             f"{name}: its loss is no mean over the {tokens} label tokens that train_step counts, and by which it "
             "weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give the model a "

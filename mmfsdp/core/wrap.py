@@ -175,7 +175,7 @@ def check_order(model: nn.Module, plan: WrapPlan) -> None:
                 )
                 return
 
-    for unit in plan.units:
+    for unit in [unit for unit in plan.units if unit.sharded]:
         for name in unit.modules:
             hooks.append(model.get_submodule(name).register_forward_pre_hook(partial(note, unit)))
     hooks.append(model.register_forward_hook(compare))
