@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp.cli import main
-from mmfsdp.cli.bench_models import BY_LAYER, COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
+from mmfsdp.cli.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
 from mmfsdp.cli.bench_step import batch_for, configuration
 from mmfsdp.core.planner import make_plan
 from mmfsdp.params import FSDPParams
@@ -20,18 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "wrap", "--width", "64", "--rounds", "1", "--accumulation", "2"]) == 0
+    assert main(["bench", "wrap", "--width", "64", "--rounds", "1"]) == 0
     result, text = json.loads((tmp_path / "bench_wrap.json").read_text()), capsys.readouterr().out
     rows = {row["way"]: row for row in result["rows"]}
     assert tuple(rows) == METHODS and all(method in text for method in METHODS) and result["machine"] in text
     theirs, by_layer, ddp = rows[OPENFLAMINGO], rows[CORNSTARCH], rows["DDP"]
     ours = [rows[f"frozen-aware {policy}"] for policy in ("SHARD", "KEEP", "REPLICATE")]
-    # The baseline sends twice for two micro-steps, what stays gathered once.
-    for row, bar in zip(ours, (0.5, 0.35 / 2, 0.175 / 2), strict=True):
+    for row, bar in zip(ours, (0.5, 0.35, 0.175), strict=True):
         assert row["wire_bytes"] < bar * theirs["wire_bytes"]
     assert ours[1]["wire_bytes"] < by_layer["wire_bytes"] and ours[2]["wire_bytes"] < ddp["wire_bytes"]
     for row in ours:
-        assert row["gradient_error"] == by_layer["gradient_error"] < rows[BY_LAYER]["gradient_error"] * 2
         assert row["rest_bytes"] < row["peak_bytes"] < theirs["peak_bytes"]
         assert abs(row["clipped_norm"] / 0.1 - 1) < 1e-4
     assert theirs["clipped_norm"] > 0.15  # each module clipped by itself
@@ -40,7 +38,7 @@ def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch,
 
 def test_bench_step_lays_the_predicted_peak_beside_the_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "16", "--length", "16"]) == 0
+    assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "4"]) == 0
     found = json.loads((tmp_path / "bench_step.json").read_text())
     rows, text = {row["way"]: row for row in found["rows"]}, capsys.readouterr().out
     assert tuple(rows) == COMPARED and all(way in text for way in COMPARED) and found["machine"] in text

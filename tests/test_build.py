@@ -3,7 +3,6 @@
 import json
 import socket
 
-import numpy as np
 import open_clip
 import pytest
 import torch
@@ -17,7 +16,7 @@ from mmfsdp.core.planner import make_plan
 from mmfsdp.data import Sample
 from mmfsdp.models import TokenIds, build_language
 from mmfsdp.models.build import build_model, generated_folder
-from mmfsdp.params import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParams, ParamError, load, preset_names
+from mmfsdp.params import GENERATED, RECIPES, BackboneParams, ModelParams, ParamError, load, preset_names
 
 VISION = {
     "embed_dim": 16,
@@ -176,20 +175,15 @@ def test_openflamingo_9b_has_eight_cross_attentions_of_the_original_shapes():
 
 def test_a_multimodal_model_and_its_processor_fit_each_other(params):
     pretrained(params)
-    whisper = {"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
-    whisper |= {"encoder_ffn_dim": 32, "max_source_positions": 5, "num_mel_bins": 8, "decoder_layers": 1}
-    whisper |= {"decoder_attention_heads": 2, "vocab_size": 20, "pad_token_id": 0}
-    audio = EncoderParams(modality="audio", projector="linear", config=whisper)
-    params = params.change(kind="multimodal", encoders=(audio,), projector="resampler", lora_rank=2)
+    params = params.change(kind="multimodal", projector="linear", lora_rank=2)
     meta, _ = build_model(params, meta=True)
     model, processor = build_model(params)
     assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in meta.named_parameters()}
     assert {p.device.type for p in [*meta.parameters(), *meta.buffers()]} == {"meta"}
-    assert model.num_tokens == processor.counts == {"vision": 2, "audio": 5}
-    assert model.placeholders == processor.ids and processor.audio_shape == (8, 10)
+    assert model.num_tokens == {"vision": processor.picture_tokens}
+    assert model.placeholders == {"vision": processor.image_id}
 
-    picture, sound = Image.new("RGB", (20, 10), "red"), np.ones(800)
-    samples = [Sample("<image> a <audio>", "red circle", (picture,), sounds=(sound,)), Sample("a", "blue square")]
+    samples = [Sample("<image> a", "red circle", (Image.new("RGB", (20, 10), "red"),)), Sample("a", "blue square")]
     batch = processor(samples)
     assert model(**batch.inputs()).loss > 0
     prompts = processor.prompts(samples)
@@ -205,14 +199,7 @@ def test_what_a_kind_of_model_does_not_have_is_named():
 
     refused("lora_rank: 4 has no effect unless kind is multimodal", lora_rank=4)
     refused("projector: linear has no effect unless kind is multimodal", projector="linear")
-    seeing = EncoderParams(modality="vision", config={"model_type": "vit"})
-    refused("encoders: vision, vision: there can be one encoder per modality", kind="multimodal", encoders=(seeing,))
     refused("language.image_size: 8 is for vision encoders only", language=BackboneParams(name="gpt2", image_size=8))
-    with pytest.raises(ParamError, match="audio.config: model_type vit is not supported; audio takes whisper"):
-        hearing = EncoderParams(config={"model_type": "vit"})
-        vision = BackboneParams(source="open_clip", config=VISION)
-        language = BackboneParams(config=LANGUAGE)
-        build_model(ModelParams(kind="multimodal", vision=vision, language=language, encoders=(hearing,)), meta=True)
     refused("freeze: 'encoders.*' .*llava_lora.* needs kind multimodal", freeze=("llava_lora",))
     refused("freeze: 'lora' needs LoRA; set lora_rank, and kind to multimodal", freeze=("lora",))
     refused("freeze: .* needs LoRA; set lora_rank", kind="multimodal", freeze=("llava_lora",))

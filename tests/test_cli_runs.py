@@ -75,7 +75,7 @@ def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
     while min(len(run.metrics(rank)) for rank in range(2)) < 2:
         time.sleep(0.1)
     assert cli.main(["drill", "drilled"]) == 0, "a name is enough beside runs/"
-    said = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    said = [line.partition(" at step ")[0] for line in capsys.readouterr().out.splitlines() if " at step " in line]
     assert said == ["drill", "preempted", "requeued", "resumed"]
     assert run.wait(60).ok
     for rank in range(2):
@@ -151,11 +151,11 @@ def test_as_a_module_into_a_pipe_that_closes_on_a_terminal_without_letters(tmp_p
 
 
 def test_records_that_were_skipped_are_named():
-    from mmfsdp.cli.running import skipped_lines
+    from mmfsdp.widgets.report import skipped_lines
 
     whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
     reasons = {f"{i}\x1b.jpg": "is cut off" for i in range(7)}
     lacking = {"path": "parts", "times": 9, "records": 7, "reasons": reasons, "cut": 4}
     head, *names = skipped_lines({"skipped": {"data": lacking, "data.more.0": whole}})
-    assert head == "  parts: 7 records skipped, 4 texts cut to data.max_length"
-    assert len(names) == 5 and names[0] == "    skipped '0\\x1b.jpg', which is cut off"
+    assert head == "parts: 7 records skipped, 4 texts cut to data.max_length"
+    assert len(names) == 5 and names[0] == "  skipped '0\\x1b.jpg', which is cut off"

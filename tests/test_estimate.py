@@ -1,6 +1,5 @@
 """Predicted traffic is the known floor of each policy."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -156,7 +155,7 @@ def test_an_example_counts_the_work_of_a_step():
     machine = Machine(flops=1e9, memory=1e9, bandwidth=1e9, latency=0, efficiency=0.5, name="slow")
     times = estimate(plan, machine=machine).times
     assert times.compute == plan.flops / 5e8 and "slow" in str(times) and estimate(plan).times is None
-    values = json.loads(estimate(plan, machine=machine).to_json())["times"]
+    values = estimate(plan, machine=machine).to_dict()["times"]
     parts = values["parts"]
     assert values["step_s"] <= values["step_s_no_overlap"] == parts["network"] + max(parts["compute"], parts["memory"])
     assert values["bound"] == "compute" and values["machine"] == "slow"
@@ -165,7 +164,7 @@ def test_an_example_counts_the_work_of_a_step():
     int8 = estimate(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
     # Forward alone passes through the frozen matrix: it is written in 16 bits, and read.
     assert int8.times.compute == pytest.approx(times.compute + 2 * 2 * 64 * 64 / 1e9)
-    with pytest.raises(ValueError, match="machine: times only plans made with an example"):
+    with pytest.raises(ValueError, match="machine: needs a plan made with an example"):
         estimate(make_plan(model, FSDPParams(), world_size=2), machine=machine)
     with pytest.raises(ValueError, match="tokens: is needed"):
         step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)

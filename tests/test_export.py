@@ -8,13 +8,13 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import mmfsdp
-from mmfsdp import Flamingo, MultimodalModel, ParamError, build_model, checkpoint
+from mmfsdp import Flamingo, ParamError, build_model, checkpoint
 from mmfsdp.compat.export import export, load_pretrained, save_pretrained
 from mmfsdp.compat.openflamingo import load_open_flamingo
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_metrics
 from mmfsdp.train.evaluate import load_run
-from tests.models.test_multimodal_run import MULTIMODAL, WHISPER
+from tests.models.test_multimodal_run import MULTIMODAL
 from tests.test_train import go  # noqa: F401  # a fixture
 from tests.tiny_run import tiny_run
 
@@ -29,8 +29,6 @@ def logits(model, processor, text: str = "a red circle") -> torch.Tensor:
     g = torch.Generator().manual_seed(1)
     shape = (1, 1, processor.image_size, processor.image_size)
     media = {"vision": torch.randn(1, 1, 1, 3, *shape[2:], generator=g)}
-    if isinstance(model, MultimodalModel) and "audio" in model.encoders:
-        media["audio"] = torch.randn(1, 1, *model.encoders["audio"].item_shape, generator=g)
     with torch.no_grad():
         return model(ids, media=media).logits
 
@@ -75,10 +73,7 @@ def trained_freeze(run):
 @pytest.mark.parametrize("lora", [None, 2])
 def test_every_part_of_a_multimodal_model_loads_by_its_own_library(tmp_path, lora):
     vision = {"source": "transformers", "config": SIGLIP}
-    audio = [{"modality": "audio", "config": WHISPER}]
-    params = tiny_run(tmp_path).change(
-        **{**MULTIMODAL, "model.vision": vision, "model.encoders": audio, "model.lora_rank": lora}
-    )
+    params = tiny_run(tmp_path).change(**{**MULTIMODAL, "model.vision": vision, "model.lora_rank": lora})
     model, processor = build_model(params.model)
     for name, p in model.named_parameters():
         if "lora_B" in name or "projectors" in name:
@@ -86,7 +81,7 @@ def test_every_part_of_a_multimodal_model_loads_by_its_own_library(tmp_path, lor
     said, words = logits(model.eval(), processor), processor.tokenizer("a blue square", return_tensors="pt").input_ids
     with torch.no_grad():
         text = model(words).logits
-    visual, sounds = (model.encoders[key].state_dict() for key in ("vision", "audio"))
+    visual = model.encoders["vision"].state_dict()
     save_pretrained(model, processor, params.model, tmp_path / "out")
     again, its = load_pretrained(tmp_path / "out")
     torch.testing.assert_close(logits(again, its), said, rtol=1e-5, atol=1e-5)
@@ -94,9 +89,8 @@ def test_every_part_of_a_multimodal_model_loads_by_its_own_library(tmp_path, lor
     with torch.no_grad():
         torch.testing.assert_close(language(words).logits, text, rtol=1e-5, atol=1e-5)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out/language")) == language.config.vocab_size
-    seen, heard = AutoModel.from_pretrained(tmp_path / "out/vision"), AutoModel.from_pretrained(tmp_path / "out/audio")
+    seen = AutoModel.from_pretrained(tmp_path / "out/vision")
     assert all(torch.equal(t, visual[f"visual.{n}"]) for n, t in seen.state_dict().items())
-    assert all(torch.equal(t, sounds[f"audio.{n}"]) for n, t in heard.encoder.state_dict().items())
 
 
 def test_a_quantized_run_resumes_and_exports_original_weights_and_lora_merged_into_rounded_ones(go, tmp_path):  # noqa: F811

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.params.base import leaves
+from mmfsdp.params.base import leaves, read_yaml
 
 ODD = [
     None, True, 0, 1, -1, 2, 3.5, 1e308, -(10**400), float("nan"), float("inf"), "", " ", "0.5", "1e999", "every:²",
@@ -32,7 +32,7 @@ def test_values_by_name_are_refused_or_come_back_from_text(changes):
         params = load("tiny").change(**changes)
     except ParamError as error:
         return refused(error)
-    assert RunParams.from_yaml_text(params.to_yaml()) == RunParams.from_json(params.to_json()) == params
+    assert RunParams.from_dict(read_yaml(params.to_yaml(), name="YAML")) == params
 
 
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.sampled_from(PIECES), st.integers(0, 40)), max_size=4))
@@ -42,6 +42,6 @@ def test_texts_that_are_hardly_yaml(bits):
     for start, piece, removed in bits:
         text = text[:start] + piece + text[start + removed :]
     try:
-        RunParams.from_yaml_text(text)
+        RunParams.from_dict(read_yaml(text, name="YAML") or {})
     except ParamError as error:
         refused(error)

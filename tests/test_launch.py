@@ -223,6 +223,16 @@ def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
     assert all(processes_of(run.record) == [] for run in runs)
 
 
+def test_a_supervisor_that_dies_at_once_is_quoted(start, tmp_path, monkeypatch):
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho 'python: no such module'\nexit 1\n")
+    interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    run = start("sleep")
+    state = until(lambda: run.state().done and run.state())
+    assert state.status is Status.LOST and state.reason.endswith("last words are: python: no such module")
+
+
 def test_deleted_records_are_written_again_and_a_cancel_in_between_works(start):
     run = start("sleep")
     until(lambda: stepping(run))
@@ -235,9 +245,15 @@ def test_deleted_records_are_written_again_and_a_cancel_in_between_works(start):
 
 
 def test_what_cannot_start_leaves_no_folder(start, tmp_path, monkeypatch):
-    with pytest.raises(ParamError, match="launch.folder: '~no.such.user/x' names no user of this machine; write the"):
-        start("sleep", **{"launch.folder": "~no.such.user/x"})
     monkeypatch.chdir(tmp_path)
+    for folder in ("~no.such.user/x", "$HOME/x"):
+        with pytest.raises(ParamError, match="launch.folder: '.*/x': no such user; variables are not.*in full"):
+            start("sleep", **{"launch.folder": folder})
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    with pytest.raises(ParamError, match="data.path: '.*pictures' holds no metadata.jsonl"):
+        start("sleep", **{"data.source": "folder", "data.path": str(pictures)})
+    pictures.rmdir()
     monkeypatch.setattr("threading.Thread.start", lambda self: 1 / 0)  # as with no process or thread left
     for go in (launch, lambda params, entry: sweep(params, grid={"train.lr": [1]}, entry=entry)):
         with pytest.raises(ZeroDivisionError):
@@ -281,7 +297,8 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
 
 
 def test_a_mistake_that_only_a_plan_shows_ends_the_run_before_its_first_step(tmp_path):
-    tiny_run(tmp_path, **{"model.freeze": ("*",)}).to_yaml(tmp_path / "params.yaml")
+    changes = {"model.freeze": ("*",), "data.source": "shapes", "data.path": None}  # own data are opened with torch
+    tiny_run(tmp_path, **changes).to_yaml(tmp_path / "params.yaml")
     code = (
         "import sys; from mmfsdp import RunParams, launch; run = launch(RunParams.from_yaml(sys.argv[1]));"
         "assert 'torch' not in sys.modules; print(run.path)"

@@ -64,8 +64,8 @@ def params(tmp_path_factory) -> RunParams:
     return run.change(**changes)
 
 
-def load_each_way(text: str) -> dict:
-    params = RunParams.from_json(text)
+def load_each_way(values: dict) -> dict:
+    params = RunParams.from_dict(values)
     found = {}
     for case, fields in CASES.items():
         fsdp = params.change(**{f"fsdp.{k}": v for k, v in fields.items()}).fsdp
@@ -106,7 +106,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 @pytest.fixture(scope="module")
 def found(params):
-    return on_ranks(load_each_way, 2, params.to_json())
+    return on_ranks(load_each_way, 2, params.to_dict())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,6 +1,7 @@
 """The panel without a browser: it shows a real run, takes whatever a log may hold, and holds only so much of it."""
 
 import os
+import threading
 import time
 import tracemalloc
 from html.parser import HTMLParser
@@ -100,6 +101,31 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     until(lambda: "resumed from the first step" in said())
     buttons["Cancel"].click()  # it may have failed again by then: either is said
     until(lambda: "cancelled: " in said())
+    assert panel.wait(60).done
+
+
+class SlowPanel(RunPanel):
+    """Takes its time to draw the end of a run."""
+
+    def __init__(self, path):
+        self.drawn, self.go_on = threading.Event(), threading.Event()
+        super().__init__(path)
+
+    def _draw_details(self, *, now):
+        super()._draw_details(now=now)
+        if now:
+            self.drawn.set()
+            self.go_on.wait(60)
+
+
+def test_a_run_that_is_resumed_while_its_end_is_drawn_is_watched_on(start):
+    panel = SlowPanel(start("fail").path)
+    assert panel.drawn.wait(60)
+    panel.actions.buttons["Resume"].click()
+    until(lambda: "resumed from the first step" in panel.actions._note.value)
+    panel.drawn.clear()
+    panel.go_on.set()
+    assert panel.drawn.wait(60), "its second end is drawn, too"
     assert panel.wait(60).done
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +12,7 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.planner import make_plan
 from mmfsdp.params import Backend, FSDPParams
 from mmfsdp.widgets import curves, style
-from mmfsdp.widgets.curves import History, Series, chart, charts
+from mmfsdp.widgets.curves import History, chart, charts
 from mmfsdp.widgets.plan_page import memory_bar
 from mmfsdp.widgets.plan_picture import plan_picture, treemap
 
@@ -65,17 +66,10 @@ def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_in_bounded_memory(
     assert line_points(charts(history(rows(40)))) == 40
     long = history(rows(100_000))
     svg = charts(long, total=100_000)
-    assert len(long["loss"].buckets) <= 300 and line_points(svg) <= 300 and len(svg) < 20_000
-
-
-def test_merging_keeps_mean_first_and_last_step():
-    series = Series()
-    for step in range(1, 100_001):
-        series.add(step, float(step % 10))
-    buckets = series.buckets
-    assert sum(b.count for b in buckets) == buckets[-1].step == 100_000
-    assert sum(b.mean * b.count for b in buckets) / 100_000 == pytest.approx(4.5)
-    assert (series.first, series.newest) == (1, 0)
+    drawn = long["loss"].drawn()
+    assert 150 <= len(drawn) <= 301 and line_points(svg) == len(drawn) and len(svg) < 20_000
+    assert (drawn[0].step, drawn[-1].step) == (1, 100_000)
+    assert len({later.step - earlier.step for earlier, later in pairwise(drawn[:-1])}) == 1
 
 
 def test_a_curve_survives_missing_and_non_finite_values():

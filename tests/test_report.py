@@ -44,10 +44,6 @@ def test_the_report_says_what_the_folder_says(finished_run):
         "torch 2.11.0",
     ):
         assert words in text, words
-    took = f"{cost['times']['step_s']:.3g}"
-    assert re.search(
-        rf"seconds of a step, on rtx4090-pcie, bound by \w+</td><td>{took}</td><td>\S+</td><td>0.05<", text
-    )
 
 
 def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
@@ -75,7 +71,7 @@ def test_no_seconds_are_predicted_on_cpus_and_the_page_says_why(finished_run):
     (finished_run / "plan.json").write_text(json.dumps(planned))
     MetricsWriter(finished_run).write({"step": 21, "samples": 64, "samples_per_s": 100.0, "step_s": 0.6})
     text = report_html(finished_run)
-    assert "predicted 0.5" not in text and "predicted 128" not in text and "seconds of a step" not in text
+    assert "predicted 0.5" not in text and "predicted 128" not in text
     assert "No seconds are predicted on CPUs" in text
 
 
@@ -98,8 +94,8 @@ def test_what_the_data_lacked_is_told_by_source(finished_run):
     lacking = {"path": "parts", "times": 6, "records": 2, "reasons": {"cut.jpg": "is <truncated>"}, "cut": 4}
     (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"data": lacking, "data.more.0": whole}}))
     text = report_html(finished_run)
-    assert "Skipped data" in text and "cut.jpg is &lt;truncated&gt;" in text and "<td>parts</td>" in text
-    assert "<td>shapes</td>" not in text
+    assert "Skipped data" in text and "cut.jpg&#x27;, which is &lt;truncated&gt;" in text
+    assert "parts: 2 records skipped, 4 texts cut" in text and "shapes: " not in text
 
 
 def test_splits_stand_apart_and_mistakes_are_marked(finished_run):

@@ -34,8 +34,8 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 # Each limit is what holds today. They only ever go down: 2,000 lines for core, 3,800 for the small package, and 11,500
 # and 120 for the whole are where they are going.
 CORE_LINES, CORE_FILES = 2_965, 18
-SMALL_PACKAGE_LINES = 4_734
-PACKAGE_LINES, PACKAGE_FILES = 14_729, 128
+SMALL_PACKAGE_LINES = 4_686
+PACKAGE_LINES, PACKAGE_FILES = 14_169, 128
 LARGEST_CORE_FILE = 250
 
 
@@ -54,7 +54,7 @@ def test_the_code_is_plain():
     assert core.per_100(core.comprehensions) <= 5.1
     assert core.nested == 0
     assert core.per_100(core.conditionals) <= 2.1
-    assert core.per_100(core.comments) >= 6.8
+    assert core.per_100(core.comments) >= 8
     rest = Density()
     for path in PACKAGE.rglob("*.py"):
         if path.parent != CORE:

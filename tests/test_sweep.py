@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
-from mmfsdp.cli.running import grid_values, read_sweep_file
+from mmfsdp.cli.running import grid_values
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import Status
 from tests.tiny_run import tiny_run
@@ -43,7 +43,7 @@ sys.stdin.read()
 """
 
 
-def test_a_sweep_outlives_its_starter_and_its_failed_members_run_again_alone(folder, capsys):
+def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folder, capsys):
     base().to_yaml("base.yaml")
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, "base.yaml"], stdin=-1, stdout=-1, text=True, start_new_session=True
@@ -72,14 +72,11 @@ def test_a_sweep_outlives_its_starter_and_its_failed_members_run_again_alone(fol
         == found.params("005")
         == base(**{"train.lr": 3, "fsdp.frozen_policy": "KEEP", "launch.folder": str(found.path), "launch.name": "005"})
     )
-    with pytest.raises(ParamError, match="'000' is not one to run again; those are 002, 003"):
-        found.again("000")
-    assert cli.main(["sweep", "sweep", "--again", "003"]) == 1, "002 is left as it was"
-    said = capsys.readouterr().out
-    assert "again: 003" in said and "train.lr  fsdp.frozen_policy  state" in said
+    assert found.run("003").resume().wait(60).ok
+    assert cli.main(["sweep", "sweep"]) == 1, "002 is left as it was"
+    assert "train.lr  fsdp.frozen_policy  state" in capsys.readouterr().out
     assert [state.ok for state in found.states().values()] == [True, True, False, True, True, True]
     assert found.run("003").state().step == 4
-    assert found.again() == ["002"] and all(state.ok for state in found.wait(60).values())
     assert cli.main(["runs"]) == 0
     assert "sweep/005" in capsys.readouterr().out
     again = sweep(base(**{"launch.replace": True}), overrides=[{"train.lr": 1}], entry=ENTRY)
@@ -87,7 +84,7 @@ def test_a_sweep_outlives_its_starter_and_its_failed_members_run_again_alone(fol
     assert again.wait(60)["000"].ok
 
 
-def test_a_cancelled_sweep_stops_all_of_it_and_goes_on_when_asked(folder):
+def test_a_cancelled_sweep_stops_all_of_it(folder):
     found = sweep(base(), overrides=[{"train.lr": lr} for lr in (9, 8, 1)], at_once=2, entry=ENTRY)
     until = time.monotonic() + 30
     while not all(found.states()[name].step for name in ("000", "001")):
@@ -97,8 +94,6 @@ def test_a_cancelled_sweep_stops_all_of_it_and_goes_on_when_asked(folder):
     assert cli.main(["cancel", str(found.path)]) == 0
     assert {state.status for state in found.states().values()} == {Status.CANCELLED} and found.done()
     assert not any(processes_of(run.record) for run in runs) and not (found.path / "002").exists()
-    assert found.again("002") == ["002"]
-    assert found.wait(60)["002"].ok and found.states()["000"].status is Status.CANCELLED
 
 
 def test_no_member_starts_before_all_are_sound(folder, capsys):
@@ -125,10 +120,6 @@ def test_no_member_starts_before_all_are_sound(folder, capsys):
     wrong = {"--grid train.lr": "FIELD=VALUE", "--at-once ²": "number", "--grid": "expected at least one argument"}
     for words, said in wrong.items():
         assert cli.main(["sweep", *words.split()]) == 2 and said in capsys.readouterr().err
-    Path("s.yaml").write_text("grid: {train.lr: [1, 2]}\nat_once: 3\n")
-    assert read_sweep_file("s.yaml") == {"grid": {"train.lr": [1, 2]}, "at_once": 3}
-    Path("s.yaml").write_text("grids: {}")
-    assert cli.main(["sweep", "--file", "s.yaml"]) == 2 and "may hold grid" in capsys.readouterr().err
 
 
 def test_a_sweep_of_real_trainings_is_captioned(folder, tmp_path, capsys):

@@ -10,9 +10,9 @@ from io import TextIOWrapper
 from ..params import ParamError, preset_names
 from ..params.base import did_you_mean
 from ..run.record import advice
-from .inspecting import cancel, drill, export, report, runs
+from .inspecting import cancel, export, report, runs
 from .planning import bench, plan
-from .running import caption, launch, resume, run, sweep, watch
+from .running import caption, drill, launch, resume, run, sweep, watch
 
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
 
@@ -25,7 +25,7 @@ USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen 
   mmfsdp watch  RUN                    follow a run's log and progress, from any process
   mmfsdp cancel RUN                    stop every rank of a run
   mmfsdp sweep  [--help]               start runs over a grid of values, some at a time, and print a table of results
-  mmfsdp drill  RUN                    preempt a run as a cluster would, and follow it until it resumes
+  mmfsdp drill  RUN                    preempt a run as a cluster would, and follow it
   mmfsdp resume RUN [--step N] [flags] continue a run that ended early, its parameters changed by the flags
   mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
   mmfsdp report RUN [RUN ...]          write a run's report.html, or one page that compares several

@@ -1,4 +1,4 @@
-"""Build what the benches measure: two models of random weights, batches for them, and the methods to shard them.
+"""Build what the benches measure: a model of random weights, batches for it, and the methods to shard it.
 
 The methods of other projects are written here as those have them. OpenFlamingo (its train.py and flamingo.py): FSDP1,
 every module wrapped twice, gathered in fp32 and reduced in bf16 under autocast; decoder layers un-frozen and kept from
@@ -12,6 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,29 +23,34 @@ from torch.optim import AdamW
 
 from ..core.collectives import Collectives
 from ..core.freeze import freeze
+from ..core.lint import plain_name
 from ..core.optimizer import LocalAdamW
 from ..core.planner import make_plan
 from ..core.step import train_step
 from ..core.wrap import apply_plan
 from ..data import Batch
-from ..models import Flamingo, TokenIds
+from ..models import TokenIds
 from ..models.base import MediaModel
 from ..models.build import build_model
-from ..params import BackboneParams, BackboneSource, FSDPParams, ModelKind, ModelParams
+from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
 from ..train.memory_meter import cpu_memory
 
 CPU = torch.device("cpu")
 MAX_NORM = 0.1
 """Below the norm that these models' gradients have, so that every step is clipped."""
 
+LAYERS = ("FlamingoLayer", "ResidualAttentionBlock")
+"""Classes of the layers that are wrapped one by one."""
 OPENFLAMINGO = "OpenFlamingo's scheme"
 CORNSTARCH = "FSDP2 per layer (Cornstarch)"
-BY_LAYER = "FSDP1 by layer (Oumi, Zeta)"
 KEEP_GATHERED = {"sharding_strategy": "SHARD_GRAD_OP", "frozen_dtype": "bf16"}
 OURS: dict[str, dict[str, Any]] = {
     "DDP": {"backend": "DDP"},
-    BY_LAYER: {"backend": "FSDP1", "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
-    "FSDP2, root only": {"auto_wrap_policy": "NO_WRAP"},
+    "FSDP1 by layer (Oumi, Zeta)": {
+        "backend": "FSDP1",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls": ",".join(LAYERS),
+    },
     "frozen-aware SHARD": {"frozen_dtype": "bf16"},
     "frozen-aware KEEP": {"frozen_policy": "KEEP", **KEEP_GATHERED},
     "frozen-aware REPLICATE": {"frozen_policy": "REPLICATE", "forward_prefetch": True, **KEEP_GATHERED},
@@ -56,30 +62,20 @@ if torch.__version__ >= "2.12":  # before, FSDP2 shards no integers
 METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS)
 COMPARED = (OPENFLAMINGO, "DDP", "frozen-aware SHARD", "frozen-aware KEEP", "frozen-aware REPLICATE")
 """Methods of `mmfsdp bench wrap`, and of `mmfsdp bench step`."""
-LAYERS = {
-    "flamingo": ("FlamingoLayer", "ResidualAttentionBlock"),
-    "projector": ("LlamaDecoderLayer", "ResidualAttentionBlock"),
-}
-"""Classes of the layers that are wrapped one by one, by kind of model."""
 
 
 WORDS, TOKENS, PICTURE_PIXELS = 10_000, 16, 32
 """Size of the vocabulary, length of a sample, and side of its picture, of which a patch has half."""
 
 
-def build(kind: str, width: int = 512) -> MediaModel:
-    """Build a frozen vision encoder and language model, and what trains between them; the same weights each time.
-
-    kind: flamingo, or projector (as LLaVA's first stage: only the projector trains). width: of the language model; 512
-    makes a Flamingo of about 50 M parameters.
-    """
+def model_params(width: int = 512, *, layers: int = 6) -> ModelParams:
+    """Return the parameters of a small Flamingo; width: of its language model, 512 makes about 50 M parameters."""
     picture = {"image_size": PICTURE_PIXELS, "patch_size": PICTURE_PIXELS // 2}
     picture |= {"width": width * 3 // 4, "layers": 6, "head_width": width // 8}
     vision = BackboneParams(source=BackboneSource.OPEN_CLIP, config={"embed_dim": width, "vision_cfg": picture})
     text = {"model_type": "llama", "vocab_size": WORDS, "hidden_size": width, "intermediate_size": width * 8 // 3}
-    text |= {"num_attention_heads": 8, "num_hidden_layers": 8 if kind == "projector" else 6}
-    params = ModelParams(
-        kind=ModelKind.MULTIMODAL if kind == "projector" else ModelKind.FLAMINGO,
+    text |= {"num_attention_heads": 8, "num_hidden_layers": layers}
+    return ModelParams(
         vision=vision,
         language=BackboneParams(config=text),
         cross_attention_every=2,
@@ -88,7 +84,6 @@ def build(kind: str, width: int = 512) -> MediaModel:
         attention_heads=7,
         attention_head_dim=width // 8,
     )
-    return random_model(params)
 
 
 def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
@@ -106,10 +101,8 @@ def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
     return model
 
 
-def batch_of(kind: str, *, seed: int) -> Batch:
-    """Return two samples of a picture each."""
-    if kind == "projector":
-        return random_batch(WORDS, WORDS, (2, TOKENS), PICTURE_PIXELS, seed, placeholders=4)
+def flamingo_batch(*, seed: int) -> Batch:
+    """Return two samples of a picture each, for the model of `model_params`."""
     return random_batch(WORDS, TokenIds.after(WORDS).image, (2, TOKENS), PICTURE_PIXELS, seed)
 
 
@@ -135,47 +128,29 @@ class Method:
     optimizer: AdamW
     mask_and_clip: Callable[[], None] | None = None
     """OpenFlamingo's, after each backward. Without it, `train_step` does all."""
-    left_frozen: tuple[str, ...] = ()
-    """Parameters that train with the other methods and not with this."""
 
-    def step(self, batches: list[Batch], device: torch.device = CPU) -> None:
+    def step(self, batch: Batch, device: torch.device = CPU) -> None:
         """Take one optimizer step."""
         if self.mask_and_clip is None:
-            train_step(self.model, batches, self.optimizer, max_grad_norm=MAX_NORM)
+            train_step(self.model, [batch], self.optimizer, max_grad_norm=MAX_NORM)
             return
-        for batch in batches:
-            self.backward(batch.to(device), len(batches))
-            self.mask_and_clip()
+        self.model(**batch.to(device).inputs()).loss.backward()
+        self.mask_and_clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def backward(self, batch: Batch, micro_batches: int) -> None:
-        """Run forward and backward of this batch's share of the mean over the micro-batches."""
-        (self.model(**batch.inputs()).loss / micro_batches).backward()
 
-
-def wrap_as(
-    name: str,
-    model: nn.Module,
-    kind: str,
-    *,
-    example: dict[str, Any] | None = None,
-    device: torch.device = CPU,
-) -> Method:
-    """Wrap a model by the method of this name, in bf16 with fp32 reduction. example: of `make_plan`."""
+def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: torch.device = CPU) -> Method:
+    """Wrap a Flamingo by the method of this name, in bf16 with fp32 reduction. example: of `make_plan`."""
     if name == OPENFLAMINGO:
         return _openflamingo(model, device)
     if name == CORNSTARCH:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for module in [m for m in model.modules() if type(m).__name__ in LAYERS[kind]]:
+        for module in [m for m in model.modules() if type(m).__name__ in LAYERS]:
             fully_shard(module, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
         return Method(name, model, AdamW(_trainable(model), lr=1e-4, fused=True))
-    fields = dict(OURS[name])
-    if name == BY_LAYER:
-        fields["transformer_layer_cls"] = ",".join(LAYERS[kind])
-    fsdp = FSDPParams(mixed_precision="bf16", **fields)  # type: ignore[arg-type]
-    example = example or batch_of(kind, seed=0).inputs()
+    fsdp = FSDPParams(mixed_precision="bf16", **OURS[name])  # type: ignore[arg-type]
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
     model = apply_plan(model, plan, device=device)  # whatever the lint warns of: that is what is compared
     return Method(name, model, LocalAdamW(_trainable(model), lr=1e-4, fused=True))
@@ -191,25 +166,16 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
     model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
     embedding = "language_model.model.embed_tokens"
     table = f"{embedding}.table.weight"
-    head: list[str] = []
-    if isinstance(model, Flamingo):
-        head = ["language_model.lm_head.new_tokens.weight"]
-        model.get_parameter(head[0]).requires_grad_(False)
-        model.get_parameter(table).requires_grad_(True)
+    model.get_parameter("language_model.lm_head.new_tokens.weight").requires_grad_(False)
+    model.get_parameter(table).requires_grad_(True)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    layers = [n for n, m in model.named_modules() if type(m).__name__ in ("LlamaDecoderLayer", "GatedCrossAttention")]
-    for name in layers:
+    decoders = [name for name, m in model.named_modules() if type(m).__name__ == "LlamaDecoderLayer"]
+    for name in decoders:
         model.get_submodule(name).requires_grad_(True)
-    modules = dict(model.named_modules())
-    clipped = []
-    for name in [*layers, "perceiver", "projectors.vision", embedding]:
-        if name in modules and any(parameter.startswith(f"{name}.") for parameter in trained):
-            clipped.append(name)
-    ends = ["perceiver", "projectors.vision", embedding, "language_model.lm_head", "vision_encoder", "encoders.vision"]
-    for name in [*layers, *ends]:
-        if name not in modules:
-            continue
-        module = modules[name]
+    crossings = [name for name, m in model.named_modules() if type(m).__name__ == "GatedCrossAttention"]
+    clipped = [*crossings, "perceiver", embedding]
+    for name in [*clipped, *decoders, "language_model.lm_head", "vision_encoder"]:
+        module = model.get_submodule(name)
         for _ in range(2):
             module = FullyShardedDataParallel(
                 module, mixed_precision=dtypes, device_id=device, use_orig_params=True, forward_prefetch=True
@@ -217,10 +183,10 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, module)
     model.to(device)  # what is in no wrapper
-    parameters = {name.replace("_fsdp_wrapped_module.", ""): p for name, p in model.named_parameters()}
+    parameters = {plain_name(name): p for name, p in model.named_parameters()}
 
     def mask_and_clip() -> None:
-        new_words = parameters[table].grad if table in trained else None
+        new_words = parameters[table].grad
         if new_words is not None:
             new_words.zero_()  # its rows are of known words; new words have a table of their own here
         for name in clipped:
@@ -229,25 +195,37 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
             module.clip_grad_norm_(MAX_NORM)
 
     optimizer = AdamW([p for name, p in parameters.items() if name in trained], lr=1e-4, weight_decay=0.0)
-    return Method(OPENFLAMINGO, model, optimizer, mask_and_clip, tuple(head))
+    return Method(OPENFLAMINGO, model, optimizer, mask_and_clip)
 
 
-def measure_step(
-    make: Callable[[], Method], batches: list[Batch], device: torch.device
-) -> tuple[Method, dict[str, Any]]:
+def measure(
+    names: Sequence[str], make: Callable[[str], Method], batch: Batch, rounds: int, device: torch.device = CPU
+) -> list[dict[str, Any]]:
+    """Measure a step of each method: what it sends, this rank's memory in bytes, and the median seconds of `rounds`."""
+    methods, rows = [], []
+    for name in names:
+        method, row = measure_step(lambda name=name: make(name), batch, device)  # type: ignore[misc]
+        methods.append(method)
+        rows.append({"way": name} | row)
+    seconds = seconds_of_steps(methods, batch, rounds, device)
+    for row in rows:
+        row["seconds"] = median(seconds[row["way"]])
+    return rows
+
+
+def measure_step(make: Callable[[], Method], batch: Batch, device: torch.device) -> tuple[Method, dict[str, Any]]:
     """Make a wrapped model, take two steps, and measure the third: its traffic, and this rank's memory in bytes."""
     row: dict[str, Any] = {}
 
     def steps(mark: Callable[[], None]) -> Method:
         method = make()
         for _ in range(2):
-            method.step(batches, device)
+            method.step(batch, device)
         gc.collect()
         mark()
         with Collectives() as collectives:
-            method.step(batches, device)
+            method.step(batch, device)
             sent = [count for count in collectives.rows() if count.phase != "control"]
-        row["way"] = method.name
         row["wire_bytes"] = sum(count.wire_bytes for count in sent)
         row["collectives"] = sum(count.count for count in sent)
         return method
@@ -265,23 +243,20 @@ def measure_step(
 
 
 def seconds_of_steps(
-    methods: Sequence[Method], batches: list[Batch], rounds: int, device: torch.device = CPU
+    methods: Sequence[Method], batch: Batch, rounds: int, device: torch.device = CPU
 ) -> dict[str, list[float]]:
-    """Time one step of each method in each round.
+    """Time one step of each method in each round, so that what else this machine does falls on all of them.
 
     A step that is not timed comes first: in training, too, a step finds caches and memory as one of its own kind has
-    left them. Every other round goes backwards, so that each method has other neighbors.
+    left them.
     """
     seconds: dict[str, list[float]] = {method.name: [] for method in methods}
-    for number in range(rounds):
-        order = list(methods)
-        if number % 2:
-            order.reverse()
-        for method in order:
-            method.step(batches, device)
+    for _ in range(rounds):
+        for method in methods:
+            method.step(batch, device)
             _wait_for_ranks(device)
             start = time.perf_counter()
-            method.step(batches, device)
+            method.step(batch, device)
             _wait_for_ranks(device)
             seconds[method.name].append(time.perf_counter() - start)
     return seconds

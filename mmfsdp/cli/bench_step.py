@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from ..estimate import estimate, step_time
 from ..models import Flamingo
 from ..models.base import MediaModel
 from ..params import Device, FSDPParams, Precision, RunParams, TrainParams, load
+from ..run.state import text_table
 from ..train.profile import machine_here
-from .bench_models import COMPARED, OURS, Method, measure_step, random_batch, random_model, seconds_of_steps, wrap_as
+from .bench_models import COMPARED, OURS, Method, measure, random_batch, random_model, wrap_as
 from .spawn_ranks import on_ranks
 
 LARGE: dict[str, Any] = {
@@ -36,32 +36,23 @@ LARGE: dict[str, Any] = {
 """Run that is measured on a GPU, as changes of the preset clip_llama_1b."""
 
 
-def bench_step(
-    *,
-    config: str | None = None,
-    ranks: int | None = None,
-    rounds: int = 7,
-    samples: int | None = None,
-    length: int | None = None,
-) -> dict[str, Any]:
+def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None = None) -> dict[str, Any]:
     """Measure one optimizer step of each method in bf16: median seconds in interleaved rounds, samples per second,
     share of the device's own matrix rate (counted over what the mix of frozen and trainable needs), peak memory, and
     the predicted peak, and on GPUs the predicted seconds.
 
-    config: preset or YAML file of a Flamingo, whose weights are drawn at random; unset, on GPUs ViT-L/14 and the layout
-    of Llama-3.2-1B, and tiny on the CPU. ranks: unset, all GPUs, or 2. samples, length: of a batch; unset, the
-    configuration's.
+    The model is ViT-L/14 with the layout of Llama-3.2-1B on GPUs, and that of the preset tiny on the CPU, with random
+    weights. ranks: unset, all GPUs, or 2. samples: of a batch; unset, the configuration's.
     """
     gpus = torch.cuda.device_count()
-    params = load(config) if config else configuration(on_gpu=gpus > 0)
-    params = params.change(**{"train.batch_size": samples or params.train.batch_size})
-    params = params.change(**{"data.max_length": length or params.data.max_length, "fsdp.mixed_precision": "bf16"})
+    params = configuration(on_gpu=gpus > 0)
+    params = params.change(**{"train.batch_size": samples or params.train.batch_size, "fsdp.mixed_precision": "bf16"})
     backend = "nccl" if gpus else "gloo"
     return on_ranks(_measure, ranks or gpus or 2, params, rounds, method="spawn", backend=backend)[0]
 
 
 def configuration(*, on_gpu: bool) -> RunParams:
-    """Return what is measured where no configuration is named."""
+    """Return what is measured."""
     return load("clip_llama_1b").change(**LARGE) if on_gpu else load("tiny")
 
 
@@ -74,31 +65,23 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     batch = batch_for(params, random_model(params.model, meta=True), rank)
     machine = machine_here(params.launch, device, dtype=torch.bfloat16)
-    methods, rows = [], []
-    for name in COMPARED:
-        plan = _plan(name, params, batch)
 
-        def make(name: str = name) -> Method:
-            return wrap_as(name, random_model(params.model), "flamingo", example=batch.inputs(), device=device)
+    def make(name: str) -> Method:
+        return wrap_as(name, random_model(params.model), batch.inputs(), device=device)
 
-        method, row = measure_step(make, [batch], device)
+    rows = measure(COMPARED, make, batch, rounds, device)
+    for row in rows:
+        plan = _plan(row["way"], params, batch)
         if device.type == "cpu":  # the batch was made before memory was watched
             tensors = (batch.input_ids, batch.attention_mask, batch.labels, *batch.media.values())
             row["peak_bytes"] += sum(tensor.nbytes for tensor in tensors if tensor is not None)
-        row["flops"] = plan.flops
         row["predicted_peak"] = row["predicted_seconds"] = None
-        if name in OURS:
+        if row["way"] in OURS:
             train = TrainParams(device=Device(device.type))
             row["predicted_peak"] = estimate(plan, train).peak_bytes
             if device.type == "cuda":
                 row["predicted_seconds"] = step_time(plan, train, machine=machine).overlapped
-        methods.append(method)
-        rows.append(row)
-    seconds = seconds_of_steps(methods, [batch], rounds, device)
-    for row in rows:
-        own = seconds[row["way"]]
-        row["seconds"] = median(own)
-        row["to_ddp"] = median(a / b for a, b in zip(own, seconds["DDP"], strict=True))
+        row["flops"] = plan.flops
         row["samples_per_s"] = batch.size * ranks / row["seconds"]
         row["utilization"] = row["flops"] / row["seconds"] / machine.flops
     title = _title(params, plan, ranks, device)
@@ -135,22 +118,26 @@ def _title(params: RunParams, plan: WrapPlan, ranks: int, device: torch.device) 
 def table(result: dict[str, Any]) -> str:
     """Return the rows as text."""
     rates = result["rates"]
-    lines = [
-        result["title"],
+    measured = (
         f"measured here: {rates['flops'] / 1e12:,.2f} TFLOP/s in bf16, {rates['memory'] / 1e9:,.1f} GB/s memory, "
-        f"{rates['bandwidth'] / 1e9:,.2f} GB/s between ranks",
-        f"{'':26}{'seconds':>9}{'x DDP':>7}{'predicted':>10}{'samples/s':>11}{'of rate':>8}{'peak MB':>10}"
-        f"{'predicted':>10}{'sent MB':>10}",
-    ]
+        f"{rates['bandwidth'] / 1e9:,.2f} GB/s between ranks"
+    )
+    lines = [("", "seconds", "predicted", "samples/s", "of rate", "peak MB", "predicted", "sent MB")]
     for row in result["rows"]:
+        seconds, peak = row["seconds"], row["peak_bytes"]
         lines.append(
-            f"{row['way']:26}{row['seconds']:>9.4f}{row['to_ddp']:>7.3f}"
-            f"{_difference(row['predicted_seconds'], row['seconds']):>10}"
-            f"{row['samples_per_s']:>11.2f}{row['utilization']:>8.1%}{row['peak_bytes'] / 1e6:>10.1f}"
-            f"{_difference(row['predicted_peak'], row['peak_bytes']):>10}{row['wire_bytes'] / 1e6:>10.2f}"
+            (
+                row["way"],
+                f"{seconds:.4f}",
+                _difference(row["predicted_seconds"], seconds),
+                f"{row['samples_per_s']:.2f}",
+                f"{row['utilization']:.1%}",
+                f"{peak / 1e6:.1f}",
+                _difference(row["predicted_peak"], peak),
+                f"{row['wire_bytes'] / 1e6:.2f}",
+            )
         )
-    lines.append("x DDP: the median over rounds of the round's ratio; predicted: beside measured")
-    return "\n".join(lines)
+    return "\n".join([result["title"], measured, text_table(lines), "predicted: beside measured"])
 
 
 def _difference(predicted: float | None, measured: float) -> str:

@@ -1,9 +1,8 @@
-"""The commands over runs that exist already: runs, cancel, drill, report, export."""
+"""The commands over runs that exist already: runs, cancel, report, export."""
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from ..params import LaunchParams, ParamError
@@ -26,17 +25,12 @@ def runs(argv: list[str]) -> int:
 
 
 def print_unreadable(folder: str) -> None:
-    """Print which folders this person may not read: runs may be in them. One line for each reason."""
+    """Print which folders this person may not read: runs may be in them."""
     from ..run.folder import owner_hint
 
-    unreadable: dict[str, list[Path]] = {}
-    if os.path.isdir(folder):
-        for path in sorted(Path(folder).iterdir()):
-            if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-                unreadable.setdefault(owner_hint(path), []).append(path)
-    for why, paths in unreadable.items():
-        others = f"; also {len(paths) - 1} more" if len(paths) > 1 else ""
-        print(f"{paths[0]} cannot be read{why}{others}")
+    for path in sorted(Path(folder).glob("*/")):
+        if not os.access(path, os.R_OK | os.X_OK):
+            print(f"{path} cannot be read{owner_hint(path)}")
 
 
 def cancel(argv: list[str]) -> int:
@@ -56,35 +50,17 @@ def cancel(argv: list[str]) -> int:
     return 0
 
 
-def drill(argv: list[str]) -> int:
-    """Preempt a run as a cluster would, and follow it until it resumes. Returns 1 if it does not."""
-    from ..run.launch import Run
-    from ..run.preempt import events_until_resumed
-
-    run, began = Run.open(run_folder(argv)), time.time()
-    run.drill()
-    kind = ""
-    for event in events_until_resumed(run.path, since=began):
-        kind = event["kind"]
-        print(f"{event['time'] - began:6.1f} s  {kind:<9}  {event['text']}", flush=True)
-    if kind == "resumed":
-        return 0
-    print(f"{run.name}: {run.state()}")
-    return 0 if run.state().ok else 1
-
-
 def report(argv: list[str]) -> int:
     """Write a run's report, or a page that compares runs."""
     from ..run.launch import Run
     from ..widgets.compare import write_comparison
-    from ..widgets.markup import writable_path
     from ..widgets.report import write_report
 
     if len(argv) < 2:
         print(write_report(Run.open(run_folder(argv)).path))
         return 0
     paths = [run_folder([name]) for name in argv]
-    print(write_comparison(paths, writable_path(paths[0].absolute().parent / "comparison.html")))
+    print(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
     return 0
 
 

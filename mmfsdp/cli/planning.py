@@ -51,10 +51,12 @@ def plan(argv: list[str]) -> int:
 
     Returns 1 where the lint found errors.
     """
+    from ..data import check_data
+
     params, machine = read_plan_words(argv)
     planned = print_plan(params)
     try:
-        params.data.check_paths()
+        check_data(params.data)
     except ParamError as error:  # a plan needs no data; a run does
         print(f"warning: {error}", file=sys.stderr)
     if machine and not planned.refused:
@@ -94,9 +96,10 @@ def print_times(planned: WrapPlan, params: RunParams, machine: str) -> None:
 
     profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
     figures = machine_of(machine, profile)
-    print(step_time(planned, params.train, machine=figures))
+    sources = len(params.data.sources())
+    print(step_time(planned, params.train, machine=figures, sources=sources))
     if planned.backend is not Backend.DDP and planned.world_size > 1:
-        print(mesh_table(meshes(planned, params.train, machine=figures), figures))
+        print(mesh_table(meshes(planned, params.train, machine=figures, sources=sources), figures))
 
 
 def check_plan(params: RunParams) -> None:

@@ -1,8 +1,7 @@
-"""The commands that start runs or follow them to their end: run, launch, resume, watch, caption, sweep."""
+"""The commands that start runs or follow them to their end: run, launch, resume, watch, drill, caption, sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -14,27 +13,22 @@ from .planning import check_plan, parse, print_plan, run_folder
 if TYPE_CHECKING:
     from ..run.sweep import Sweep
 
-SKIPPED_NAMES = 5
-"""Names of skipped records that are printed for each source; the report has as many."""
-SWEEP_HELP = """mmfsdp sweep [--config C] [--grid FIELD=A,B ...] [--file SWEEP.yaml] [--at-once N] [--detach] [flags]
+SWEEP_HELP = """mmfsdp sweep [--config C] --grid FIELD=A,B ... [--at-once N] [--detach] [flags]
     start a run for each combination, N at a time; flags as for `mmfsdp launch`. launch.name names the sweep
     --grid FIELD=A,B FIELD=C,D   values to try; a list in brackets is YAML: data.more=[[], [{...}]]
-    --file SWEEP.yaml            grid: {FIELD: [A, B]}, overrides: [{FIELD: A, ...}], at_once: N
     --detach                     return at once; without it, wait for the end (Ctrl-C leaves the sweep running)
-mmfsdp sweep FOLDER                      print its table
-mmfsdp sweep FOLDER --again [MEMBER ...] run failed or cancelled members again: those named, or all
-mmfsdp cancel FOLDER                     stop all its runs"""
+mmfsdp sweep FOLDER              print its table
+mmfsdp resume FOLDER/MEMBER      run a failed member again
+mmfsdp cancel FOLDER             stop all its runs"""
 
 
 def run(argv: list[str]) -> int:
     """Do it all in the foreground: plan, pretrain, launch, follow, caption, report."""
-    from ..data import check_data
     from ..run.launch import check
     from ..run.launch import launch as start
 
     params = parse("run", argv)
     check(params)  # before a minute of pretraining
-    check_data(params.data)
     print_plan(params).check()
     prepare(params)
     started = start(params)
@@ -83,6 +77,15 @@ def watch(argv: list[str]) -> int:
     return follow(run_folder(argv))
 
 
+def drill(argv: list[str]) -> int:
+    """Preempt a run as a cluster would, and follow it."""
+    from ..run.launch import Run
+
+    drilled = Run.open(run_folder(argv))
+    drilled.drill()
+    return follow(drilled.path)
+
+
 def caption(argv: list[str]) -> int:
     """Caption new pictures with a finished run's checkpoint."""
     from ..run.launch import Run
@@ -127,7 +130,7 @@ def finish(folder: Path) -> int:
     """Caption held-out pictures, print five beside the truth, write result.json and the report."""
     from ..run.launch import Run
     from ..train.evaluate import caption_held_out
-    from ..widgets.report import write_report
+    from ..widgets.report import skipped_lines, write_report
 
     Run(folder).own()  # another person's folder is refused now, not after minutes
     result = caption_held_out(folder)
@@ -140,21 +143,9 @@ def finish(folder: Path) -> int:
         elif not isinstance(value, (list, dict)):
             print(f"  {key}: {value}")
     for line in skipped_lines(result):
-        print(line)
+        print(f"  {line}")
     print(f"report: {write_report(folder)}")
     return 0
-
-
-def skipped_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return what the data could not use, by source, with the first names and reasons."""
-    lines = []
-    for source in result.get("skipped", {}).values():
-        if source["times"] or source["cut"]:
-            records, cut = source["records"], source["cut"]
-            lines.append(f"  {source['path']}: {records} records skipped, {cut} texts cut to data.max_length")
-        for name, reason in list(source["reasons"].items())[:SKIPPED_NAMES]:
-            lines.append(f"    skipped {name!r}, which {reason}")
-    return lines
 
 
 def sweep(argv: list[str]) -> int:
@@ -168,35 +159,27 @@ def sweep(argv: list[str]) -> int:
     from ..run.sweep import sweep as start
     from ..run.sweep import sweep_members
 
-    params, arguments, detach = read_sweep_words(argv)
+    params, own = read_sweep_words(argv)
+    grid = dict(grid_values(text) for text in own.grid)
     check(params)
-    members = sweep_members(params, grid=arguments["grid"], overrides=arguments["overrides"])
+    members = sweep_members(params, grid=grid, overrides=[])
     check_plans([member for _, member in members])
     prepare(params)
-    started = start(params, **arguments)
-    print(f"{started.path}: {len(started.members)} runs, {arguments['at_once']} at a time", flush=True)
-    return 0 if detach else follow_members(started)
+    started = start(params, grid=grid, at_once=own.at_once)
+    print(f"{started.path}: {len(started.members)} runs, {own.at_once} at a time", flush=True)
+    return 0 if own.detach else follow_members(started)
 
 
-def read_sweep_words(argv: list[str]) -> tuple[RunParams, dict[str, Any], bool]:
-    """Return the shared parameters, the other arguments of `run.sweep`, and whether to return at once."""
+def read_sweep_words(argv: list[str]) -> tuple[RunParams, Any]:
+    """Return the shared parameters, and the options of the sweep: grid, at_once, detach."""
     from ..params.flags import Flags, count
 
     flags = Flags()
     flags.add_argument("--detach", action="store_true")
-    flags.add_argument("--file")
     flags.add_argument("--grid", nargs="+", action="extend", default=[])
-    flags.add_argument("--at-once", type=count)
+    flags.add_argument("--at-once", type=count, default=1)
     own, words = flags.parse_known_args(argv)
-    arguments: dict[str, Any] = {"grid": {}, "overrides": [{}], "at_once": 1}
-    if own.file:
-        arguments |= read_sweep_file(own.file)
-    for text in own.grid:
-        field, values = grid_values(text)
-        arguments["grid"][field] = values
-    if own.at_once:
-        arguments["at_once"] = own.at_once
-    return parse("sweep", words), arguments, own.detach
+    return parse("sweep", words), own
 
 
 def grid_values(text: str) -> tuple[str, list[Any]]:
@@ -209,40 +192,20 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
     return field, [read_yaml(value, name="grid") for value in values.split(",")]
 
 
-def read_sweep_file(path: str) -> dict[str, Any]:
-    """Return the arguments of `run.sweep` that a YAML file holds. Raises ParamError."""
-    values = read_yaml(Path(path).read_bytes(), name=path) or {}
-    kinds: dict[str, type] = {"grid": dict, "overrides": list, "at_once": int}
-    entries = values.items() if isinstance(values, dict) else [("", values)]
-    for key, value in entries:
-        if key not in kinds or not isinstance(value, kinds[key]):
-            raise ParamError("file", f"{path}: {key!r}: may hold grid (a mapping), overrides (a list), at_once")
-    return values
-
-
 def check_plans(members: list[RunParams]) -> None:
     """Raise ParamError for the lint's errors; members with the same plan are checked once."""
     from ..train.preview import check
 
-    checked: set[str] = set()
-    for member in members:
-        key = repr((member.model, member.data, member.fsdp, member.launch.ranks))
-        if key not in checked:
-            checked.add(key)
-            check(member)
+    different = {repr((member.model, member.data, member.fsdp, member.launch.ranks)): member for member in members}
+    for member in different.values():
+        check(member)
 
 
 def show(argv: list[str]) -> int:
-    """Print a sweep's table, or with --again run members again. Returns 1 if a member failed."""
+    """Print a sweep's table. Returns 1 if a member failed."""
     from ..run.sweep import Sweep
 
-    shown = Sweep.open(run_folder(argv[:1]))
-    if argv[1:2] == ["--again"]:
-        names = shown.again(*argv[2:])
-        print(f"again: {', '.join(names) or 'none'}", flush=True)
-        return follow_members(shown)
-    if argv[1:]:
-        raise ParamError("sweep", f"unknown option {argv[1]!r}; of a sweep that exists, only --again is one")
+    shown = Sweep.open(run_folder(argv))
     print(shown)
     return int(any(state.done and not state.ok for state in shown.states().values()))
 

@@ -16,7 +16,7 @@ from torch import nn
 from ..core.quantize import dequantize, is_transposed, matrices, quantize
 from ..data.chat import ChatProcessor
 from ..data.processor import SampleProcessor
-from ..models import AudioEncoder, Flamingo, MediaModel, MultimodalModel
+from ..models import Flamingo, MediaModel, MultimodalModel
 from ..models.backbones import load_tokenizer, merge_lora
 from ..models.build import build_model, resolve_generated
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
@@ -90,7 +90,7 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
 
     language/          for transformers' AutoModelForCausalLM and AutoTokenizer; new tokens are its tables' last
                        rows, LoRA adapters are merged into their matrices
-    vision/, audio/    for transformers' AutoModel, or as `local-dir:` for open_clip
+    vision/            for transformers' AutoModel, or as `local-dir:` for open_clip
     model.safetensors  the other weights: the perceiver and the cross-attention, or the projectors
     config.json        the model's parameters, for `load_pretrained`
     """
@@ -101,10 +101,8 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
 def _write_parts(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
     state = model.state_dict()
     save_file({name: t.contiguous() for name, t in state.items() if _is_own(name)}, to / WEIGHTS_FILE)
-    encoders: Any = {"vision": model.vision_encoder} if isinstance(model, Flamingo) else model.encoders
-    _save_encoder(encoders["vision"], resolve_generated(params, "vision"), to / "vision")
-    for audio in params.encoders:
-        _save_encoder(encoders[audio.modality.value], audio, to / audio.modality.value)
+    encoder = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
+    _save_encoder(encoder, resolve_generated(params, "vision"), to / "vision")
     tokenizer = processor.tokenizer
     if isinstance(model, MultimodalModel):  # its placeholders have no rows, and are added at each load
         tokenizer = load_tokenizer(resolve_generated(params, "language"))
@@ -112,7 +110,6 @@ def _write_parts(model: MediaModel, processor: SampleProcessor, params: ModelPar
     exported = params.change(
         vision=_in_folder(params.vision, "vision"),
         language=_in_folder(params.language, "language"),
-        encoders=tuple(_in_folder(audio, audio.modality.value) for audio in params.encoders),
         freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
         lora_rank=None,
     )
@@ -132,7 +129,7 @@ def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
         raise ParamError(
             "folder", f"{str(folder)!r} holds no {CONFIG_FILE} of ours; give one that `mmfsdp export` wrote"
         )
-    for backbone in (config["vision"], config["language"], *config["encoders"]):
+    for backbone in (config["vision"], config["language"]):
         backbone["name"] = backbone["weights"] = str(folder / backbone["weights"])
     model, processor = build_model(RunParams.from_dict({"model": config}).model)
     assert processor is not None, "the language model's folder has a tokenizer"
@@ -172,12 +169,10 @@ def _save_language(model: Any, tokenizer: Any, folder: Path) -> None:
 def _save_encoder(encoder: nn.Module, params: BackboneParams, folder: Path) -> None:
     """Save an encoder as its library does.
 
-    The parts that the model does not use (a CLIP's text tower, Whisper's decoder) are saved tiny and untrained.
+    The part that the model does not use (a CLIP's text tower) is saved tiny and untrained.
     """
     visual: Any = getattr(encoder, "visual", None)
-    if isinstance(encoder, AudioEncoder):
-        _save_whisper(encoder.audio, folder)
-    elif hasattr(visual, "save_pretrained"):
+    if hasattr(visual, "save_pretrained"):
         visual.save_pretrained(folder)
     else:
         _save_open_clip(encoder, params, folder)
@@ -199,14 +194,3 @@ def _save_open_clip(encoder: Any, params: BackboneParams, folder: Path) -> None:
     text = json.dumps({"model_cfg": config, "preprocess_cfg": preprocessing}, indent=1)
     (folder / "open_clip_config.json").write_text(text + "\n")
     save_file(clip.state_dict(), folder / "open_clip_model.safetensors")
-
-
-def _save_whisper(encoder: Any, folder: Path) -> None:
-    from transformers import WhisperConfig, WhisperModel
-
-    tiny = {"decoder_layers": 0, "vocab_size": 1, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-    tiny |= {"decoder_start_token_id": 0, "max_target_positions": 1}
-    with torch.device("cpu"):
-        whisper = WhisperModel(WhisperConfig(**encoder.config.to_dict() | tiny))
-    whisper.encoder.load_state_dict(encoder.state_dict())
-    whisper.save_pretrained(folder)

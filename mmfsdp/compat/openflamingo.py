@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def _average_gradient(p: torch.Tensor) -> None:
 def load_open_flamingo(model: Flamingo, path: str | Path) -> None:
     """Load a checkpoint in OpenFlamingo's layout into a model, in place, before wrapping.
 
-    Takes .pt and .safetensors; names with or without `module.`; all weights or, as released, only the perceiver, the
+    Takes names with or without `module.`; all weights or, as released, only the perceiver, the
     gated cross-attention and the embeddings, whose last rows are the new tokens'. Raises ValueError naming weights that
     are missing for these parts, that the model does not have, or whose shapes differ.
     """
@@ -115,7 +114,7 @@ def load_open_flamingo(model: Flamingo, path: str | Path) -> None:
 
 
 def save_open_flamingo(model: Flamingo, path: str | Path) -> None:
-    """Save an unwrapped model's trainable parameters and embeddings in OpenFlamingo's layout (.pt, .safetensors)."""
+    """Save an unwrapped model's trainable parameters and embeddings in OpenFlamingo's layout."""
     state = model.state_dict()
     trainable = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     tensors: dict[str, Tensor] = {}
@@ -125,12 +124,7 @@ def save_open_flamingo(model: Flamingo, path: str | Path) -> None:
             tensors[_their_name(name)] = torch.cat((value[: model.tokens.known], new.to(value.dtype)))
         elif name in trainable and not name.endswith(NEW_TOKENS):
             tensors[_their_name(name)] = value.contiguous()
-    if Path(path).suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        save_file(tensors, path)
-    else:
-        torch.save(tensors, path)
+    torch.save(tensors, path)
 
 
 def _read(path: Path, model: Flamingo) -> dict[str, Tensor]:
@@ -138,14 +132,8 @@ def _read(path: Path, model: Flamingo) -> dict[str, Tensor]:
 
     That is without `module.`, and without the second names that OpenFlamingo's lists give to layers.
     """
-    values: Mapping[str, Tensor]
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        values = load_file(path)
-    else:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-        values = values.get("model_state_dict", values)  # type: ignore[assignment]  # a training checkpoint
+    values = torch.load(path, map_location="cpu", weights_only=True)
+    values = values.get("model_state_dict", values)  # a training checkpoint
     layers = f"lang_encoder.{model.layers_name}"
     renamed = {}
     for name, value in values.items():

@@ -10,5 +10,5 @@
 8. lint: mistakes in a plan, with the parameter and the fix.
 9. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: each
    rank gets its shard; quantize: frozen matrices in 8 or 4 bits.
-10. step: `train_step`; optimizer: parameter groups, clipping, schedule; collectives: what was really sent.
+10. step: `train_step`; optimizer: AdamW, its schedule, the loss scale; collectives: what was really sent.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from .plan import ring_bytes
+from .plan import CollectiveCount, ring_bytes
 
 
 def is_distributed() -> bool:
@@ -44,13 +43,11 @@ def gather_json(value: Any, group: ProcessGroup | None = None) -> list[Any]:
     text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=group_device(group))
     sizes = [torch.empty(1, dtype=torch.int64, device=text.device) for _ in range(world_size())]
     dist.all_gather(sizes, torch.tensor([len(text)], device=text.device), group=group)
+    # NCCL gathers tensors of one size only, so shorter texts are padded.
     longest = int(max(sizes))
     texts = [text.new_empty(longest) for _ in sizes]
     dist.all_gather(texts, nn.functional.pad(text, (0, longest - len(text))), group=group)
-    values = []
-    for size, padded in zip(sizes, texts, strict=True):
-        values.append(json.loads(bytes(padded[: int(size)].tolist())))
-    return values
+    return [json.loads(bytes(padded[: int(size)].tolist())) for size, padded in zip(sizes, texts, strict=True)]
 
 
 def group_device(group: ProcessGroup | None = None) -> torch.device:
@@ -78,21 +75,6 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
-
-
-@dataclass(frozen=True)
-class CollectiveCount:
-    """The collectives of one kind in one phase of a step."""
-
-    kind: str
-    """all-gather, reduce-scatter, all-reduce or broadcast."""
-    phase: str
-    """forward, backward, or control (an all-reduce outside backward)."""
-    count: int
-    bytes: int
-    """Of the full tensors, the parts of all ranks together."""
-    wire_bytes: int
-    """Bytes that this rank sent."""
 
 
 class Collectives:
@@ -141,7 +123,7 @@ class Collectives:
         if torch._C._current_graph_task_id() != -1:  # autograd is running a backward in this thread
             phase = "backward"
         elif threading.get_ident() != self._thread:
-            return
+            return  # a checkpoint that a thread writes meanwhile
         else:
             # FSDP and DDP reduce in backward only, so what else is all-reduced is a step's loss, norm and counts.
             phase = "control" if kind == "all-reduce" else "forward"

@@ -38,17 +38,15 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
             # In the order of the patterns: the last that matches decides.
             if named[name].is_floating_point():  # whole-number weights of quantized layers cannot train
                 named[name].requires_grad_(pattern.startswith("!"))
-    frozen: list[str] = []
-    trainable: list[str] = []
-    for name, p in model.named_parameters():
-        (trainable if p.requires_grad else frozen).append(name)
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     if frozen and not trainable:
         raise ParamError("freeze", f"{list(patterns)} leaves nothing to train; add a pattern such as '!{frozen[-1]}'")
     return FreezeReport(tuple(frozen), tuple(trainable))
 
 
 def _near(pattern: str, names: dict[str, nn.Parameter]) -> str:
-    """Suggestions: the names, or the modules followed by .*, that look most like the pattern."""
+    """Return the end of a message: the names, or the modules followed by .*, that look most like the pattern."""
     modules = set()
     for name in names:
         while "." in name:

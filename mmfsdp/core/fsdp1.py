@@ -58,7 +58,7 @@ def wrap_fsdp1(
 
 
 def sharding_strategy(unit: Unit, *, hybrid: bool) -> ShardingStrategy:
-    """Return FSDP1's word for whether the unit is freed after forward, and whether ranks hold it several times."""
+    """Return FSDP1's strategy: by whether the unit is freed after forward, and whether its shards are replicated."""
     if hybrid and unit.reshard_after_forward:
         return ShardingStrategy.HYBRID_SHARD
     if hybrid:

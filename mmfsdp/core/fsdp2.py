@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ..params import Backend, BackwardPrefetch, ParamError
@@ -24,7 +23,7 @@ from .units import torch_dtype
 from .weights import WeightSource, materialize
 
 MAX_UNITS_IN_LAYER = 3
-"""Units that a layer may have inside, such as adapters. A module with more is a tower of layers."""
+"""Units that a layer may have inside, such as adapters. A module with more is a stack of layers."""
 
 
 def wrap_fsdp2(
@@ -45,6 +44,7 @@ def wrap_fsdp2(
         if weights is not None:
             materialize(model, weights, unit.modules, device=device)
         modules = [model.get_submodule(name) for name in unit.modules]
+        # The modules of one call share one all-gather.
         fully_shard(
             modules if len(modules) > 1 else modules[0],
             mesh=mesh,
@@ -57,14 +57,13 @@ def wrap_fsdp2(
         # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
         if unit.params and not unit.unshard_in_backward:
             fsdp_module(model, unit).set_unshard_in_backward(False)
-            if not plan.memory_events:  # made without an example
-                unshard_if_backward_comes(model, unit)
     set_prefetch(model, plan)
     return model
 
 
 def inner_units_first(plan: WrapPlan) -> list[Unit]:
     """Return the sharded units, each after the units inside it: a wrapper takes the parameters that are left."""
+    # The root comes last: it takes what no other unit holds, and starts their all-gathers.
     sharded = [unit for unit in plan.units if unit.sharded]
     order, _ = wrap_order([unit.modules for unit in sharded])
     return [sharded[index] for index in order]
@@ -127,28 +126,6 @@ def prefetch_in_forward_only(model: nn.Module, unit: Unit, next_modules: list[FS
         model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
 
 
-def unshard_if_backward_comes(model: nn.Module, unit: Unit) -> None:
-    """Gather the unit in backward after all, with a warning, once an input requires a gradient.
-
-    A plan made without an example assumes where backward goes from the order of registration, and may be wrong.
-    """
-    module = fsdp_module(model, unit)
-
-    def check(_: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in tree_leaves((args, kwargs))):
-            module.set_unshard_in_backward(True)
-            warnings.warn(
-                f"plan: backward does pass through {unit.name}, so it is gathered there too; "
-                "give make_plan an example to have this predicted",
-                stacklevel=2,
-            )
-
-    for name in unit.modules:
-        model.get_submodule(name).register_forward_pre_hook(check, with_kwargs=True)
-
-
 def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:
     """Return the module that stands for a wrapped unit: its first."""
     module = model.get_submodule(unit.modules[0])
@@ -170,7 +147,7 @@ def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) ->
     """Call a forward that runs again in backward instead of keeping its activations."""
     if torch.is_grad_enabled():
         # A cache of transformers would keep keys and values of the first run, and change the second.
-        args, kwargs = tree_map(drop_cache, (args, kwargs), is_leaf=is_cache)
+        args, kwargs = tree_map(lambda x: None if is_cache(x) else x, (args, kwargs), is_leaf=is_cache)
     # Reentrant checkpointing needs an input that requires a gradient; a frozen encoder's first layer has none.
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
@@ -178,11 +155,6 @@ def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) ->
 def is_cache(value: Any) -> bool:
     """Return True for a cache of transformers, which core does not import."""
     return any(c.__name__ == "Cache" and c.__module__.startswith("transformers") for c in type(value).__mro__)
-
-
-def drop_cache(value: Any) -> Any:
-    """Return None in the place of a cache."""
-    return None if is_cache(value) else value
 
 
 def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
@@ -198,16 +170,15 @@ def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
                 names += unit.modules
         every = 1 if choice == "all" else int(choice.removeprefix("every:"))
         return outermost(layers_of(names))[::every]
-    for name, module in model.named_modules():
-        if name and fnmatchcase(name, choice) and has_forward(module):
-            names.append(name)
+    modules = model.named_modules()
+    names = [name for name, module in modules if name and fnmatchcase(name, choice) and has_forward(module)]
     if not names:
         raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
     return outermost(names)
 
 
 def layers_of(names: list[str]) -> list[str]:
-    """Return the modules that are layers. A tower of them saves little: all its activations exist again at one time."""
+    """Return the modules that are layers. A stack of them saves little: all its activations exist again at one time."""
     layers = []
     for name in names:
         if sum(contains([name], [other]) for other in names) <= MAX_UNITS_IN_LAYER:
@@ -240,6 +211,7 @@ def last_save(model: nn.Module, name: str, trace: Trace) -> float | None:
     # Without an example, assume that the last module inside it saves one if backward comes there at all.
     for key, p in model.get_submodule(name).named_parameters():
         if p.requires_grad or f"{name}.{key}" in trace.grad_flow:
+            # Just after that module begins: `trace_registration` counts modules by whole numbers.
             return 0.01 + max(time for m, time in trace.forward_start.items() if m == name or contains([name], [m]))
     return None
 
@@ -255,8 +227,11 @@ def is_gathered_again(unit: Unit, last_saved: dict[str, float], trace: Trace, *,
         return False
     for name in unit.modules:
         for around, last in last_saved.items():
-            runs_again = contains([around], [name]) and trace.forward_start.get(name, 0) < last
-            if runs_again and not (freed_between and last < trace.forward_end.get(name, 0)):
+            if not contains([around], [name]) or trace.forward_start.get(name, 0) >= last:
+                continue  # recomputing stops before the unit
+            # If it stops inside, the unit's own backward comes next, and finds it gathered.
+            stops_inside = last < trace.forward_end.get(name, 0)
+            if not (freed_between and stops_inside):
                 return True
     return False
 

@@ -65,7 +65,7 @@ def guessed_layer_classes(model: nn.Module) -> tuple[str, ...]:
 
 
 def chosen_by_torch(model: nn.Module, policy: Callable[..., bool]) -> list[str]:
-    """Return the modules that torch would wrap by this policy. Private to torch 2.11, so that both always agree."""
+    """Return the modules that torch would wrap by this policy: its own function, private in torch 2.11, is asked."""
     chosen: dict[nn.Module, None] = {}
 
     def note(module: nn.Module) -> nn.Module:
@@ -84,13 +84,12 @@ class FrozenAware:
     """
 
     def __init__(self, model: nn.Module, trace: Trace) -> None:
-        self.model = model
         self.trace = trace
         self.first_names = {p: name for name, p in model.named_parameters()}
         self.modules = dict(model.named_modules())
         """By first name: a module that is in several places belongs to the first."""
-        self.of_layers: set[str] = set()
-        """Modules of groups that are never merged: layers, parts of layers, and modules around layers."""
+        self.never_merged: set[str] = set()
+        """Modules whose groups stay as they are: layers, parts of layers, and modules around layers."""
 
     def groups(self) -> list[list[str]]:
         """Return the groups, in the order in which they begin forward."""
@@ -99,15 +98,15 @@ class FrozenAware:
             if group == [""]:
                 # The root holds whatever is in no group.
                 continue
-            if merged and self._are_alike(merged[-1], group):
+            if merged and self._may_share_unit(merged[-1], group):
                 merged[-1] += group
             else:
                 merged.append(group)
         return list(map(outermost, merged))
 
-    def _are_alike(self, a: list[str], b: list[str]) -> bool:
+    def _may_share_unit(self, a: list[str], b: list[str]) -> bool:
         """Return True if two neighbors may share a unit: of one kind, each run once, and one of them small."""
-        if self.of_layers & {*a, *b} or self._calls(a[0]) > 1 or self._calls(b[0]) > 1:
+        if self.never_merged & {*a, *b} or self._calls(a[0]) > 1 or self._calls(b[0]) > 1:
             return False
         of_a, of_b = self._parameters(a), self._parameters(b)
         return self._kind(of_a) == self._kind(of_b) and min(_numel(of_a), _numel(of_b)) < MIN_UNIT_PARAMETERS
@@ -123,17 +122,17 @@ class FrozenAware:
             if is_layer_list(self.modules[child]):
                 for layer in self._children(child):
                     parts = self._split(layer)
-                    self.of_layers.update(*parts)
+                    self.never_merged.update(*parts)
                     groups += parts
                 continue
             for group in self._outside_layers(child):
-                # The module's own unit gathers small ones of its kind as well: the patches of a ViT, say.
-                joins = own and self._runs(name) and not self.of_layers & {*group}
                 inside = self._parameters(group)
-                if not joins or self._kind(inside) != self._kind(own) or _numel(inside) >= MIN_UNIT_PARAMETERS:
+                small = _numel(inside) < MIN_UNIT_PARAMETERS and self.never_merged.isdisjoint(group)
+                # The module's own unit also gathers small groups of its kind, such as the patch embedding of a ViT.
+                if not (own and self._runs(name) and small and self._kind(inside) == self._kind(own)):
                     groups.append(group)
         if own and not self._is_gathered_above(name):
-            self.of_layers.add(name)
+            self.never_merged.add(name)
             groups.append([name])
         return groups
 
@@ -149,17 +148,18 @@ class FrozenAware:
                     scattered.append(piece)
             if scattered:
                 largest = max(scattered, key=lambda piece: _numel(self._parameters(piece)))
-                largest[:] = [name]
+                largest[:] = [name]  # in place: `pieces` holds this list
         # The layer itself comes after the modules inside it.
         return sorted(pieces, key=lambda piece: name in piece)
 
     def _pieces(self, name: str) -> dict[tuple[frozenset[bool], int], list[str]]:
         """Return the outermost modules that hold one kind only, by (kind, number of calls): a unit has one of each."""
+        # {True}: all train; {False}: all are frozen; both: the module has to be split.
         kind = _trainable(self.modules[name].parameters())
         if len(kind) == 1 and self._runs(name):
             return {(kind, self._calls(name)): [name]}
         pieces: dict[tuple[frozenset[bool], int], list[str]] = {}
-        if not kind:
+        if not kind:  # no parameters
             return pieces
         for child in self._children(name):
             for key, modules in self._pieces(child).items():
@@ -255,6 +255,7 @@ def wrap_order(groups: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
     """
     order: list[int] = []
     left = list(range(len(groups)))
+    # Each round places the groups that have none of the others inside them.
     placed = True
     while placed:
         placed = False
@@ -280,15 +281,16 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
         callers = [_innermost_called(model, name, trace) for name in names if owning_group(name, groups) is None]
         joined: list[str] = []
         apart = []
-        for index, group in enumerate(groups):
-            if "" in callers:
-                # Every module around the parameter leaves its group, so that none but the root gathers it.
+        if "" in callers:
+            # Every module around the parameter leaves its group, so that none but the root gathers it.
+            for group in groups:
                 apart.append([module for module in group if not contains([module], names)])
-            elif index in owners:
-                joined += group
-            else:
-                apart.append(group)
-        if "" not in callers:
+        else:
+            for index, group in enumerate(groups):
+                if index in owners:
+                    joined += group
+                else:
+                    apart.append(group)
             apart.append(outermost(list(dict.fromkeys(joined + callers))))
         groups = list(filter(None, apart))
     return _merge_overlapping(groups)
@@ -343,6 +345,7 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[lis
 
 def common_module(names: Sequence[str]) -> str:
     """Return the innermost module around all of these parameters or modules."""
+    # Without the last key: the module that holds the parameter, or that is around the module.
     paths = [name.split(".")[:-1] for name in names]
     # os.path's function works on any sequences: here on lists of keys, not on letters.
     return ".".join(commonprefix(paths))

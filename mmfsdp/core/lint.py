@@ -44,11 +44,10 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _two_kinds_in_a_unit(plan)
     findings += _scalars(plan)
     findings += _tied_apart(model, plan)
-    findings += _used_outside(plan, trace)
-    findings += _never_used(plan, trace)
+    findings += used_outside(plan, trace)
     findings += _left_in_root(plan)
     findings += _batch_norms(model)
-    return tuple(sorted(findings, key=lambda finding: finding.level))
+    return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
 
 
 def lint_training(model: nn.Module, plan: WrapPlan, optimizer: Optimizer) -> tuple[Finding, ...]:
@@ -89,9 +88,11 @@ def _sharded(plan: WrapPlan) -> list[Unit]:
 def lint_loss(model: nn.Module, output: Any, labels: torch.Tensor | None, tokens: int) -> None:
     """Warn on rank 0 if the loss is no mean over as many label tokens as `train_step` counts.
 
-    It could not make of the ranks' losses that of one process. Raises ParamError if there is no loss.
+    `train_step` weighs each rank's loss by its label tokens. A mean over anything else would give another loss than one
+    process has. Raises ParamError if there is no loss.
     """
-    name = type(model).__name__
+    # fully_shard puts a class of its own before the model's.
+    name = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
     loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
     if loss is None:
         raise ParamError("model", f"{name} returns no loss, and train_step needs one; give it labels, or another head")
@@ -133,7 +134,7 @@ def _wrapped_before(model: nn.Module) -> Iterator[Finding]:
         yield _error(
             "wrapped-before",
             f"{_list(wrapped)}: already wrapped, and no unit can be made inside or around it; plan and wrap the plain "
-            "model once, or read this one with describe",
+            "model once, or read one of FSDP2 with describe",
         )
 
 
@@ -220,11 +221,9 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
 
 
 def _scalars(plan: WrapPlan) -> Iterator[Finding]:
-    scalars = []
+    scalars: list[str] = []
     for unit in _sharded(plan):
-        for p in unit.params:
-            if not p.shape:
-                scalars.append(p.name)
+        scalars += [p.name for p in unit.params if not p.shape]
     if scalars:
         yield _error(
             "scalar",
@@ -237,6 +236,7 @@ def _scalars(plan: WrapPlan) -> Iterator[Finding]:
 
 
 def _tied_apart(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    # Without the root's empty name: what is in no group is the root's.
     groups = [list(filter(None, unit.modules)) for unit in plan.units]
     sharded: set[str] = set()
     for unit in _sharded(plan):
@@ -254,7 +254,8 @@ def _tied_apart(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
             return
 
 
-def _used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
+def used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
+    """Find a parameter that is used while its unit is not gathered."""
     for unit in _sharded(plan):
         for p in unit.params:
             # A parameter is gathered while a module of its unit runs. Used at another time, it is a shard or empty.
@@ -267,14 +268,14 @@ def _used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
                 return
 
 
-def _never_used(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
-    # Without an example nothing is known of uses.
-    names = [p.name for p in plan.params if trace.uses and p.trainable and p.name not in trace.uses]
+def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
+    """Find trainable parameters to which the example's backward gave no gradient. names: theirs."""
     if names:
         yield _warning(
-            "never-used",
-            f"{_list(names)}: trainable, but the example's forward does not use it, so it never learns, and DDP fails "
-            "at its second step; freeze it, or give an example that uses it",
+            "no-gradient",
+            f"{_list(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
+            "only for values that have none, such as ids of an argmax. It never learns, the plan may count gathers "
+            "that do not come, and DDP fails at its second step; freeze it, or give an example that trains it",
         )
 
 

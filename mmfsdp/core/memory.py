@@ -50,6 +50,7 @@ def memory_at_rest(plan: WrapPlan) -> Memory:
     gathered = gather_buffer = reduce_buffer = 0
     gathered_for_a_while = []
     for unit in plan.units:
+        # Every rank holds its shards, or all of a replicated unit.
         parameters += unit.bytes_at_rest
         optimizer += optimizer_bytes(plan, unit)
         gradients += gradient_bytes(plan, unit)
@@ -95,7 +96,7 @@ def gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
 def unreduced_gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
     """Return the bytes of a unit's whole gradients, as backward computes them."""
     params = gradient_params(plan, unit)
-    return sum(p.numel * ITEMSIZE[unit.compute_dtype or p.dtype] for p in params if not p.unused)
+    return sum(p.numel * ITEMSIZE[unit.computed_dtype(p)] for p in params if not p.unused)
 
 
 def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
@@ -138,8 +139,8 @@ class StepWalk:
     """
 
     plan: WrapPlan
-    peak: Memory
-    """At first what is constant over the step."""
+    constant: Memory
+    """What does not change over the step."""
     on_cpu: bool
     offload: bool
     unsharded: dict[int, int] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class StepWalk:
     """This rank's part of reduced gradients."""
 
     def __post_init__(self) -> None:
-        self.constant = self.peak
+        self.peak = self.constant
         self.fsdp1 = self.plan.backend is Backend.FSDP1
         self.by_name = {unit.name: unit for unit in self.plan.units}
 
@@ -176,15 +177,12 @@ class StepWalk:
                 activations_after -= event.grads
             self.compare(logits=event.logits)
             self.activations = activations_after
-            if event.event == "pre_forward":
-                self.pre_forward(unit)
-            elif event.event == "post_forward":
-                self.post_forward(unit)
-            elif event.event == "pre_backward":
-                self.pre_backward(unit)
+            if event.event in ("pre_forward", "post_forward", "pre_backward"):
+                getattr(self, event.event)(unit)
             elif event.event == "end":
                 self.end()
             elif event.event == "post_backward" or unit.order in self.accumulated:
+                # Also without new gradients: those of earlier micro-steps are reduced then.
                 self.post_backward(unit)
             else:  # no_gradient
                 self.reshard(unit)
@@ -204,7 +202,7 @@ class StepWalk:
             self.peak = now
 
     def pre_forward(self, unit: Unit) -> None:
-        """Gather the unit, and send for those that are prefetched in forward."""
+        """Gather the unit, and start the all-gathers that are prefetched in forward."""
         self.gather(unit)
         if self.phase == "forward":  # nothing is prefetched where forward runs again in backward
             for name in unit.ahead_forward:
@@ -219,14 +217,14 @@ class StepWalk:
             self.reshard(unit)
 
     def pre_backward(self, unit: Unit) -> None:
-        """Gather the unit if backward needs its weights, and send for the next one."""
-        if unit.grad_flow:
+        """Gather the unit if backward needs its weights, and start the all-gather of the next one."""
+        if unit.unshard_in_backward:
             self.gather(unit)
         if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
             self.all_gather(self.by_name[unit.ahead_backward])
 
     def all_gather(self, unit: Unit) -> None:
-        """Send for a unit's parameters, unless they are here or on their way."""
+        """Start a unit's all-gather, unless it is unsharded or its all-gather has started."""
         if not unit.sharded or unit.order in self.unsharded or unit.order in self.gather_outputs:
             return
         # The shard is cast to the dtype of compute, after a copy from the host, before it is sent
@@ -247,7 +245,7 @@ class StepWalk:
         self.compare(transient)
 
     def gather(self, unit: Unit) -> None:
-        """Send for a unit's parameters and wait for them."""
+        """Unshard a unit: start its all-gather and wait for it."""
         self.all_gather(unit)
         if unit.order not in self.gather_outputs:
             return

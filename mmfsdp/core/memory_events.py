@@ -22,14 +22,15 @@ from torch.utils.flop_counter import flop_registry
 
 from ..params import Backend
 from .fsdp2 import cast_inputs, checkpoint_activations
+from .lint import without_gradient
 from .memory import gradient_params
 from .plan import MemoryEvent, Unit, WrapPlan
 from .quantize import quantized_copy
 from .trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from .units import torch_dtype, with_bytes
 
-PICTURE_CHANNELS = 4
-"""Most channels of a picture: a convolution of so few reads its input as it is."""
+MAX_UNPACKED_CHANNELS = 4
+"""oneDNN packs no copy of an input of at most so many channels, such as a picture."""
 
 
 class Recording(NamedTuple):
@@ -50,9 +51,11 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     """
     mode = fake_mode()
     buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None
+    # In training mode: dropout and batch norm then keep tensors for backward.
     fake = fake_model(quantized_copy(model, plan.fsdp), mode, compute_dtypes(plan), buffer_dtype).train()
     inputs = copy_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
     for unit in plan.units:
+        # In FSDP1, frozen parameters of a mixed unit get gradients, too: all are views of one flat parameter.
         for p in gradient_params(plan, unit):
             fake.get_parameter(p.name).requires_grad_()
     checkpoint_activations(fake, plan)
@@ -61,6 +64,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
         autocast = torch.autocast("cpu", dtype=plan.fsdp.mixed_precision.to_torch())
     try:
+        # fork_rng: planning leaves the caller's random state as it was.
         with torch.random.fork_rng(devices=()), mode, RealValues(), recorder:
             with autocast:
                 output = fake(**inputs)
@@ -83,7 +87,8 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
             params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
             twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
             units[i] = with_bytes(replace(unit, params=params, reduced_twice=twice), plan.fsdp, plan.shard)
-    return replace(plan, units=tuple(units), memory_events=recording.memory_events, flops=recording.flops)
+    lint = (*plan.lint, *without_gradient([p.name for p in plan.params if p.name in recording.unused]))
+    return replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
 
 
 def compute_dtypes(plan: WrapPlan) -> dict[str, torch.dtype]:
@@ -91,9 +96,7 @@ def compute_dtypes(plan: WrapPlan) -> dict[str, torch.dtype]:
     dtypes = {}
     for unit in plan.units:
         for p in unit.params:
-            dtypes[p.name] = torch_dtype(p.dtype)
-            if unit.compute_dtype and p.is_floating and plan.backend is not Backend.DDP:
-                dtypes[p.name] = torch_dtype(unit.compute_dtype)
+            dtypes[p.name] = torch_dtype(p.dtype if plan.backend is Backend.DDP else unit.computed_dtype(p))
     return dtypes
 
 
@@ -132,6 +135,7 @@ class MemoryRecorder(TorchDispatchMode):
         self.in_backward: set[int] = set()
         self.finished: set[int] = set()
         self.without_gradient: set[int] = set()
+        # FSDP1: units whose backward ends with the last of their gradients.
         self.end_with_gradients: set[int] = set()
         for unit in plan.units:
             self.register_hooks(unit, model)
@@ -160,6 +164,7 @@ class MemoryRecorder(TorchDispatchMode):
         if self.vocabulary and tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
             logits = nbytes
         self.storages.add(address)
+        # Fake storages hold no memory, but they live as long as real ones would.
         weakref.finalize(storage, self.free, address, nbytes, logits)
         self.allocated += nbytes
         self.logits += logits
@@ -310,7 +315,7 @@ class CallAfterBackward(torch.autograd.Function):
 def convolution_scratch(operator: Any, args: Any) -> int:
     """Return the bytes that a convolution takes while it runs: oneDNN on CPUs computes with packed copies."""
     inputs, weight = args[:2] if operator is aten.convolution else args[1:3]
-    if inputs.shape[1] <= PICTURE_CHANNELS:
+    if inputs.shape[1] <= MAX_UNPACKED_CHANNELS:
         return weight.nbytes
     return weight.nbytes + inputs.nbytes
 

@@ -15,12 +15,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..params import Precision, Schedule, TrainParams
 from .collectives import compute_device
 from .lint import lint_training, plain_name
-from .plan import stop_at_errors
+from .plan import plan_of, stop_at_errors
+from .trace import named_tensors
 from .units import decays
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
-    """Return AdamW over the trainable parameters, and its learning rate: call `schedule.step()` after each step.
+    """Return AdamW over the trainable parameters, and its schedule: call `schedule.step()` after each step.
 
     Weight decay is for matrices: norms, biases, gates and embeddings have none. Raises ParamError if the model is no
     longer frozen as it was planned.
@@ -28,13 +29,10 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward without a backward, parameters may still be unsharded
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(p, []).append(name)
-    groups: dict[float, list[nn.Parameter]] = {}
-    for p, names_of_p in names.items():
+    groups: dict[float, list[torch.Tensor]] = {}
+    for names, p in named_tensors(model):
         if p.requires_grad:
-            weight_decay = params.weight_decay if has_decay(model, names_of_p, p) else 0.0
+            weight_decay = params.weight_decay if has_decay(model, names, p) else 0.0
             groups.setdefault(weight_decay, []).append(p)
     settings = [{"params": parameters, "weight_decay": weight_decay} for weight_decay, parameters in groups.items()]
     # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
@@ -63,9 +61,9 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def has_decay(model: nn.Module, names: list[str], p: nn.Parameter) -> bool:
+def has_decay(model: nn.Module, names: list[str], p: torch.Tensor) -> bool:
     """Return True if weight decay applies to a parameter, which has several names if it is tied."""
-    plan = getattr(model, "mmfsdp_plan", None)
+    plan = plan_of(model)
     if plan is None:
         return decays(model, names, ndim=p.ndim)
     # The plan knows: FSDP1's shards are flat and no longer show whether they come from a matrix.
@@ -79,7 +77,7 @@ def has_decay(model: nn.Module, names: list[str], p: nn.Parameter) -> bool:
 
 
 def lr_factor(step: int, params: TrainParams) -> float:
-    """Return the share of the peak learning rate in a step, from 0: linear warm-up, then the schedule down to 0."""
+    """Return the factor of the peak learning rate at a step, counted from 0: linear warm-up, then the schedule to 0."""
     if step < params.warmup_steps:
         return (step + 1) / params.warmup_steps
     progress = (step - params.warmup_steps) / max(1, params.steps - params.warmup_steps)
@@ -92,12 +90,10 @@ def lr_factor(step: int, params: TrainParams) -> float:
 
 def check_trainable(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ParamError if the optimizer has a frozen parameter, or if what trains is not what the plan says."""
-    plan = getattr(model, "mmfsdp_plan", None)
+    plan = plan_of(model)
     if plan is None:
         return
-    in_optimizer = set()
-    for group in optimizer.param_groups:
-        in_optimizer.update(group["params"])
+    in_optimizer = set().union(*(group["params"] for group in optimizer.param_groups))
     trainable = {p for p in model.parameters() if p.requires_grad}
     # Cheap, for every step: the lint compares names only if these differ.
     if in_optimizer != trainable or len(trainable) != sum(p.trainable for p in plan.params):
@@ -107,7 +103,7 @@ def check_trainable(model: nn.Module, optimizer: Optimizer) -> None:
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
     """Raise before a step that would train wrongly: ParamError as above, ValueError for fp16 without a scaler."""
     if scaler is None and computes_in_fp16(model):
-        raise ValueError("scaler: None, and gradients in fp16 vanish without; give train_step build_scaler(model)")
+        raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
     check_trainable(model, optimizer)
 
 
@@ -151,5 +147,5 @@ def build_scaler(model: nn.Module) -> Scaler | None:
 
 def computes_in_fp16(model: nn.Module) -> bool:
     """Return True if the model's plan says fp16."""
-    plan = getattr(model, "mmfsdp_plan", None)
+    plan = plan_of(model)
     return plan is not None and plan.fsdp.mixed_precision is Precision.FP16

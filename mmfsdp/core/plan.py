@@ -8,7 +8,8 @@ The words that are ours, each defined once:
 - grad flow: backward must pass through a frozen unit, because something trainable comes before it in forward. Its
   weights get no gradient, but the gradients of its inputs are computed with them.
 - frozen policy: SHARD gathers a frozen unit each time that it is needed. KEEP gathers it once in forward and keeps it
-  until backward is over. REPLICATE puts all of it on every rank, without traffic. AUTO chooses one of them per unit.
+  until backward is over (without grad flow: until the last forward is). REPLICATE puts all of it on every rank, without
+  traffic. AUTO chooses one of them per unit.
 - at rest: between two steps. Unsharded: gathered from all ranks, as the unit computes.
 - micro-step: one forward and backward; an optimizer step has `train.accumulation` of them.
 - wire bytes: what one rank sends in one optimizer step; `ring_bytes` has the formulas.
@@ -136,6 +137,17 @@ class Unit:
         """Elements of the trainable parameters."""
         return sum(p.numel for p in self.params if p.trainable)
 
+    def computed_dtype(self, p: Param) -> str:
+        """Return the dtype that a parameter is gathered and computed in. Integers of quantized weights are not cast."""
+        return self.compute_dtype if self.compute_dtype and p.is_floating else p.dtype
+
+    def gathers(self, phase: str, micro_steps: int) -> int:
+        """Return the all-gathers of a phase, forward or backward, in an optimizer step of so many micro-steps."""
+        gathers = {"forward": self.gathers_forward, "backward": self.gathers_backward}[phase]
+        if self.reshard_after_backward:  # else it stays unsharded after the first micro-step
+            gathers *= micro_steps
+        return gathers
+
     def reductions(self, micro_steps: int) -> int:
         """Return how often an optimizer step of so many micro-steps reduces the unit's gradients."""
         if not self.reduced_bytes:
@@ -193,6 +205,21 @@ def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
+class CollectiveCount:
+    """The collectives of one kind in one phase of an optimizer step, as one rank sees them: predicted, or counted."""
+
+    kind: str
+    """all-gather, reduce-scatter, all-reduce or broadcast."""
+    phase: str
+    """forward, backward, or control (an all-reduce outside backward)."""
+    count: int
+    bytes: int
+    """Of the full tensors, the parts of all ranks together."""
+    wire_bytes: int
+    """Bytes that this rank sends."""
+
+
+@dataclass(frozen=True)
 class WrapPlan:
     """The units in the order in which they run, and the mesh: all that wrapping and the estimate need."""
 
@@ -208,8 +235,6 @@ class WrapPlan:
     """The choice of AUTO, with its reason."""
     buffer_bytes: int = 0
     """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
-    other_collectives: tuple[tuple[str, str, int], ...] = ()
-    """(kind, phase, bytes) of each collective of a step that is no unit's: of buffers, when somebody wraps by DDP."""
     memory_events: tuple[MemoryEvent, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
     flops: int = 0
@@ -243,9 +268,7 @@ class WrapPlan:
         """Return the bytes that a rank sends for one unit in an optimizer step of so many micro-steps."""
         if not unit.sharded:
             return ring_bytes("all-reduce", unit.reduced_bytes, self.world_size)
-        gathers = unit.gathers_forward + unit.gathers_backward
-        if unit.reshard_after_backward:
-            gathers *= micro_steps
+        gathers = unit.gathers("forward", micro_steps) + unit.gathers("backward", micro_steps)
         reduced = unit.reduced_bytes * unit.reductions(micro_steps)
         sent = ring_bytes("all-gather", gathers * unit.unsharded_bytes, self.shard)
         sent += ring_bytes("reduce-scatter", reduced, self.shard)
@@ -279,6 +302,11 @@ class WrapPlan:
 
     def __str__(self) -> str:
         return plan_table(self)
+
+
+def plan_of(model: Any) -> WrapPlan | None:
+    """Return the plan that a model was wrapped by, or None."""
+    return getattr(model, "mmfsdp_plan", None)
 
 
 # ---- printing ----

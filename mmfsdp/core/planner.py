@@ -24,10 +24,12 @@ def make_plan(
 ) -> WrapPlan:
     """Plan how a model will be wrapped. Needs no process group and no weights: the meta device will do.
 
-    example: keyword arguments of one forward; their values do not matter. With it, the order of units and the way of
-    backward are traced, not assumed from the order of registration, and AUTO's budget includes activations. train: the
-    steps that AUTO chooses for. Raises ParamError for a choice that this model or world size does not allow, ValueError
-    for an example that the model does not take.
+    example: keyword arguments of one forward. Tensors on the meta device will do, but for those of which the forward
+    reads values, such as masks and grids of patches. With it, the order of units and the modules that backward passes
+    through are traced, not assumed from the order of registration, and AUTO's budget includes activations. train: the
+    steps that AUTO chooses for.
+    Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
+    model does not take.
     """
     # torch takes a second to import, and those who only read a plan do not need it.
     from .lint import lint
@@ -37,6 +39,7 @@ def make_plan(
     # Wrong sizes raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
     model = quantized_copy(model, params)
+    # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
     grouped = trace_and_group(model, params, example)
     if params.frozen_policy is FrozenPolicy.AUTO:
         plan = choose_policies(model, params, grouped, world_size, example=example, train=train or TrainParams())
@@ -92,8 +95,8 @@ def plan_units(
 def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
     """Return the plan with the memory events and FLOPs of one micro-step, from which peak and time are predicted.
 
-    The units stay, but trainable parameters without a gradient are known as unused. example: keyword arguments of a
-    forward; their values do not matter. Raises ValueError if the model does not take it.
+    The units stay, but trainable parameters without a gradient are known as unused. example: as for `make_plan`. Raises
+    ValueError if the model does not take it.
     """
     from .memory_events import record_memory, with_recording
 
@@ -116,9 +119,8 @@ def choose_policies(
     from .units import with_prefetch
 
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
-    plans = []
-    for policy in (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE):
-        plans.append(plan_units(model, params, policy, grouped, world_size))
+    policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
+    plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
     if example is not None:
         # With memory events, the budget includes activations. A policy does not change them: record once.
         events = with_memory_events(model, plans[0], example).memory_events
@@ -222,9 +224,9 @@ def _summary(units: tuple[Unit, ...]) -> str:
     """Return how many frozen units, and of which kind, got which policy."""
     parts = []
     for policy in (FrozenPolicy.REPLICATE, FrozenPolicy.KEEP, FrozenPolicy.SHARD):
-        chosen = [unit.grad_flow for unit in units if unit.frozen_policy is policy]
-        if chosen:
-            parts.append(f"{policy} {len(chosen)} ({sum(chosen)} with grad flow)")
+        grad_flows = [unit.grad_flow for unit in units if unit.frozen_policy is policy]
+        if grad_flows:
+            parts.append(f"{policy} {len(grad_flows)} ({sum(grad_flows)} with grad flow)")
     if not parts:
         return "nothing frozen to choose for"
     return ", ".join(parts) + " frozen units"
@@ -233,9 +235,9 @@ def _summary(units: tuple[Unit, ...]) -> str:
 def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
     """Raise ParamError for choices that this model's units do not allow."""
     compute = params.mixed_precision
-    if params.effective_backend is Backend.DDP and compute is not Precision.FP32:
+    if params.effective_backend is Backend.DDP and compute not in (None, Precision.FP32):
         # DDP computes under autocast, which takes weights of any 16 bits.
-        compute = compute and params.frozen_precision
+        compute = params.frozen_precision
     for unit in units:
         if params.use_orig_params is False and unit.kind == "mixed":
             raise ParamError(
@@ -244,8 +246,7 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
                 "auto_wrap_policy to FROZEN_AWARE",
             )
         # FSDP casts the inputs of the units that it shards. Nothing casts those of a replicated unit.
-        has_frozen = unit.kind in ("frozen", "mixed")
-        if has_frozen and not unit.sharded and params.frozen_precision and params.frozen_precision is not compute:
+        if unit.kind in ("frozen", "mixed") and not unit.sharded and params.frozen_precision not in (None, compute):
             raise ParamError(
                 "frozen_dtype",
                 f"every rank holds all of {unit.name} and computes with it in {params.frozen_dtype}, its inputs are in "
@@ -269,7 +270,7 @@ def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
             f"dp_replicate {replicate} x dp_shard {shard} makes {replicate * shard} ranks, not {world_size}; set "
             "one of them, or both, to divisors of it",
         )
-    if shard == 1 < replicate and params.backend is Backend.FSDP1:
+    if shard == 1 and replicate > 1 and params.backend is Backend.FSDP1:
         raise ParamError(
             "dp_shard",
             "1 leaves FSDP1 nothing to shard; raise it, or set sharding_strategy to NO_SHARD or backend to FSDP2",

@@ -1,5 +1,5 @@
-"""Frozen matrices in 8 or 4 bits: so they rest, are sharded and travel. Only their module's forward and backward
-compute with them as floating-point numbers, for that moment.
+"""Quantize frozen matrices to 8 or 4 bits. They are stored, sharded and gathered as codes and scales; the forward and
+backward of their module dequantize them when they use them.
 
 A frozen matrix (rows, columns) becomes two frozen parameters with as many rows, which FSDP2 shards and gathers as it
 does every other:
@@ -54,9 +54,11 @@ def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
     rows, columns = matrix.shape
     blocks = F.pad(matrix, (0, -columns % BLOCK)).view(rows, -1, BLOCK)
     scales = blocks.abs().amax(dim=2)
-    between = (LEVELS[1:] + LEVELS[:-1]) / 2
-    levels = _divide(blocks, scales[:, :, None]).contiguous()
-    codes = torch.bucketize(levels, between.to(matrix.device), out_int32=True).to(torch.uint8).view(rows, -1)
+    # The nearest level is that of the interval, between midpoints of levels, that a number lies in.
+    boundaries = (LEVELS[1:] + LEVELS[:-1]) / 2
+    normalized = _divide(blocks, scales[:, :, None]).contiguous()
+    codes = torch.bucketize(normalized, boundaries.to(matrix.device), out_int32=True).to(torch.uint8).view(rows, -1)
+    # Two codes of 4 bits in a byte: the even columns' in its upper half.
     return codes[:, ::2] * 16 + codes[:, 1::2], scales
 
 
@@ -133,7 +135,7 @@ class QuantizedAttention(nn.MultiheadAttention):
     """torch's attention, with the codes and scales of the packed projection of queries, keys and values."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as ever. Backward runs it again, since autograd keeps the matrices that it reads."""
+        """Compute attention as torch does. Backward computes it again: autograd would keep the dequantized matrices."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs))):
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
         return super().forward(*args, **kwargs)
@@ -216,7 +218,7 @@ def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
 
 def check_versions(fsdp: FSDPParams) -> None:
     """Raise ParamError if this torch cannot shard integers."""
-    if fsdp.effective_backend is Backend.FSDP2 and torch.__version__ < "2.12":
+    if fsdp.effective_backend is Backend.FSDP2 and torch.__version__ < "2.12":  # compares as versions do
         raise ParamError(
             "frozen_dtype",
             f"{fsdp.frozen_dtype} needs torch 2.12 or newer with FSDP2, which shards no integers in torch "
@@ -225,7 +227,7 @@ def check_versions(fsdp: FSDPParams) -> None:
 
 
 def quantized_parameters(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Return (name of the matrix, its number of weights) by the name of codes, and with 0 by that of scales."""
+    """Return (name of the matrix, its number of weights) by the name of its codes; by that of its scales, with 0."""
     quantized: dict[str, tuple[str, Any]] = {}
     for path, module in model.named_modules():
         if isinstance(module, (QuantizedLinear, QuantizedAttention)):

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from .collectives import compute_device, sum_over_ranks, world_size
 from .lint import lint_loss
 from .optimizer import Scaler, check_step, local_part
+from .plan import plan_of
 
 
 def train_step(
@@ -31,7 +32,7 @@ def train_step(
     schedule: LambdaLR | None = None,
     max_grad_norm: float | None = None,
     scaler: Scaler | None = None,
-    stop_requested: Callable[[], bool] = bool,
+    stop_requested: Callable[[], bool] = bool,  # bool() is False
 ) -> StepMetrics:
     """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`."""
     check_step(model, optimizer, scaler)
@@ -48,7 +49,8 @@ def train_step(
     for i, batch in enumerate(micro_batches):
         source = sources.index(batch.source)
         with gradient_sync(model, last=i == len(micro_batches) - 1):
-            loss_sum = token_sum(mean_loss(model, batch.to(device).inputs(), rank_tokens[i]), rank_tokens[i])
+            mean = mean_loss(model, batch.to(device).inputs(), rank_tokens[i])
+            loss_sum = token_sum(mean, rank_tokens[i])
             loss_sums[source] += loss_sum.detach()
             clock.lap("forward")
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
@@ -68,6 +70,7 @@ def train_step(
     if schedule is not None:
         schedule.step()
     clock.lap("optimizer")
+    # In the order of StepMetrics.figures.
     figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *(loss_sums / tokens.clamp(min=1))]
     on_host, arrived = send_to_host(figures, device)
     return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr, **clock.seconds)
@@ -197,13 +200,10 @@ def squared_grad_norm(model: nn.Module, device: torch.device) -> torch.Tensor:
 def count_copies(model: nn.Module, p: nn.Parameter) -> int:
     """Return how many ranks hold the same elements of a parameter's gradient."""
     if isinstance(p, DTensor):
-        copies = 1
-        for placement, size in zip(p.placements, p.device_mesh.shape, strict=True):
-            if not isinstance(placement, Shard):
-                copies *= size
-        return copies
+        axes = zip(p.placements, p.device_mesh.shape, strict=True)
+        return math.prod(size for placement, size in axes if not isinstance(placement, Shard))
     if isinstance(model, FullyShardedDataParallel):
-        plan = getattr(model, "mmfsdp_plan", None)
+        plan = plan_of(model)
         return plan.replicate if plan else 1
     return world_size()
 
@@ -220,6 +220,7 @@ def clip_gradients(
         return  # neither clipped nor scaled
     factor = torch.ones_like(grad_norm)
     if max_grad_norm is not None:
+        # 1e-6 as in torch.nn.utils.clip_grad_norm_.
         factor = (max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     factor = (factor / scale).float()
     grads = []

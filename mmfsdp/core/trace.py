@@ -34,15 +34,18 @@ class Trace:
     """Time at which a module's last forward ends."""
     calls: Counter[str] | None = None
     """Number of times that a module's forward runs; None without an example."""
+    backward_runs: Counter[str] = field(default_factory=Counter)
+    """Number of times that FSDP2 begins a module's backward: calls without an input that needs a gradient, of token ids
+    for example, have one end in common."""
     grad_flow: set[str] = field(default_factory=set)
     """Frozen parameters (first names) that backward passes through."""
     uses: dict[str, set[frozenset[str]]] = field(default_factory=dict)
-    """For each parameter (first name), the modules whose forward was running, for each of its uses."""
+    """By parameter (first name): for each of its uses, the set of modules whose forward was running."""
     last_saved: dict[str, float] = field(default_factory=dict)
     """Time at which a module's forward last saved a tensor for backward."""
 
     def first_start(self, modules: Iterable[str]) -> float:
-        """Return the time at which the first of these modules begins; 0 if none runs."""
+        """Return the time at which the first of these modules begins; 0 if one of them does not run."""
         return min(self.forward_start.get(name, 0) for name in modules)
 
     def last_end(self, modules: Iterable[str]) -> float:
@@ -71,10 +74,11 @@ def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Coll
     recorder = _Recorder(model)
     for name, module in model.named_modules(remove_duplicate=False):
         module.register_forward_pre_hook(partial(recorder.before_forward, name))
-        module.register_forward_hook(partial(recorder.after_forward, name))
+        module.register_forward_hook(partial(recorder.after_forward, name), with_kwargs=True)
     try:
         # Autograd must be on even if the caller has switched it off: grad flow is read from `requires_grad`.
         with torch.random.fork_rng(devices=()), mode, RealValues(), recorder, torch.enable_grad():
+            # What a module saves for backward tells how far recomputing it would run.
             with saved_tensors_hooks(recorder.on_save, _no_backward):
                 model(**inputs)
     except Exception as error:
@@ -142,8 +146,10 @@ class _Recorder(TorchFunctionMode):
         self.trace.calls[name] += 1  # type: ignore[index]
         self.running.append(name)
 
-    def after_forward(self, name: str, *_: Any) -> None:
+    def after_forward(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Note the end. A forward hook."""
+        if need_gradient(output) and (need_gradient((args, kwargs)) or not self.trace.backward_runs[name]):
+            self.trace.backward_runs[name] += 1
         self.trace.forward_end[name] = next(self.clock)
         self.running.remove(name)
         if self.last_save > self.last_start[name]:
@@ -169,7 +175,7 @@ class _Recorder(TorchFunctionMode):
             if name is not None and not tensor.requires_grad:
                 frozen_weights.append(name)
         # If the output requires a gradient, the frozen weight stands beside something that does.
-        if any(tensor.requires_grad for tensor in outputs):
+        if need_gradient(outputs):
             self.trace.grad_flow.update(frozen_weights)
         elif frozen_weights and len(inputs) == len(frozen_weights):
             for tensor in outputs:
@@ -192,7 +198,9 @@ def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:
     names = tied_names(model)
     for name, uses in trace.uses.items():
         owners = {alias.rpartition(".")[0] for alias in names.get(name, [name])}
-        for running in filter(owners.isdisjoint, uses):
+        for running in uses:
+            if owners & running:
+                continue  # used inside its module's forward
             for module in owners:
                 while module not in running:  # the root always is
                     trace.calls[module] = 0
@@ -215,6 +223,15 @@ def tied_names(model: nn.Module, *, several_modules: bool = False) -> dict[str, 
             if p is not None:
                 names.setdefault(id(p), []).append(f"{path}.{key}" if path else key)
     return {aliases[0]: aliases for aliases in names.values() if len(aliases) > 1}
+
+
+def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Return each parameter and buffer once, with all its names: a tied one has several."""
+    names_of: dict[torch.Tensor, list[str]] = {}  # by identity: tensors hash by id
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names_of.setdefault(tensor, []).append(name)
+    return [(names, tensor) for tensor, names in names_of.items()]
 
 
 def fake_mode() -> FakeTensorMode:
@@ -259,7 +276,7 @@ def copy_inputs(example: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]
 
 
 class RealValues(TorchDispatchMode):
-    """Compute with values what no parameter has a part in: masks, positions, grids, numbers of tokens.
+    """Compute tensors that do not depend on parameters with real values: masks, positions, grids, numbers of tokens.
 
     Models read such tensors as numbers to decide on shapes. As soon as one operand is fake, the result is fake.
     """
@@ -304,6 +321,11 @@ def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype |
     """Return a tensor of that shape without storage."""
     with mode:
         return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
+
+
+def need_gradient(value: Any) -> bool:
+    """Return True if a tensor in nested collections requires a gradient."""
+    return any(tensor.requires_grad for tensor in tensors_of(value))
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

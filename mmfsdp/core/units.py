@@ -15,12 +15,12 @@ from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamE
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
 from .quantize import quantized_parameters
-from .trace import Trace
+from .trace import Trace, named_tensors
 
 FSDP1_ALIGNMENT = 16
 """Bytes to which FSDP1 aligns each parameter in its flat one with `use_orig_params` (torch's `_flat_param.py`)."""
 EMBEDDING_ENDINGS = ("latents", "embs", "embed", "embedding", "embeddings", "token", "query", "queries")
-"""Endings of the names of parameters that are learned vectors, not matrices that vectors go through."""
+"""Endings of the names of learned embeddings and queries: weight decay is not for them."""
 
 Modules = tuple[str, ...]
 
@@ -55,14 +55,16 @@ def build_units(
             grad_flow=_has_grad_flow(model, modules, params, fsdp, trace),
             frozen_policy=None,
             sharded=fsdp.effective_backend is not Backend.DDP,
+            # As for a unit that is not sharded; `_with_gathers` sets them for the others.
             reshard_after_forward=False,
             reshard_after_backward=True,
         )
         if unit.kind == "frozen":
+            # What must be replicated has a unit of its own, so its first parameter tells.
             must_replicate = not unit.sharded or params[0].name in replicated
             unit = _with_policy(unit, FrozenPolicy.REPLICATE if must_replicate else policy)
         if unit.sharded:
-            unit = _with_gathers(unit, fsdp, stays=modules in last, calls=_calls(modules, trace))
+            unit = _with_gathers(unit, fsdp, trace, stays=modules in last)
         units.append(with_bytes(unit, fsdp, shard))
     return tuple(units)
 
@@ -95,18 +97,16 @@ def assign_parameters(
 
 def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
     """Return every parameter once, with its dtype at rest. Raises ParamError for a dtype that ITEMSIZE lacks."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(p, []).append(name)
     params = []
     quantized = quantized_parameters(model)
-    for p, (first, *aliases) in names.items():
+    for (first, *aliases), p in named_tensors(model):
+        if not isinstance(p, nn.Parameter):
+            continue
         dtype = str(p.dtype).removeprefix("torch.")
         if fsdp.frozen_precision and not p.requires_grad and p.is_floating_point():
             dtype = fsdp.frozen_precision.torch_name
         if dtype not in ITEMSIZE:
-            names_of_dtypes = ", ".join(ITEMSIZE)
-            raise ParamError("model", f"{first} is {dtype}; cast it to one of {names_of_dtypes}, or make it a buffer")
+            raise ParamError("model", f"{first} is {dtype}; make it a buffer, or cast it to {', '.join(ITEMSIZE)}")
         if fsdp.mixed_precision and p.requires_grad and ITEMSIZE[dtype] == 2:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"
@@ -189,10 +189,10 @@ def _with_policy(unit: Unit, policy: FrozenPolicy) -> Unit:
     return replace(unit, sharded=False, params=tuple(params))
 
 
-def _with_gathers(unit: Unit, fsdp: FSDPParams, *, stays: bool, calls: int) -> Unit:
-    """Return a sharded unit with when it is gathered and freed.
+def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) -> Unit:
+    """Return a sharded unit with its fields on all-gathers and resharding.
 
-    stays: backward begins with it, so freeing it after forward saves nothing. calls: of its forward in the model's.
+    stays: backward begins with it, so freeing it after forward saves nothing.
     """
     # The sharding strategy is for trainable and mixed units, the frozen policy for frozen ones.
     keep = unit.frozen_policy is FrozenPolicy.KEEP
@@ -202,11 +202,12 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, *, stays: bool, calls: int) -> U
     reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
     fsdp2 = fsdp.effective_backend is Backend.FSDP2
     forward = backward = 0
+    calls = _calls(unit.modules, trace)
     if unit.params and calls:
         forward = calls if reshard else 1
         if unit.grad_flow:
             # FSDP1 frees it after the last of its backwards, FSDP2 after each, so there the next gathers it again.
-            backward = calls if fsdp2 else 1
+            backward = max(1, min(trace.backward_runs[name] for name in unit.modules)) if fsdp2 else 1
             if not reshard:
                 backward -= 1
     return replace(
@@ -226,7 +227,8 @@ def _calls(modules: Modules, trace: Trace) -> int:
     calls = [trace.calls[name] for name in modules]
     if not any(calls):
         return 0
-    # A module of the unit that never runs makes no gather less: another one starts it.
+    # FSDP2 reshards a unit once all its modules have run. With one that never runs it stays unsharded after the first
+    # gather (torch 2.15, _fsdp_state.py, _modules_to_run_forward).
     return max(1, min(calls))
 
 
@@ -267,7 +269,7 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
         # FSDP2 shards the first dim of each parameter by itself, padded to the ranks.
         numel = p.padded(shard)
         at_rest += numel // shard * ITEMSIZE[p.dtype]
-        unsharded += numel * _compute_itemsize(unit, p)
+        unsharded += numel * ITEMSIZE[unit.computed_dtype(p)]
         if p.learns:
             # DDP and replicated units reduce in the dtype of the parameters.
             reduced += numel * ITEMSIZE[fsdp.reduce_dtype.torch_name if unit.sharded else p.dtype]
@@ -278,7 +280,7 @@ def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
     """Return an FSDP1 unit with its bytes: those of one flat parameter, padded to the ranks."""
     itemsize = at_rest = numel = 0
     for p in unit.params:
-        itemsize = max(itemsize, _compute_itemsize(unit, p))
+        itemsize = max(itemsize, ITEMSIZE[unit.computed_dtype(p)])
         at_rest = max(at_rest, ITEMSIZE[p.dtype])
     # With `use_orig_params`, each parameter in it is aligned.
     alignment = 1 if fsdp.use_orig_params is False else FSDP1_ALIGNMENT // itemsize
@@ -291,11 +293,6 @@ def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
     return replace(
         unit, bytes_at_rest=numel // shard * at_rest, unsharded_bytes=numel * itemsize, reduced_bytes=reduced
     )
-
-
-def _compute_itemsize(unit: Unit, p: Param) -> int:
-    # Integers of quantized weights are not cast.
-    return ITEMSIZE[unit.compute_dtype if unit.compute_dtype and p.is_floating else p.dtype]
 
 
 def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
@@ -316,7 +313,7 @@ def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
     if fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
         # Backward runs the units in the opposite order.
         for earlier, unit in pairwise(sorted(gathered, key=lambda unit: unit.forward_end)):
-            if unit.grad_flow and earlier.gathers_backward:
+            if unit.unshard_in_backward and earlier.gathers_backward:
                 backward[unit.order] = earlier.name
     result = []
     for unit in units:

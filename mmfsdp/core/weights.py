@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -12,8 +12,10 @@ from torch import nn
 
 from ..params import FrozenDtype, FSDPParams
 from .collectives import rank, world_size
+from .group import contains
 from .plan import WrapPlan
 from .quantize import CODES, SCALES, matrix_name, quantize, quantize_model
+from .trace import named_tensors
 from .units import torch_dtype
 
 
@@ -78,21 +80,16 @@ def copy_from_rank0(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def materialize(model: nn.Module, weights: WeightSource, parts: Collection[str], *, device: torch.device) -> None:
+def materialize(model: nn.Module, weights: WeightSource, parts: Sequence[str], *, device: torch.device) -> None:
     """Replace the meta tensors of some parts of a model by rank 0's weights on `device`. Tied tensors stay tied.
 
     parts: dotted names of modules or parameters; an empty name is the model itself. Every rank must call it.
     """
     for names, tensor in named_tensors(model):
-        if tensor.is_meta and any(is_part(name, parts) for name in names):
+        if tensor.is_meta and (contains(parts, names) or not set(names).isdisjoint(parts)):
             weight = weights.pop(names[0], None) if rank() == 0 else None
             # Broadcast as one whole tensor: the wrapper shards it next, and the whole one goes.
             set_tensor(model, names, broadcast_from_rank0(weight, like=tensor, device=device), like=tensor)
-
-
-def is_part(name: str, parts: Collection[str]) -> bool:
-    """Return True if a parameter or buffer is in a module with one of these names, or is itself called so."""
-    return any(part in ("", name) or name.startswith(f"{part}.") for part in parts)
 
 
 @torch.no_grad()
@@ -112,21 +109,13 @@ def cast_at_rest(model: nn.Module, plan: WrapPlan) -> None:
 
 def broadcast_from_rank0(weight: torch.Tensor | None, *, like: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return rank 0's weight on every rank, with the shape and the dtype of `like`."""
+    # Every rank receives into a tensor of its own on the device, rank 0 too: its weight may be elsewhere.
     received = torch.empty(like.shape, dtype=like.dtype, device=device)
     if rank() == 0:
         assert weight is not None
         received.copy_(weight)
     dist.broadcast(received, 0)
     return received
-
-
-def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
-    """Return each parameter and buffer once, with all its names: a tied one has several."""
-    names_of: dict[torch.Tensor, list[str]] = {}  # by identity: tensors hash by id
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            names_of.setdefault(tensor, []).append(name)
-    return [(names, tensor) for tensor, names in names_of.items()]
 
 
 def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like: torch.Tensor) -> None:
@@ -151,7 +140,7 @@ def quantize_weights(model: nn.Module, fsdp: FSDPParams, weights: WeightSource |
 
 
 class QuantizedWeights:
-    """Rank 0's weights, each matrix quantized as it is asked for: never is more than one of them in memory."""
+    """Rank 0's weights, each matrix quantized as it is asked for: at most one of them is in memory."""
 
     def __init__(self, weights: WeightSource, transposed: dict[str, bool], form: FrozenDtype) -> None:
         """transposed: of each quantized matrix, by name."""

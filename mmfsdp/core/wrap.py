@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -14,16 +15,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
+from torch.overrides import TorchFunctionMode
 
 from ..params import Backend, FSDPParams, Precision
 from . import fsdp1
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
-from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
-from .lint import lint, model_changed
+from .fsdp2 import cast_inputs, checkpoint_activations, inner_units_first, wrap_fsdp2
+from .lint import lint, model_changed, plain_name, used_outside
 from .plan import Unit, WrapPlan, stop_at_errors
 from .planner import make_plan
+from .trace import Trace, need_gradient, tensors_of
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
 
@@ -78,7 +80,8 @@ def apply_plan(
         copy_from_rank0(model, device)
 
     # 2. These hook or replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
-    check_order(model, plan)
+    if not plan.memory_events and plan.backend is not Backend.DDP:  # made without an example
+        AssumptionCheck(model, plan)
     cast_batch_norms(model, plan)
     compile_units(model, plan)
     checkpoint_activations(model, plan)
@@ -96,11 +99,6 @@ def apply_plan(
     refuse_unfrozen(wrapped, model, plan)
     wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
     return wrapped
-
-
-def plan_of(model: nn.Module) -> WrapPlan | None:
-    """Return the plan that a model was wrapped by, or None."""
-    return getattr(model, "mmfsdp_plan", None)
 
 
 def make_mesh(plan: WrapPlan, device: torch.device) -> DeviceMesh:
@@ -150,35 +148,68 @@ def replicate_frozen(
     return parameters
 
 
-def check_order(model: nn.Module, plan: WrapPlan) -> None:
-    """Warn on rank 0, after the first forward, if units began in another order than a plan without an example assumes.
-
-    DDP gathers nothing, so that the order does not matter there.
+class AssumptionCheck(TorchFunctionMode):
+    """Checks what a plan without an example assumes: the order, where backward goes, and that parameters are used while
+    their unit is gathered. Rank 0 warns; a use of a parameter that is not gathered is an error with its name.
     """
-    if plan.memory_events or plan.backend is Backend.DDP or rank() > 0:
-        return
-    began: dict[int, str] = {}
-    hooks: list[RemovableHandle] = []
 
-    def note(unit: Unit, *_: Any) -> None:
-        began.setdefault(unit.order, unit.name)
+    def __init__(self, model: nn.Module, plan: WrapPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.began: dict[int, str] = {}
+        self.passed: dict[str, None] = {}
+        self.warned: list[str] = []
+        for unit in inner_units_first(plan):
+            for name in unit.modules:
+                model.get_submodule(name).register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
+        model.register_forward_hook(self.after_forward)
+        forward = model.forward
 
-    def compare(*_: Any) -> None:
-        for hook in hooks:
-            hook.remove()
-        for order, assumed in zip(began, sorted(began), strict=True):
+        @wraps(forward)
+        def first_forward(*args: Any, **kwargs: Any) -> Any:
+            model.forward = forward  # type: ignore[method-assign]
+            # Modules compute with other tensors than these, with gathered ones.
+            self.shards = {id(p): plain_name(name) for name, p in model.named_parameters()}
+            # A mode would be compiled too, and compiled again without it.
+            with nullcontext() if plan.fsdp.compile_units else self:
+                return forward(*args, **kwargs)
+
+        model.forward = first_forward  # type: ignore[method-assign]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            for tensor in tensors_of((args, kwargs)):
+                uses = {self.shards.get(id(tensor), ""): {frozenset([""])}}
+                stop_at_errors(used_outside(self.plan, Trace(uses=uses)))
+            raise
+
+    def pre_forward(self, unit: Unit, module: nn.Module, *inputs: Any) -> None:
+        """Note that the unit begins. A forward pre-hook, which gathers it in backward too if backward will come."""
+        self.began.setdefault(unit.order, unit.name)
+        if unit.params and not unit.grad_flow and torch.is_grad_enabled() and need_gradient(inputs):
+            self.passed[unit.name] = None
+            if isinstance(module, FSDPModule):
+                module.set_unshard_in_backward(True)
+
+    def after_forward(self, *_: Any) -> None:
+        """Warn of what was assumed wrongly, once."""
+        problems = []
+        for order, assumed in zip(self.began, sorted(self.began), strict=True):
             if order != assumed:
-                warnings.warn(
-                    f"plan: {began[order]} ran before {began[assumed]}. The plan was made without an example, by the "
-                    "order of registration: its bytes may be wrong, and KEEP without effect; give make_plan an example",
-                    stacklevel=2,
-                )
-                return
-
-    for unit in [unit for unit in plan.units if unit.sharded]:
-        for name in unit.modules:
-            hooks.append(model.get_submodule(name).register_forward_pre_hook(partial(note, unit)))
-    hooks.append(model.register_forward_hook(compare))
+                problems.append(f"{self.began[order]} ran before {self.began[assumed]}")
+                break
+        if self.passed:
+            problems.append("backward passes through " + ", ".join(self.passed))
+        self.began.clear()
+        if problems and problems != self.warned and rank() == 0:
+            warnings.warn(
+                f"plan: {', and '.join(problems)}. The plan was made without an example, by the order of registration: "
+                "its bytes may be wrong, and KEEP without effect; give make_plan an example",
+                stacklevel=2,
+            )
+        self.warned = problems
 
 
 def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:

@@ -37,9 +37,6 @@ class Sample:
     more: tuple[tuple[str, str], ...] = ()
     """Further turns of a conversation, as (prompt, text)."""
 
-    sounds: tuple[Any, ...] = ()
-    """Sounds, in the order of `<audio>` placeholders: one-dimensional arrays of 16,000 samples a second, -1 to 1."""
-
 
 @dataclass(frozen=True)
 class Batch:

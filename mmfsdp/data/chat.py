@@ -135,13 +135,6 @@ class ChatProcessor(SampleProcessor):
         ids, mask = values.pop("input_ids"), values.pop("attention_mask")
         return ChatBatch(ids, mask, None, values, samples=len(rows))
 
-    def takes(self, sample: Sample) -> bool:
-        """Return true if a sample has pictures and can be captioned."""
-        try:
-            return IMAGE in sample.prompt and bool(self.encode(sample))
-        except CorruptRecord:
-            return False
-
     def decode(self, ids: Tensor) -> list[str]:
         """Return the text of each row of (B, L) new ids, without special tokens."""
         return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]

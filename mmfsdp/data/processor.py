@@ -41,7 +41,6 @@ class EncodedSample:
     labels: list[int]
     pictures: list[Tensor]
     truncated: bool = False
-    sounds: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -73,9 +72,12 @@ class SampleProcessor(ABC):
     def prompts(self, samples: Sequence[Sample]) -> Batch:
         """Return a batch of prompts to generate from, left-padded, without labels. Raises CorruptRecord."""
 
-    @abstractmethod
     def takes(self, sample: Sample) -> bool:
-        """Return true if a sample has pictures and can be captioned."""
+        """Return true if a sample asks about pictures, and so can be captioned."""
+        try:
+            return IMAGE in sample.prompt and bool(self.encode(sample))
+        except CorruptRecord:
+            return False
 
     @abstractmethod
     def decode(self, ids: Tensor) -> list[str]:
@@ -110,13 +112,6 @@ class Processor(SampleProcessor):
                 raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
             encoded.append(self._with_media(sample, ids, [IGNORE] * len(ids)))
         return self.collate(encoded, left=True)
-
-    def takes(self, sample: Sample) -> bool:
-        """Return true if a sample has pictures and can be captioned."""
-        try:
-            return bool(sample.images and self.encode(sample).ids and self._turns(sample)[0][0])
-        except CorruptRecord:
-            return False
 
     def decode(self, ids: Tensor) -> list[str]:
         """Return the text of each row of (B, L) ids up to the first END_OF_CHUNK or end token, no special tokens."""
@@ -187,7 +182,9 @@ class Processor(SampleProcessor):
                 text_ids.append(self.end_id)
             turns.append((begin + self._tokens(prompt), text_ids))
             begin = []  # only before the first turn
-        placeholders = _count(turns, self.image_id)
+        placeholders = 0
+        for prompt_ids, text_ids in turns:
+            placeholders += prompt_ids.count(self.image_id) + text_ids.count(self.image_id)
         if placeholders != len(sample.images):
             message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
             raise CorruptRecord(sample.name, message + "give one placeholder per picture")
@@ -208,7 +205,3 @@ class Processor(SampleProcessor):
             own_seed = None if seed is None else seed + i
             pictures.append(to_tensor(image, size=self.image_size, mean=self.mean, std=self.std, seed=own_seed))
         return pictures
-
-
-def _count(turns: list[tuple[list[int], list[int]]], token: int) -> int:
-    return sum(prompt.count(token) + text.count(token) for prompt, text in turns)

@@ -11,8 +11,6 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from ..params.data import MAX_UNSEEN_FRACTION
-
 COUNTS = ("one", "two", "three", "four")
 SIZES = {"small": 0.1, "large": 0.165}
 """Radius of the circle around a shape. The jitter of 8 % leaves a wide gap between the two."""
@@ -39,6 +37,8 @@ RELATIONS = ("above", "left of")
 """One per axis, first group first, so that a picture has exactly one caption."""
 
 SPLIT_SEED = 20240229
+UNSEEN_FRACTION = 0.15
+"""Share of combinations that no pretraining and no training ever shows in a picture."""
 MARGIN = 0.02
 MAX_IN_PAIR = 2
 """Shapes in each group of a picture with two groups; more would not fit in half of it."""
@@ -117,17 +117,11 @@ def combinations() -> tuple[Combination, ...]:
 
 
 @cache
-def split_combinations(
-    unseen_fraction: float = MAX_UNSEEN_FRACTION,
-) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
-    """Return (seen, unseen) combinations, the same in every run.
-
-    A combination that is unseen at a lower fraction is unseen at a higher one: pretraining leaves out all that any
-    training may call unseen.
-    """
+def split_combinations() -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
+    """Return (seen, unseen) combinations, the same in every run."""
     shuffled = list(combinations())
     random.Random(SPLIT_SEED).shuffle(shuffled)
-    cut = max(1, round(len(shuffled) * unseen_fraction))
+    cut = round(len(shuffled) * UNSEEN_FRACTION)
     return tuple(sorted(shuffled[cut:])), tuple(sorted(shuffled[:cut]))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
 
-from ..params import DataParams, Task
+from ..params import DataParams
 from .batch import Sample
 from .processor import IMAGE
 from .scenes import Group, Scene, caption, combinations, draw_scene, questions, split_combinations
@@ -34,24 +34,19 @@ class ShapesSource:
     def __init__(self, params: DataParams, *, split: str = "train", image_size: int, seed: int = 0):
         assert split in ("train", "heldout", "unseen"), split
         self.params, self.split, self.image_size, self.seed = params, split, image_size, seed
-        self.seen, self.unseen = split_combinations(params.unseen_fraction)
+        self.seen, self.unseen = split_combinations()
 
-    def scene(self, index: int) -> tuple[Scene, random.Random]:
-        """Return the scene of picture `index`, and the random state after it."""
+    def scene(self, index: int) -> Scene:
+        """Return the scene of picture `index`."""
         rng = random.Random(f"{self.seed}/{self.split}/{index}")
         choices = self.unseen if self.split == "unseen" else self.seen
         pair = rng.random() < self.params.pair_fraction
-        return draw_scene(rng, choices, pair=pair, partners=self.seen), rng
+        return draw_scene(rng, choices, pair=pair, partners=self.seen)
 
     def sample(self, index: int) -> Sample:
-        """Return sample `index`: the picture with its caption, or with one of its questions."""
-        scene, rng = self.scene(index)
-        image = render(scene, self.image_size)
-        name = f"{self.split}/{index}"
-        if self.params.task is Task.CAPTION:
-            return Sample(IMAGE, caption(scene), (image,), name)
-        question, answer = rng.choice(questions(scene))
-        return Sample(f"{IMAGE} {question}", answer, (image,), name)
+        """Return sample `index`: the picture with its caption."""
+        scene = self.scene(index)
+        return Sample(IMAGE, caption(scene), (render(scene, self.image_size),), f"{self.split}/{index}")
 
 
 def render(scene: Scene, size: int) -> Image.Image:

@@ -3,7 +3,6 @@
 from .items import Estimate, estimate
 from .meshes import Mesh, mesh_table, meshes, on_mesh
 from .seconds import MACHINES, Machine, Times, machine_of, step_time
-from .wire import Wire
 
 __all__ = [
     "MACHINES",
@@ -11,7 +10,6 @@ __all__ = [
     "Machine",
     "Mesh",
     "Times",
-    "Wire",
     "estimate",
     "machine_of",
     "mesh_table",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.plan import WrapPlan, size
+from ..core.plan import CollectiveCount, WrapPlan, size
 from ..params import ParamError, TrainParams
 from .seconds import Machine, Times, step_time
-from .wire import Wire, collectives
+from .wire import collectives
 
 if TYPE_CHECKING:
     from ..core.memory import Memory
@@ -22,7 +21,7 @@ class Estimate:
 
     memory: Memory
     """Without activations."""
-    wire: tuple[Wire, ...]
+    wire: tuple[CollectiveCount, ...]
     peak: Memory | None = None
     """At the peak of a step, activations included; None for a plan made without an example."""
     times: Times | None = None
@@ -70,10 +69,6 @@ class Estimate:
             "times": self.times.to_dict() if self.times else None,
         }
 
-    def to_json(self) -> str:
-        """Return the estimate as JSON."""
-        return json.dumps(self.to_dict(), indent=1)
-
     def __str__(self) -> str:
         lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", *_items(self.memory)]
         if self.host:
@@ -110,7 +105,7 @@ def estimate(
     if machine is None:
         return cost
     if not plan.flops:
-        raise ParamError("machine", "times only plans made with an example; make the plan with one, or use step_time")
+        raise ParamError("machine", "needs a plan made with an example; give make_plan one, or use step_time")
     return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
 
 

@@ -23,28 +23,36 @@ class Mesh:
 
 
 def meshes(
-    plan: WrapPlan, train: TrainParams | None = None, *, machine: Machine | str, tokens: int | None = None
+    plan: WrapPlan,
+    train: TrainParams | None = None,
+    *,
+    machine: Machine | str,
+    tokens: int | None = None,
+    sources: int = 1,
 ) -> list[Mesh]:
-    """Return the plan on every mesh of its ranks, the best first: fits, is quickest (to two digits), sends least to
-    other nodes, holds least. Raises ParamError for DDP."""
+    """Return the plan on every mesh of its ranks, the best first.
+
+    The best fits, is quickest (to two digits), sends least to other nodes, holds least. tokens, sources: as for
+    `step_time`. Raises ParamError for DDP.
+    """
     machine = machine_of(machine) if isinstance(machine, str) else machine
     if plan.backend is Backend.DDP:
         raise ParamError("sharding_strategy", "DDP has no mesh to choose; set backend to FSDP2 and FULL_SHARD")
     choices = []
-    for shard in range(2, plan.world_size + 1):
+    for shard in range(2, plan.world_size + 1):  # 1 shards nothing
         if plan.world_size % shard:
             continue
         other = on_mesh(plan, plan.world_size // shard, shard)
-        cost = estimate(other, train)
-        times = step_time(other, train, machine=machine, tokens=tokens)
+        cost = estimate(other, train, sources=sources)
+        times = step_time(other, train, machine=machine, tokens=tokens, sources=sources)
         fits = (cost.peak_bytes or cost.memory_bytes) <= machine.capacity
         choices.append(Mesh(other.replicate, shard, cost, times, fits))
 
-    def rank(mesh: Mesh) -> tuple:
+    def order(mesh: Mesh) -> tuple:
         step_s = float(f"{mesh.times.overlapped:.2g}")
         return not mesh.fits, step_s, mesh.times.between, mesh.cost.memory_bytes
 
-    return sorted(choices, key=rank)
+    return sorted(choices, key=order)
 
 
 def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:

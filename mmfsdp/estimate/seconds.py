@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any
 
-from ..core.plan import ITEMSIZE, WrapPlan
+from ..core.plan import ITEMSIZE, CollectiveCount, WrapPlan
 from ..params import Backend, ParamError, TrainParams
-from .wire import Wire, collectives
+from .wire import collectives
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def _dequantized_bytes(plan: WrapPlan) -> int:
     total = 0
     for unit in plan.units:
         for p in unit.params:
-            moved = 2 * ITEMSIZE[unit.compute_dtype or "float32"]
-            total += (p.weights or 0) * moved * (1 + unit.grad_flow)
+            written_and_read = 2 * ITEMSIZE[unit.compute_dtype or "float32"]
+            total += (p.weights or 0) * written_and_read * (1 + unit.grad_flow)
     return total
 
 
@@ -169,15 +169,16 @@ def _rate(plan: WrapPlan, machine: Machine) -> float:
     """Return operations per second, in the format of most of what is computed."""
     in_fp32 = 0
     for unit in plan.units:
-        in_fp32 += sum(p.numel for p in unit.params if (unit.compute_dtype or p.dtype) == "float32")
+        in_fp32 += sum(p.numel for p in unit.params if unit.computed_dtype(p) == "float32")
     mostly_fp32 = 2 * in_fp32 > sum(u.numel for u in plan.units)
     return (machine.fp32 if mostly_fp32 and machine.fp32 else machine.flops) * machine.efficiency
 
 
-def _sent(plan: WrapPlan, wire: Wire, machine: Machine) -> tuple[int, int, float]:
+def _sent(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int, int, float]:
     """Return (bytes within the node, bytes to other nodes, seconds) of one kind of collective.
 
-    Shards lie within a node as far as they fit; as NCCL does, each GPU's own card takes an equal share of what leaves.
+    Shards lie within a node as far as they fit. As with NCCL, each GPU has a network card of its own, which takes an
+    equal share of what leaves the node.
     """
     over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1 and plan.shard > 1
     ranks, stride = (plan.replicate, plan.shard) if over_replicas else (plan.shard, 1)
@@ -186,8 +187,10 @@ def _sent(plan: WrapPlan, wire: Wire, machine: Machine) -> tuple[int, int, float
     together = min(ranks, max(1, machine.gpus_per_node // stride))
     nodes = max(1, ranks // together)
     between = 0
-    if nodes > 1:  # each node takes in what the others hold, once, through as many cards as it has ranks in the group
-        between = int(wire.wire_bytes * (nodes - 1) / nodes / together * ranks / max(1, ranks - 1))
+    if nodes > 1:
+        tensor = wire.wire_bytes * ranks / max(1, ranks - 1)  # the ring passes on all but one of its parts
+        # Each node takes in what the others hold, once, through as many cards as it has ranks in the group.
+        between = int(tensor * (nodes - 1) / nodes / together)
     inside = wire.wire_bytes - between
     duration = wire.wire_bytes / machine.bandwidth
     if machine.inside:

@@ -2,7 +2,7 @@
 
 from .backbones import build_language
 from .base import MediaModel
-from .encoders import AudioEncoder, VisionEncoder, build_audio, build_vision
+from .encoders import VisionEncoder, build_vision
 from .flamingo import Flamingo
 from .multimodal import ModalEncoder, MultimodalModel
 from .tokens import TokenIds

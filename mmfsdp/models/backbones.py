@@ -10,10 +10,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.lint import WRAPPERS
 from ..params import BackboneParams, ParamError
 from ..params.base import unknown_key
 
@@ -34,12 +34,7 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
         return build_language(params.change(name=params.weights, weights=None), meta=True)
-    model, info = load_from_transformers(
-        AutoModelForCausalLM, params.weights, "language.weights", dtype=torch.float32, output_loading_info=True
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ParamError("language.weights", f"{params.weights!r} lacks {len(missing)} weights, such as {missing[0]}")
+    model = load_model(AutoModelForCausalLM, params.weights, "language.weights")
     if params.config:
         _check_shapes(model, build_language(params, meta=True), params.weights)
     return model
@@ -112,6 +107,16 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
         raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None
 
 
+def load_model(auto_class: Any, source: str, field: str, **kwargs: Any) -> PreTrainedModel:
+    """Return a model with the weights of `source`, in fp32. Raises ParamError, also naming a weight that it lacks."""
+    kwargs = {"dtype": torch.float32, "output_loading_info": True, **kwargs}
+    model, info = load_from_transformers(auto_class, source, field, **kwargs)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ParamError(field, f"{source!r} lacks {len(missing)} weights, such as {missing[0]}")
+    return model
+
+
 def refuse_quantized(config: Any, source: str, field: str) -> None:
     """Raise ParamError for weights that another library has quantized: their layers are that library's."""
     quantization = getattr(config, "quantization_config", None)
@@ -168,8 +173,8 @@ def output_shape(module: nn.Module, example: torch.Tensor) -> torch.Size:
 def run_on_meta(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Return `module(*args, **kwargs)` with the module's tensors on the meta device, where the arguments must be."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor) or name.endswith("_flat_param"):
-            raise ValueError(f"{type(module).__name__}: {name} is sharded already; build the whole model, then wrap it")
+    for name, inner in module.named_modules():
+        if isinstance(inner, WRAPPERS):
+            raise ValueError(f"{type(module).__name__}: {name} is wrapped already; build the whole model, then wrap it")
     on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     return functional_call(module, on_meta, args, kwargs)

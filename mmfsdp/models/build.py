@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..core.freeze import FreezeReport, freeze
-from ..data.multimodal import MultimodalProcessor, add_placeholders
+from ..data.multimodal import MultimodalProcessor, add_placeholder
 from ..data.processor import Processor, SampleProcessor
 from ..data.shapes import word_tokenizer
 from ..params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
 from .backbones import add_lora, build_language, load_tokenizer
 from .base import MediaModel
-from .encoders import AudioEncoder, VisionEncoder, build_audio, build_vision
+from .encoders import VisionEncoder, build_vision
 from .flamingo import Flamingo
 from .from_transformers import build_vlm, open_vlm, spell_out_parts
 from .multimodal import ModalEncoder, MultimodalModel
@@ -41,18 +41,15 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Any, Sample
         return build_vlm(resolve_generated(params, "model", meta), meta=meta)
     vision_params = resolve_generated(params, "vision", meta)
     language_params = resolve_generated(params, "language", meta)
-    backbones = _Backbones(
-        build_vision(vision_params, meta=meta),
-        build_language(language_params, meta=meta),
-        [build_audio(audio, meta=meta) for audio in params.encoders],
-        _tokenizer(language_params, meta),
-    )
-    if backbones.tokenizer is None and params.language.weights == GENERATED:
+    vision = build_vision(vision_params, meta=meta)
+    language = build_language(language_params, meta=meta)
+    tokenizer = _tokenizer(language_params, meta)
+    if tokenizer is None and params.language.weights == GENERATED:
         # Not pretrained yet, but the words are known. If the table is too small, pretraining says so.
-        tokenizer, table = word_tokenizer(close=False), backbones.language.get_input_embeddings()
+        words, table = word_tokenizer(close=False), language.get_input_embeddings()
         assert isinstance(table, nn.Embedding)
-        backbones.tokenizer = tokenizer if len(tokenizer) <= table.num_embeddings else None
-    return _join(params, backbones, meta)
+        tokenizer = words if len(words) <= table.num_embeddings else None
+    return _join(params, vision, language, tokenizer, meta)
 
 
 def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SampleProcessor | None, Weights | None]:
@@ -64,23 +61,17 @@ def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SamplePr
     if params.kind is ModelKind.TRANSFORMERS:
         return open_vlm(resolve_generated(params, "model"), read=read)
     vision_params, language_params = resolve_generated(params, "vision"), resolve_generated(params, "language")
-    backbones = _Backbones(
-        build_vision(vision_params, meta=True),
-        build_language(language_params, meta=True),
-        [build_audio(audio, meta=True) for audio in params.encoders],
-        _tokenizer(language_params, meta=False),
-    )
-    sources: list[TensorSource] | None = None
+    vision = build_vision(vision_params, meta=True)
+    language = build_language(language_params, meta=True)
+    sources: list[TensorSource] = []
     if read:
-        modules = {
-            "vision": (backbones.vision.visual, vision_params),
-            "language": (backbones.language, language_params),
-        }
-        for i, (encoder, audio_params) in enumerate(zip(backbones.audio, params.encoders, strict=True)):
-            modules[f"encoders.{i}"] = (encoder.audio, audio_params)
-        sources = _sources_of_all(modules)
-    model, processor = _join(params, backbones, meta=True)
-    if sources is None:
+        # Before the model is built around them: their tensors have the names of the files.
+        of_vision = tensor_sources(vision.visual, vision_params.weights, "vision")
+        of_language = tensor_sources(language, language_params.weights, "language")
+        if of_vision and of_language:
+            sources = of_vision + of_language
+    model, processor = _join(params, vision, language, _tokenizer(language_params, meta=False), meta=True)
+    if not sources:
         return model, processor, None
     try:
         return model, processor, Weights(model, sources)
@@ -88,38 +79,20 @@ def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SamplePr
         return model, processor, None
 
 
-def _sources_of_all(modules: dict[str, tuple[nn.Module, BackboneParams]]) -> list[TensorSource] | None:
-    """Return the sources of all backbones' tensors, or None if one of them has none."""
-    sources: list[TensorSource] = []
-    for field, (module, backbone) in modules.items():
-        own = tensor_sources(module, backbone.weights, field)
-        if not own:
-            return None
-        sources += own
-    return sources
-
-
-@dataclass
-class _Backbones:
-    """The parts of a model that are loaded; audio is in the order of `ModelParams.encoders`."""
-
-    vision: VisionEncoder
-    language: PreTrainedModel
-    audio: list[AudioEncoder]
-    tokenizer: Any
-
-
-def _join(params: ModelParams, backbones: _Backbones, meta: bool) -> tuple[MediaModel, Processor | None]:
+def _join(
+    params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, meta: bool
+) -> tuple[MediaModel, Processor | None]:
     """Return a model of its backbones, and its processor."""
-    if backbones.tokenizer is not None:
-        backbones.language.generation_config.eos_token_id = backbones.tokenizer.eos_token_id
+    if tokenizer is not None:
+        language.generation_config.eos_token_id = tokenizer.eos_token_id
     if params.kind is ModelKind.MULTIMODAL:
-        return _multimodal(params, backbones, meta)
-    return _flamingo(params, backbones)
+        return _multimodal(params, vision, language, tokenizer, meta)
+    return _flamingo(params, vision, language, tokenizer)
 
 
-def _flamingo(params: ModelParams, backbones: _Backbones) -> tuple[Flamingo, Processor | None]:
-    vision, language, tokenizer = backbones.vision, backbones.language, backbones.tokenizer
+def _flamingo(
+    params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any
+) -> tuple[Flamingo, Processor | None]:
     processor = None
     if tokenizer is None:
         table = language.get_input_embeddings()
@@ -145,36 +118,25 @@ def _flamingo(params: ModelParams, backbones: _Backbones) -> tuple[Flamingo, Pro
         perceiver_depth=params.perceiver_depth,
         attention_heads=params.attention_heads,
         attention_head_dim=params.attention_head_dim,
-        max_images=params.max_images,
-        max_frames=params.max_frames,
         decoder_layers_name=params.decoder_layers,
     )
     return model, processor
 
 
-def _multimodal(params: ModelParams, backbones: _Backbones, meta: bool) -> tuple[MultimodalModel, Processor | None]:
-    vision, language, tokenizer = backbones.vision, backbones.language, backbones.tokenizer
-    resampler = {
-        "num_latents": params.num_latents,
-        "depth": params.perceiver_depth,
-        "heads": params.attention_heads,
-        "head_dim": params.attention_head_dim,
-    }
-    encoders = {"vision": ModalEncoder(vision, params.projector, resampler)}
-    audio_shape: tuple[int, ...] = ()
-    for audio_params, audio in zip(params.encoders, backbones.audio, strict=True):
-        encoders[audio_params.modality.value] = ModalEncoder(audio, audio_params.projector, resampler)
-        audio_shape = audio.item_shape
+def _multimodal(
+    params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, meta: bool
+) -> tuple[MultimodalModel, Processor | None]:
+    encoders = {"vision": ModalEncoder(vision, params.projector)}
     if params.lora_rank:
         add_lora(language, params.lora_rank, targets=params.lora_targets, meta=meta)
     if tokenizer is None:
         return MultimodalModel(encoders, language), None
-    placeholders = add_placeholders(tokenizer, encoders)
-    check_tokens(language, len(tokenizer) - len(placeholders))  # which need no rows
-    model = MultimodalModel(encoders, language, placeholders=placeholders)
+    placeholder = add_placeholder(tokenizer)
+    check_tokens(language, len(tokenizer) - 1)  # the placeholder needs no row
+    model = MultimodalModel(encoders, language, placeholders={"vision": placeholder})
     model.tokens = replace(model.tokens, end_of_chunk=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
     processor = MultimodalProcessor(
-        tokenizer, vision.image_size, vision.mean, vision.std, counts=model.num_tokens, audio_shape=audio_shape
+        tokenizer, vision.image_size, vision.mean, vision.std, picture_tokens=model.num_tokens["vision"]
     )
     return model, processor
 

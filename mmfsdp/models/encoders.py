@@ -1,6 +1,6 @@
-"""Encoders: pictures and sounds to tokens, by open_clip's visual towers, transformers' vision models and Whisper.
+"""VisionEncoder: pictures to tokens, by open_clip's visual towers and transformers' vision models.
 
-N pictures or sounds, C channels, H and W pixels, M mel bands, S frames of 10 ms, P tokens of an item, D width.
+N pictures, C channels, H and W pixels, P tokens of a picture, D width.
 """
 
 from __future__ import annotations
@@ -66,11 +66,9 @@ class VisionEncoder(nn.Module):
 
     def _transformers_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
         config = self.visual.config
-        options: dict[str, bool] = {}
+        options = {"output_hidden_states": self.feature_layer is not None}
         if config.image_size not in (pixels.shape[-1], [*pixels.shape[-2:]]) and config.model_type != "dinov2":
             options["interpolate_pos_encoding"] = True  # DINOv2 always does so, and takes no such argument
-        if self.feature_layer is not None:
-            options["output_hidden_states"] = True
         out = self.visual(pixel_values=pixels, **options)
         tokens = out.last_hidden_state if self.feature_layer is None else out.hidden_states[self.feature_layer]
         tokens = with_pooled(tokens, getattr(out, "pooler_output", None))
@@ -79,20 +77,6 @@ class VisionEncoder(nn.Module):
             patches = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)
             tokens = tokens[:, -patches:]
         return tokens
-
-
-class AudioEncoder(nn.Module):
-    """Whisper's encoder: a sound of fixed length, as log-mel features, to tokens of 20 ms."""
-
-    def __init__(self, audio: Any):
-        super().__init__()
-        self.audio = audio
-        self.item_shape: tuple[int, ...] = (audio.config.num_mel_bins, 2 * audio.config.max_source_positions)
-        _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(N, M, S) -> (N, P, D)."""
-        return self.audio(as_weights(features, self.audio)).last_hidden_state
 
 
 def as_weights(items: torch.Tensor, module: nn.Module) -> torch.Tensor:
@@ -123,10 +107,12 @@ def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder
     try:
         return VisionEncoder(visual, **preprocessing, feature_layer=params.feature_layer)
     except (RuntimeError, ValueError, IndexError, AssertionError, TypeError) as error:
-        field = "image_size" if params.image_size else "feature_layer"
-        raise ParamError(
-            f"vision.{field}", f"{getattr(params, field)} does not suit {type(visual).__name__}: {error}"
-        ) from None
+        layers = getattr(getattr(visual, "config", None), "num_hidden_layers", 0)
+        field, reason = "image_size" if params.image_size else "feature_layer", str(error)
+        if isinstance(error, IndexError):
+            field, reason = "feature_layer", f"it has {layers} layers; choose {-layers - 1} to {layers}"
+        value = getattr(params, field)
+        raise ParamError(f"vision.{field}", f"{value} does not suit {type(visual).__name__}: {reason}") from None
 
 
 def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
@@ -155,17 +141,3 @@ def check_takes_pixels(config: Any) -> None:
 def normalization(model_type: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation that transformers' vision models of a type were trained with."""
     return NORMALIZATION.get(model_type, (CLIP_MEAN, CLIP_STD))
-
-
-def build_audio(params: BackboneParams, *, meta: bool = False) -> AudioEncoder:
-    """Return the encoder of a Whisper; with `meta` on the meta device, without weights. Raises ParamError."""
-    from transformers import AutoModel
-
-    config = load_config(params, "audio")
-    if config.model_type != "whisper":
-        raise ParamError("audio.config", f"model_type {config.model_type} is not supported; audio takes whisper")
-    if params.weights and not meta:
-        whisper = load_from_transformers(AutoModel, params.weights, "audio.weights", config=config, dtype=torch.float32)
-        return AudioEncoder(whisper.encoder)
-    with torch.device("meta" if meta else "cpu"):
-        return AudioEncoder(AutoModel.from_config(config, dtype=torch.float32).encoder)

@@ -41,8 +41,6 @@ class Flamingo(MediaModel):
         perceiver_depth: int = 6,
         attention_heads: int = 8,
         attention_head_dim: int = 64,
-        max_images: int | None = None,
-        max_frames: int | None = None,
         decoder_layers_name: str | None = None,
     ):
         super().__init__()
@@ -52,12 +50,7 @@ class Flamingo(MediaModel):
         with next(language_model.parameters()).device:
             self.vision_encoder = vision_encoder
             self.perceiver = PerceiverResampler(
-                vision_encoder.dim,
-                num_latents=num_latents,
-                depth=perceiver_depth,
-                max_images=max_images,
-                max_frames=max_frames,
-                **shape,
+                vision_encoder.dim, num_latents=num_latents, depth=perceiver_depth, **shape
             )
             self.language_model = language_model
             extend_vocabulary(language_model, tokens)

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedM
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
-from .backbones import add_lora, load_config, load_from_transformers
+from .backbones import add_lora, load_config, load_from_transformers, load_model
 from .weights import Weights, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
@@ -30,11 +30,7 @@ def build_vlm(params: ModelParams, *, meta: bool = False) -> tuple[PreTrainedMod
         with torch.device("meta" if meta else "cpu"):
             model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     else:
-        options = {"config": config, "dtype": torch.float32, "output_loading_info": True}
-        model, info = load_from_transformers(AutoModelForImageTextToText, source, "model.weights", **options)
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise ParamError("model.weights", f"{source!r} lacks {len(missing)} weights, such as {missing[0]}")
+        model = load_model(AutoModelForImageTextToText, source, "model.weights", config=config)
     if params.lora_rank:
         add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=meta)
     return model, _processor(params, config, meta)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from ..params import ParamError, ProjectorKind
 from .backbones import check_language, output_shape
 from .base import MediaModel
 from .encoders import as_weights
-from .perceiver import PerceiverResampler
 from .tokens import TokenIds
 
 
@@ -29,13 +28,10 @@ class ModalEncoder:
     """An encoder, and the projector of its tokens to the language model's width."""
 
     encoder: nn.Module
-    """A VisionEncoder, an AudioEncoder, or a module with their attributes `item_shape`, `num_tokens` and `dim`."""
+    """A VisionEncoder, or a module with their attributes `item_shape`, `num_tokens` and `dim`."""
 
     projector: ProjectorKind | str | nn.Module = ProjectorKind.MLP
-    """linear, mlp (LLaVA 1.5's), resampler (the perceiver), or a module: (items, P, D) -> (items, N, E)."""
-
-    resampler: dict[str, int] = field(default_factory=dict)
-    """The resampler's num_latents, depth, heads and head_dim, where they are not Flamingo's."""
+    """linear, mlp (LLaVA 1.5's), or a module: (items, P, D) -> (items, N, E)."""
 
 
 class MultimodalModel(MediaModel):
@@ -181,29 +177,13 @@ def _token_ids(language_model: Any) -> TokenIds:
     return TokenIds(image=-1, end_of_chunk=end, pad=pad, known=vocabulary, new=0)
 
 
-class Resampler(nn.Module):
-    """The perceiver resampler, then a matrix: any number of tokens in, `num_latents` out."""
-
-    def __init__(self, dim: int, width: int, **perceiver: int):
-        super().__init__()
-        self.perceiver = PerceiverResampler(dim, **perceiver)
-        self.linear = nn.Linear(dim, width)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(items, P, D) -> (items, num_latents, E)."""
-        latents = self.perceiver(tokens[:, None, None])[:, 0]  # (items, num_latents, D)
-        return self.linear(latents)
-
-
 def build_projector(part: ModalEncoder, width: int) -> nn.Module:
-    """Return a module (items, P, D) -> (items, P or num_latents, E = width). Raises ValueError for an unknown kind."""
+    """Return a module (items, P, D) -> (items, P, E = width). Raises ValueError for an unknown kind."""
     if isinstance(part.projector, nn.Module):
         return part.projector
     dim: Any = part.encoder.dim
     if part.projector == ProjectorKind.LINEAR:
         return nn.Linear(dim, width)
-    if part.projector == ProjectorKind.RESAMPLER:
-        return Resampler(dim, width, **part.resampler)
     if part.projector == ProjectorKind.MLP:  # LLaVA 1.5's, with the names that transformers gives it
         layers = {"linear_1": nn.Linear(dim, width), "act": nn.GELU(), "linear_2": nn.Linear(width, width)}
         return nn.Sequential(OrderedDict(layers))

@@ -57,21 +57,9 @@ class PerceiverAttention(nn.Module):
 class PerceiverResampler(nn.Module):
     """Turn any number of patch tokens into `num_latents` vectors per picture."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        num_latents: int = 64,
-        depth: int = 6,
-        heads: int = 8,
-        head_dim: int = 64,
-        max_images: int | None = None,
-        max_frames: int | None = None,
-    ):
+    def __init__(self, dim: int, *, num_latents: int = 64, depth: int = 6, heads: int = 8, head_dim: int = 64):
         super().__init__()
         self.latents = nn.Parameter(torch.empty(num_latents, dim))
-        self.frame_embs = nn.Parameter(torch.empty(max_frames, dim)) if max_frames else None
-        self.media_time_embs = nn.Parameter(torch.empty(max_images, 1, dim)) if max_images else None
         self.reset_parameters()
         self.layers = nn.ModuleList(
             nn.ModuleList([PerceiverAttention(dim, heads=heads, head_dim=head_dim), feed_forward(dim)])
@@ -81,22 +69,13 @@ class PerceiverResampler(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize the parameters that belong to no layer."""
-        for p in (self.latents, self.frame_embs, self.media_time_embs):
-            if p is not None:
-                p.normal_()
+        """Initialize the latents, which belong to no layer."""
+        self.latents.normal_()
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, T, F, P, D) -> (B, T, N, D). Raises ValueError for more pictures or frames than embeddings."""
-        batch, pictures, frames = features.shape[:3]
-        features = features.to(self.latents.dtype)
-        if self.frame_embs is not None:
-            _check_count("max_frames", len(self.frame_embs), frames)
-            features = features + self.frame_embs[:frames, None]
-        features = features.flatten(2, 3)  # (B, T, F*P, D)
-        if self.media_time_embs is not None:
-            _check_count("max_images", len(self.media_time_embs), pictures)
-            features = features + self.media_time_embs[:pictures]
+        """(B, T, F, P, D) -> (B, T, N, D)."""
+        batch, pictures = features.shape[:2]
+        features = features.to(self.latents.dtype).flatten(2, 3)  # (B, T, F*P, D)
         features = features.flatten(0, 1)  # (B*T, F*P, D)
         latents = self.latents.expand(len(features), -1, -1)  # (B*T, N, D)
         for layer in self.layers:
@@ -104,8 +83,3 @@ class PerceiverResampler(nn.Module):
             latents = latents + attention(features, latents)
             latents = latents + mlp(latents)
         return self.norm(latents).unflatten(0, (batch, pictures))  # (B, T, N, D)
-
-
-def _check_count(field: str, limit: int, count: int) -> None:
-    if count > limit:
-        raise ValueError(f"{field}: {limit} embeddings, but the sample has {count}; raise {field} or give fewer")

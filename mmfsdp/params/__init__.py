@@ -12,17 +12,15 @@ from .enums import (
     Executor,
     FrozenDtype,
     FrozenPolicy,
-    Modality,
     ModelKind,
     Precision,
     ProjectorKind,
     Schedule,
     ShardingStrategy,
     StateDictType,
-    Task,
 )
 from .fsdp import FSDPParams
 from .launch import LaunchParams
-from .model import GENERATED, RECIPES, BackboneParams, EncoderParams, ModelParams
+from .model import GENERATED, RECIPES, BackboneParams, ModelParams
 from .run import RunParams, load, preset_names
 from .train import TrainParams

@@ -1,4 +1,4 @@
-"""Base of all parameter models: strict fields with help, one clear error for a mistake, YAML, JSON, and `change`."""
+"""Base of all parameter models: strict fields with help, one clear error for a mistake, YAML, and `change`."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Params(BaseModel):
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
     """Field -> (another field, its values beside which the field has an effect)."""
+    LEFT_OUT: ClassVar[dict[str, Any]] = {}
+    """Fields and values that files of earlier versions hold, and that say nothing any more."""
 
     def __init__(self, /, **values: Any):
         """Raise ParamError for the first mistake, rather than pydantic's error of many lines."""
@@ -65,20 +67,6 @@ class Params(BaseModel):
         """Read a YAML file. Raise FileNotFoundError, or ParamError for a mistake in the file."""
         return cls.from_dict(read_yaml(Path(path).read_bytes(), name=str(path)) or {})
 
-    @classmethod
-    def from_yaml_text(cls, text: str) -> Self:
-        """Read a YAML text. Raise ParamError."""
-        return cls.from_dict(read_yaml(text, name="YAML") or {})
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a JSON text. Raise ParamError."""
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ParamError("json", f"is not JSON: {error}") from None
-        return cls.from_dict(values)
-
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values: dicts, lists, strings, numbers, None."""
         return self.model_dump(mode="json")
@@ -89,10 +77,6 @@ class Params(BaseModel):
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
-
-    def to_json(self) -> str:
-        """Return all values as JSON."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
 
     def change(self, **changes: Any) -> Self:
         """Return a validated copy with other values: `train.change(lr=1e-3)`, `run.change(**{"train.lr": 1e-3})`.
@@ -125,6 +109,17 @@ class Params(BaseModel):
             return ""
         choices = " or ".join(map(str, values))
         return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        read = dict(values)
+        for name, value in cls.LEFT_OUT.items():
+            if name in read and read[name] == value:
+                del read[name]
+        return read
 
     @model_validator(mode="after")
     def _check_available(self) -> Self:

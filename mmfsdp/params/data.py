@@ -9,10 +9,8 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import DataSource, Task
+from .enums import DataSource
 
-MAX_UNSEEN_FRACTION = 0.15
-"""Share of combinations that pretraining never shows, so that a run may hold them out as unseen."""
 _READ_FROM_DISK = (DataSource.FOLDER, DataSource.JSON, DataSource.WEBDATASET)
 
 
@@ -28,9 +26,6 @@ class SourceParams(Params):
 
     pictures: str | None = None
     """Folder of the pictures that JSON names, where they are neither beside it nor in its shard. Default unset."""
-
-    task: Task = Task.CAPTION
-    """Text that the model learns for a generated picture: caption, question. Default caption."""
 
     max_length: int = Field(64, ge=4)
     """Longest sequence, in tokens; longer text is cut and counted. Default 64."""
@@ -55,8 +50,8 @@ class SourceParams(Params):
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "path": ("source", _READ_FROM_DISK),
         "pictures": ("source", _READ_FROM_DISK),
-        "task": ("source", (DataSource.SHAPES,)),
     }
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
@@ -88,10 +83,6 @@ class DataParams(SourceParams):
     feature_cache: str | None = None
     """Folder that keeps what the frozen vision encoder makes of each picture, so that later epochs and runs skip it.
     The predicted traffic is that of a step which does not. Not with augment. Default unset: none."""
-
-    unseen_fraction: float = Field(0.15, gt=0, le=MAX_UNSEEN_FRACTION)
-    """Share of attribute combinations of the generated pictures that no training ever sees in a picture; at most
-    0.15, since the generated backbones are pretrained on the rest. Default 0.15."""
 
     pair_fraction: float = Field(0.25, ge=0, le=1)
     """Share of the generated pictures that show two groups of shapes and how they lie to each other. Default 0.25."""

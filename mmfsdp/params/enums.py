@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -97,19 +97,6 @@ class AutoWrapPolicy(Choice):
     TRANSFORMER_BASED_WRAP = "TRANSFORMER_BASED_WRAP", "A unit is a module of a class in `transformer_layer_cls`."
     FROZEN_AWARE = "FROZEN_AWARE", "Units follow the layers, and mix frozen and trainable parameters only if they must."
 
-    def to_torch(self) -> Any:
-        """Return torch's policy function (to be partially applied), or None for NO_WRAP.
-
-        Raises ValueError for FROZEN_AWARE, which torch does not have: use `make_plan` and `wrap_fsdp`.
-        """
-        from torch.distributed.fsdp import wrap
-
-        if self is AutoWrapPolicy.FROZEN_AWARE:
-            raise ValueError(f"auto_wrap_policy: {self} has no counterpart in torch; call make_plan, or choose another")
-        if self is AutoWrapPolicy.SIZE_BASED_WRAP:
-            return wrap.size_based_auto_wrap_policy
-        return wrap.transformer_auto_wrap_policy if self is AutoWrapPolicy.TRANSFORMER_BASED_WRAP else None
-
 
 class FrozenPolicy(Choice):
     """The treatment of a frozen unit's weights."""
@@ -174,14 +161,6 @@ class ProjectorKind(Choice):
 
     LINEAR = "linear", "One matrix."
     MLP = "mlp", "Two matrices around a GELU, as in LLaVA 1.5."
-    RESAMPLER = "resampler", "The perceiver resampler, which makes `num_latents` tokens of each item, and a matrix."
-
-
-class Modality(Choice):
-    """The input of an encoder."""
-
-    VISION = "vision"
-    AUDIO = "audio"
 
 
 class DataSource(Choice):
@@ -191,13 +170,6 @@ class DataSource(Choice):
     FOLDER = "folder", "A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."
     JSON = "json", "LLaVA conversations, COCO captions or other rows in .json; documents or other rows in .jsonl."
     WEBDATASET = "webdataset", "WebDataset .tar shards: .jpg or .png beside .txt or .json (LAION), or documents (MMC4)."
-
-
-class Task(Choice):
-    """The task that a picture sets the model."""
-
-    CAPTION = "caption", "Describe the picture."
-    QUESTION = "question", "Answer a question about the picture."
 
 
 class Schedule(Choice):

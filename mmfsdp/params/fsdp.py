@@ -186,6 +186,7 @@ class FSDPParams(Params):
         "dp_replicate": ("sharding_strategy", HYBRID),
         "dp_shard": ("sharding_strategy", HYBRID),
     }
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"min_num_params": None}
 
     def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
         """Return why the field cannot have this value with the backend and beside the other fields, or ""."""
@@ -201,11 +202,6 @@ class FSDPParams(Params):
             if limit.field == name and backend in limit.backends and (not limit.values or value in limit.values):
                 return limit.reason
         return ""
-
-    @field_validator("min_num_params", mode="before")
-    @classmethod
-    def _read_unset(cls, value: Any) -> Any:
-        return 100_000 if value is None else value  # so the files of mmfsdp 0.1 say it
 
     @field_validator("activation_checkpointing")
     @classmethod

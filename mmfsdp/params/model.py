@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import BackboneSource, Modality, ModelKind, ProjectorKind
+from .enums import BackboneSource, ModelKind, ProjectorKind
 
 if TYPE_CHECKING:
     JsonValue = Any  # readers know what a config holds; pydantic checks that JSON can hold it
@@ -73,16 +73,6 @@ class BackboneParams(Params):
         return self
 
 
-class EncoderParams(BackboneParams):
-    """A further encoder of a multimodal model."""
-
-    modality: Modality = Modality.AUDIO
-    """Modality that it takes, and its key: audio (Whisper's encoder), or vision. Default audio."""
-
-    projector: ProjectorKind = ProjectorKind.MLP
-    """Module that carries its tokens into the language model: linear, mlp, resampler. Default mlp."""
-
-
 _BACKBONES_ONLY = (
     "vision",
     "language",
@@ -92,15 +82,13 @@ _BACKBONES_ONLY = (
     "perceiver_depth",
     "attention_heads",
     "attention_head_dim",
-    "max_images",
-    "max_frames",
     "decoder_layers",
 )
 """Fields of ModelParams that say nothing about a model of transformers."""
 
 
 class ModelParams(Params):
-    """Encoders and a language model, mostly frozen, and the trainable parts between them."""
+    """A vision encoder and a language model, mostly frozen, and the trainable parts between them."""
 
     kind: ModelKind = ModelKind.FLAMINGO
     """Architecture: flamingo (cross-attention to pictures), multimodal (pictures as tokens), transformers (a whole
@@ -138,12 +126,8 @@ class ModelParams(Params):
     adapters alone. Default there: all but projector and lora."""
 
     projector: ProjectorKind = ProjectorKind.MLP
-    """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp, resampler.
-    Default mlp."""
-
-    encoders: tuple[EncoderParams, ...] = ()
-    """Further encoders of a multimodal model, one per modality: [{modality: audio, config: {model_type: whisper}}].
-    Default none."""
+    """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp. Default
+    mlp."""
 
     lora_rank: int | None = Field(None, ge=1)
     """Rank of LoRA adapters beside the matrices of the language model, not of a flamingo (needs peft: pip install
@@ -171,24 +155,18 @@ class ModelParams(Params):
     attention_head_dim: int = Field(64, ge=1)
     """Width of one such head; a number of features. Default 64."""
 
-    max_images: int | None = Field(None, ge=1)
-    """Pictures per sample that get a learned time embedding in the perceiver; a count. Default unset: none."""
-
-    max_frames: int | None = Field(None, ge=1)
-    """Frames per picture (video) that get a learned embedding in the perceiver; a count. Default unset: none."""
-
     decoder_layers: str | None = None
     """Dotted name of the language model's list of decoder layers, where it cannot be found by structure. Default
     unset: found."""
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
-        "encoders": ("kind", (ModelKind.MULTIMODAL,)),
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
         "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
         **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
         **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
 
     @field_validator("freeze")
     @classmethod
@@ -225,16 +203,9 @@ class ModelParams(Params):
         return self
 
     @model_validator(mode="after")
-    def _check_encoders(self) -> Self:
-        not_vision: dict[str, BackboneParams] = {"language": self.language}
-        for i, encoder in enumerate(self.encoders):
-            not_vision[f"encoders.{i}"] = encoder
-        for part, backbone in not_vision.items():
-            for name in ("image_size", "feature_layer"):
-                value = getattr(backbone, name)
-                if value is not None:
-                    raise ParamError(f"{part}.{name}", f"{value} is for vision encoders only; remove it")
-        modalities = [Modality.VISION, *(encoder.modality for encoder in self.encoders)]
-        if len(set(modalities)) < len(modalities):
-            raise ParamError("encoders", f"{', '.join(modalities)}: there can be one encoder per modality; remove one")
+    def _check_language(self) -> Self:
+        for name in ("image_size", "feature_layer"):
+            value = getattr(self.language, name)
+            if value is not None:
+                raise ParamError(f"language.{name}", f"{value} is for vision encoders only; remove it")
         return self

@@ -219,7 +219,6 @@ def event_marks(events: list[Row]) -> list[tuple[int, str]]:
 # ---- plan.json of earlier versions ----
 
 OLD_NAMES = {
-    "beside": "other_collectives",
     "moments": "memory_events",
     "held_bytes": "bytes_at_rest",
     "gathered_bytes": "unsharded_bytes",

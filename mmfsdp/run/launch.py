@@ -48,11 +48,14 @@ def launch(params: RunParams, *, entry: str = TRAIN) -> Run:
 
 
 def check(params: RunParams) -> None:
-    """Raise ParamError for data that is not there, and for what this machine or Slurm is known to refuse.
+    """Raise ParamError for data that cannot be read, and for what this machine or Slurm is known to refuse.
 
     Plans are checked later, by the ranks.
     """
-    params.data.check_paths()
+    if any(source.path for source in params.data.sources().values()):  # the import takes seconds
+        from ..data import check_data
+
+        check_data(params.data)
     if params.launch.executor.value == "slurm":
         from .slurm import check_slurm
 
@@ -65,8 +68,8 @@ def make_folder(params: LaunchParams) -> Path:
     """Make a new run folder that its owner alone may open; with `replace`, rename a finished run of that name first."""
     parent = Path(os.path.expanduser(params.folder)).absolute()
     folder = parent / params.name
-    if params.folder.startswith("~") and os.path.expanduser(params.folder) == params.folder:
-        raise ParamError("launch.folder", f"{params.folder!r} names no user of this machine; write the path in full")
+    if params.folder.startswith(("~", "$")) and os.path.expanduser(params.folder) == params.folder:
+        raise ParamError("launch.folder", f"{params.folder!r}: no such user; variables are not read; write it in full")
     try:
         parent.mkdir(parents=True, exist_ok=True)
         if params.replace and _is_over(folder):

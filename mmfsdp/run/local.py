@@ -6,7 +6,6 @@ All processes of a local run are in one session, which its supervisor leads.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import time
@@ -39,13 +38,6 @@ def process_start(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
         return None
-
-
-def oom_kills() -> int:
-    """Return how many processes Linux has killed for lack of memory since it started; 0 on other systems."""
-    path = Path("/proc/vmstat")
-    found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else None
-    return int(found[1]) if found else 0
 
 
 def is_same_process(pid: int, start: float) -> bool:
@@ -139,10 +131,11 @@ def _state_without_supervisor(folder: Path, record: RunRecord, state: RunState) 
     statuses = rank_statuses(folder, record)
     if all_done(statuses):
         return RunState(Status.COMPLETED)
-    lost = RunState(
-        Status.LOST, "its processes are gone without a result: killed, no disk space, or the machine was restarted"
-    )
-    return first_failure(statuses) or lost
+    reason = "its processes are gone without a result: killed, no disk space, or the machine was restarted"
+    with suppress(OSError):  # another person may not read it
+        words = (folder / "logs" / "supervisor.log").read_text(errors="replace").strip()
+        reason += words and f"; its supervisor's last words are: {words.splitlines()[-1][:300]}"
+    return first_failure(statuses) or RunState(Status.LOST, reason)
 
 
 def file_age(path: Path) -> float | None:

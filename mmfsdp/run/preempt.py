@@ -23,13 +23,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..params import ParamError
-from .folder import add_event, read_events
+from .folder import add_event
 from .local import is_here, is_same_process
 from .record import RunRecord, rank_statuses
 from .slurm_state import job_number, signal_job
@@ -88,19 +85,3 @@ def simulate_preemption(folder: Path) -> None:
     for status in statuses:
         if is_same_process(status["pid"], status["start"]):
             os.kill(status["pid"], PREEMPT_SIGNAL)
-
-
-def events_until_resumed(folder: Path, *, since: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run from `since` (unix seconds) on, as they come, up to its resumption or its end."""
-    count = len([event for event in read_events(folder) if event["time"] < since])
-    while True:
-        done = run_state(folder).done
-        events = read_events(folder)[count:]
-        count += len(events)
-        for event in events:
-            yield event
-            if event["kind"] == "resumed":
-                return
-        if done:
-            return
-        time.sleep(0.1)

@@ -20,7 +20,7 @@ from ..params.run import with_cluster
 from .folder import write_text
 from .job import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
-from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, cancel_job
+from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, cancel_job, field_to_change
 
 MAX_PREEMPT_NOTICE_S = 90
 """Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""
@@ -32,17 +32,6 @@ SBATCH = ("sbatch", "--parsable")
 
 BATCH_FILE = "member.sh"
 """File in logs/ of a run in a job array: its batch script."""
-
-REFUSED_FIELDS = {
-    "maxwall": "timeout_min", "maxnode": "nodes", "assocmax": "account", "assocgrp": "account", "qosmax": "qos",
-    "qosgrp": "qos", "qosmin": "qos", "accounting/qos": "qos or account", "account": "account",
-    "partition": "partition", "qos": "qos", "feature": "constraint",
-    "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
-    "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
-    "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",
-    "node count": "nodes", "more processors": "ranks",
-}  # fmt: skip
-"""Part of sbatch's error message, in lower case -> the field of launch to change. The first that matches counts."""
 
 
 class _Executor(SlurmExecutor):
@@ -216,10 +205,7 @@ def refusal(error: str) -> str:
     """Return Slurm's error message after its field, such as `launch.partition: sbatch: error: invalid partition`."""
     lines = [line for line in error.splitlines() if re.match("sbatch|slurm|allocation", line)]
     words = " ".join(lines) or error.strip() or "sbatch gave no job number and no reason; ask the administrators"
-    for part, field in REFUSED_FIELDS.items():
-        if part in words.lower():
-            return f"launch.{field}: {words[:500]}"
-    return f"launch.executor: {words[:500]}"
+    return f"{field_to_change(words) or 'launch.executor'}: {words[:500]}"
 
 
 def submitted_job(output: str) -> str:

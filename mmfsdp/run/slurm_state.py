@@ -61,13 +61,25 @@ ENDED = {
 }
 """Slurm's final states of jobs -> the reason to show; empty where the ranks' own reports say more."""
 
-WAITING_HINTS = {
-    "MaxWall": "launch.timeout_min", "MaxNode": "launch.nodes",
-    "TimeLimit": "launch.timeout_min", "NodeLimit": "launch.nodes", "QOS": "launch.qos", "Assoc": "launch.account",
-    "Account": "launch.account", "Constraints": "launch.constraint", "Reservation": "launch.reservation",
-    "PartitionConfig": "launch.partition, launch.nodes or launch.gpus_per_node", "Partition": "launch.partition",
+FIELDS_TO_CHANGE = {
+    "maxwall": "timeout_min", "maxnode": "nodes", "assocmax": "account", "assocgrp": "account", "qosmax": "qos",
+    "qosgrp": "qos", "qosmin": "qos", "accounting/qos": "qos or account", "timelimit": "timeout_min",
+    "nodelimit": "nodes", "partitionconfig": "partition, or nodes or gpus_per_node", "account": "account",
+    "partition": "partition", "qos": "qos", "feature": "constraint", "constraints": "constraint",
+    "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
+    "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
+    "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",
+    "node count": "nodes", "more processors": "ranks",
 }  # fmt: skip
-"""Part of Slurm's reason for waiting -> the field to look at."""
+"""Part of Slurm's words, in lower case -> the field of launch to change. The first that matches counts."""
+
+
+def field_to_change(words: str) -> str:
+    """Return the field that sbatch's error or squeue's reason for waiting is about; empty if unknown."""
+    for part, field_name in FIELDS_TO_CHANGE.items():
+        if part in words.lower():
+            return f"launch.{field_name}"
+    return ""
 
 
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
@@ -175,10 +187,8 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
 def _waiting_reason(job: Job) -> str:
     """Return why a job waits and until when, such as ` (Resources), expected to start at 14:05`."""
     text = f" ({job.reason})" if job.reason else ""
-    for part, field_name in WAITING_HINTS.items():
-        if part in job.reason:
-            text += f"; look at {field_name}"
-            break
+    if field_name := field_to_change(job.reason):
+        text += f"; look at {field_name}"
     if job.start:
         start = datetime.fromisoformat(job.start)
         today = start.date() == datetime.now().date()

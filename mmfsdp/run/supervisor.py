@@ -23,7 +23,7 @@ import submitit
 from .folder import add_event, last_log_lines, last_row
 from .hang import HangDetector, dump_stack_here
 from .job import VISIBLE_DEVICES, run_rank
-from .local import LOOPBACK, file_age, oom_kills, stop_processes
+from .local import LOOPBACK, file_age, stop_processes
 from .record import (
     LESS_MEMORY,
     RunRecord,
@@ -104,7 +104,6 @@ class Supervisor:
     def start_ranks(self) -> None:
         """Start all ranks."""
         self.processes: dict[int, psutil.Process] = {}
-        self.oom_kills = oom_kills()
         self.job = submit_local(self.folder, self.record)
         write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
 
@@ -165,9 +164,7 @@ class Supervisor:
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
-        reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash"
-        if oom_kills() > self.oom_kills:
-            reason += f"; since the ranks started, Linux has killed a process for lack of memory{LESS_MEMORY}"
+        reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash{LESS_MEMORY}"
         if reported:
             reason += f"; then {reported.reason}"
         log = last_log_lines(self.folder, rank) or (self.folder / "logs" / "supervisor.log").read_text()[-4000:]

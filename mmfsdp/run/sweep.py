@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from ..params import ParamError, RunParams
 from ..params.base import plain
 from .folder import FILE_MODE, PathLike, last_row, read_json, write_json, write_text
-from .launch import Run, check, launch, make_folder, make_record, reopen, start_detached
+from .launch import Run, check, launch, make_folder, make_record, start_detached
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .state import SWEEP_FILE, is_run, run_state, text_table
@@ -107,7 +107,7 @@ def _changed(params: RunParams, changes: Values) -> RunParams:
 
 
 class Sweep:
-    """A sweep, known by its folder alone: any process can open it, print its table, cancel it, run members again."""
+    """A sweep, known by its folder alone: any process can open it, print its table and cancel it."""
 
     def __init__(self, path: PathLike):
         self.path = Path(os.path.expanduser(path)).absolute()
@@ -154,16 +154,8 @@ class Sweep:
             not_started = RunState(Status.LOST, reason)
         states = {}
         for name in self.members:
-            states[name] = not_started if self._is_waiting(name) else run_state(self.path / name)
+            states[name] = run_state(self.path / name) if is_run(self.path / name) else not_started
         return states
-
-    def _again_path(self, name: str) -> Path:
-        """Return the path of the file that asks to run an ended member again."""
-        return self.path / f"{name}.again"
-
-    def _is_waiting(self, name: str) -> bool:
-        """Return True if the member is still to be started, or started again."""
-        return self._again_path(name).exists() or not is_run(self.path / name)
 
     def done(self) -> bool:
         """Return True if nothing more will happen by itself."""
@@ -182,11 +174,10 @@ class Sweep:
         (self.path / "cancel").touch(FILE_MODE)
         try:
             with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
-                for name in self.members:
-                    self._again_path(name).unlink(missing_ok=True)
+                started = [name for name in self.members if is_run(self.path / name)]
         except Timeout:
             raise TimeoutError(f"the starter of {self.path} has not ended within {timeout:g} s") from None
-        running = [name for name in self.members if is_run(self.path / name) and not run_state(self.path / name).done]
+        running = [name for name in started if not run_state(self.path / name).done]
 
         def cancel_member(name: str) -> str:
             try:
@@ -200,24 +191,6 @@ class Sweep:
         if late:
             raise TimeoutError(f"{len(late)} of {len(running)} members: {late[0]}")
         return self.states()
-
-    def again(self, *names: str) -> list[str]:
-        """Run members again that ended without completing: those named, or all. Return their names.
-
-        Each is resumed from its newest checkpoint. Raises ParamError for a name that is no such member.
-        """
-        incomplete = [name for name, state in self.states().items() if state.done and not state.ok]
-        for name in names:
-            if name not in incomplete:
-                words = f"{name!r} is not one to run again; those are {', '.join(incomplete) or 'none'}"
-                raise ParamError("member", words)
-        (self.path / "cancel").unlink(missing_ok=True)
-        chosen = list(names) or incomplete
-        for name in chosen:
-            self._again_path(name).touch(FILE_MODE)
-        if chosen:
-            self._start()
-        return chosen
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason."""
@@ -257,7 +230,7 @@ class Sweep:
         return False
 
     def _start(self) -> None:
-        """Start the process that starts the members, and wait until it is there; one that is there already goes on."""
+        """Start the process that starts the members, and wait until it is there."""
         process = start_detached(self.path, "sweep", log=self.path / LOG)
         end = time.monotonic() + 10
         while not self._has_starter() and process.poll() is None and time.monotonic() < end:
@@ -273,27 +246,23 @@ def _cell(value: Any) -> str:
 def run_sweep(folder: Path) -> None:
     """Start the members of a sweep, no more at once than it says, until all have ended or it is cancelled."""
     members = Sweep.open(folder)
-    with FileLock(folder / LOCK, timeout=5):  # one starter at a time; the last one may be about to end
+    with FileLock(folder / LOCK, timeout=5):  # held as long as members may start
         if members.shared.launch.executor.value == "slurm":
             return submit_array(members)
         while not (folder / "cancel").exists():
-            waiting = [name for name in members.members if members._is_waiting(name)]
-            started = [folder / name for name in members.members if is_run(folder / name)]
+            waiting = [name for name in members.members if not is_run(folder / name)]
+            started = [folder / name for name in members.members if name not in waiting]
             running = [path for path in started if not run_state(path).done]
             if not waiting and not running:
                 return
             free = max(0, members.content["at_once"] - len(running))
             for name in waiting[:free]:
-                members._again_path(name).unlink(missing_ok=True)
-                if is_run(folder / name):
-                    members.run(name).resume()
-                else:
-                    launch(members.params(name), entry=members.content["entry"])
+                launch(members.params(name), entry=members.content["entry"])
             time.sleep(POLL_S)
 
 
 def submit_array(members: Sweep) -> None:
-    """Submit the waiting members as a job array: each task runs the batch file of its member, as if submitted alone.
+    """Submit the members as a job array: each task runs the batch file of its member, as if submitted alone.
 
     More members than Slurm takes in an array make several, one after the other. Writes each member's job, or why it is
     refused, into its status.json.
@@ -302,13 +271,9 @@ def submit_array(members: Sweep) -> None:
 
     slurm.enter_job_environment()
     entry, accepted = members.content["entry"], []
-    for name in [name for name in members.members if members._is_waiting(name)]:
-        params, folder = members.params(name), members.path / name
-        if is_run(folder):
-            reopen(folder, params)
-            members._again_path(name).unlink(missing_ok=True)
-        else:
-            make_folder(params.launch)
+    for name in members.members:
+        params = members.params(name)
+        folder = make_folder(params.launch)
         write_text(folder / "params.yaml", params.to_yaml())
         make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid()).write(folder)
         if error := slurm.plan_error(params, entry):

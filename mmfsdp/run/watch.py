@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .folder import GrowingFile, PathLike, log_paths, metrics_path, parse_rows, read_metrics
+from .folder import GrowingFile, PathLike, log_paths, metrics_path, parse_rows, read_events, read_metrics
 from .record import RunState
 from .state import run_state
 
@@ -203,13 +203,19 @@ def clock(seconds: float) -> str:
 
 
 def follow(path: PathLike) -> Iterator[str]:
-    """Yield lines to print while a run goes on: those of its logs without colors, and one at each tenth of the steps.
+    """Yield lines to print while a run goes on: those of its logs without colors, its events but saves, and one at each
+    tenth of the steps.
 
     Ends when the run ends, with the traceback of a failed rank.
     """
-    reader, progress, last_tenth = LogReader(path), Progress(path), -1
+    reader, progress, last_tenth, events_read = LogReader(path), Progress(path), -1, 0
     while True:
         state = run_state(path)  # before the look at the logs: those of a finished run are complete
+        events = read_events(path)
+        for event in events[events_read:]:
+            if event["kind"] != "saved":
+                yield f"{event['kind']} at step {event['step']}: {event['text']}"
+        events_read = len(events)
         for line in reader.poll(last=state.done):
             yield f"[{line.rank}] {COLOR.sub('', line.text)}"
         tenth = 10 * state.step // max(1, state.steps)

@@ -11,11 +11,10 @@ import torch.distributed as dist
 
 from ..core.collectives import CollectiveCount, Collectives, gather_json
 from ..core.step import StepMetrics, train_step
-from ..data.batch import Batch
 from ..data.loader import Batches, batches, sum_skipped
 from ..data.processor import SampleProcessor
 from ..models.base import train_mode
-from ..params import ParamError, RunParams, TrainParams
+from ..params import RunParams, TrainParams
 from ..run.folder import MetricsWriter, add_event, last_row
 from ..run.hang import Heartbeat
 from ..run.preempt import Preempted, preemption_requested
@@ -55,7 +54,6 @@ def train(
     recorder = Recorder(settings, device, state, writer, first_row)
     profile = StepProfile(setup.folder, settings.profile, device)
     wire: list[CollectiveCount] = []
-    modalities: set[str] | None = None
     train_mode(model)
     with Collectives() as collectives, profile:
         while state.step < settings.steps:
@@ -65,7 +63,6 @@ def train(
             start = time.perf_counter()
             micro_batches = loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
-            modalities = check_media(micro_batches, modalities)
             for line in loader.new_messages():
                 print(line)
 
@@ -198,31 +195,9 @@ def open_loader(params: RunParams, processor: SampleProcessor, state: TrainState
 def open_heldout(setup: TrainSetup, processor: SampleProcessor, features: FeatureCache | None) -> HeldOut | None:
     """Return the held-out samples, encoded once where features are cached; None without `train.eval_every`."""
     heldout = HeldOut.open(setup.params, processor)
-    if heldout is not None:
-        check_media(heldout.batches, None)
-        if features is not None:
-            heldout.batches = features.fill(setup.model, heldout.batches)
+    if heldout is not None and features is not None:
+        heldout.batches = features.fill(setup.model, heldout.batches)
     return heldout
-
-
-def check_media(batches: list[Batch], modalities: set[str] | None) -> set[str]:
-    """Return the modalities that any rank's batches have: asked of all ranks once, when `modalities` is None.
-
-    Raises ParamError, naming this rank, for a batch that lacks one: this rank would skip an encoder's all-gather, and
-    the others would hang in it.
-    """
-    if modalities is None:
-        of_all_ranks = gather_json([name for batch in batches for name in batch.media])
-        modalities = {name for names in of_all_ranks for name in names}
-    for batch in batches:
-        for name in sorted(modalities):
-            if batch.media.get(name) is None or not batch.media[name].numel():
-                raise ParamError(
-                    "data",
-                    f"rank {dist.get_rank()}'s batch has no {name}, and others have: it would skip that encoder's "
-                    "all-gather and the other ranks would hang; add a blank one to samples without it",
-                )
-    return modalities
 
 
 def exit_preempted(setup: TrainSetup, step: int) -> NoReturn:

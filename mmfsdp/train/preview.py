@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,16 +21,14 @@ from ..data import check_data
 from ..data.chat import BLANK, ChatProcessor
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, Machine, estimate
+from ..models import Flamingo
 from ..models.backbones import forward_arguments
 from ..models.build import build_model, freeze_model, needs_backbones
 from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
 MAX_RECORDINGS = 32
 """Recordings that are kept: recording takes a hundred times as long as planning."""
-MAX_MODELS = 2
-"""Models that are kept."""
 _building = threading.Lock()
-_models: OrderedDict[str, tuple[nn.Module, SampleProcessor | None]] = OrderedDict()
 _recordings: OrderedDict[Hashable, Recording] = OrderedDict()
 
 
@@ -46,13 +45,9 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     # A generated model's processor, and so its example, is there only after the pretraining.
     key = json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
     with _building:  # transformers' lazy modules break when two threads import them
-        if key not in _models:
-            _models[key] = _with_processor(params.model)
-        model, processor = _models[key]
-        if len(_models) > MAX_MODELS:
-            _models.popitem(last=False)
+        model, processor = _kept_model(key)
     example = example_of(model, params, processor)
-    plan = plan_of(model, params, example)
+    plan = plan_run(model, params, example)
     if plan.memory_events or example is None:  # AUTO has needed them, or nobody knows the inputs
         yield plan, cost_of(plan, params)
         return
@@ -89,6 +84,12 @@ def check(params: RunParams) -> WrapPlan:
     return plan
 
 
+@lru_cache(2)
+def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None]:
+    values, _ = json.loads(key)
+    return _with_processor(ModelParams.from_dict(values))
+
+
 def frozen_model(params: ModelParams) -> nn.Module:
     """Build the model without weights, frozen as it will be trained."""
     return _with_processor(params)[0]
@@ -104,13 +105,13 @@ def _with_processor(params: ModelParams) -> tuple[nn.Module, SampleProcessor | N
 def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> tuple[WrapPlan, Estimate]:
     """Return the plan of a model that is frozen already, and its cost per rank."""
     example = example_of(model, params, processor)
-    plan = plan_of(model, params, example)
+    plan = plan_run(model, params, example)
     if not (plan.refused or plan.memory_events or example is None):
         plan = with_memory_events(model, plan, example)
     return plan, cost_of(plan, params)
 
 
-def plan_of(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
+def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
     # AUTO's budget includes activations, and models of transformers may run in another order than they register
     # (Mllama's projector). Elsewhere the order is known, and tracing would take time.
@@ -136,7 +137,7 @@ def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[s
 
 
 def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:
-    """Return the largest inputs of a micro-step, with a picture (sound, ...) per sample.
+    """Return the largest inputs of a micro-step, with a picture per sample.
 
     A model of transformers reads their values: its own processor makes them, else `model.picture` says them; None
     without both. Raises ParamError if a picture has more tokens than `data.max_length`.
@@ -146,11 +147,10 @@ def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor |
         if isinstance(processor, ChatProcessor):
             return _example_of_chat(processor, size, length)
         return _example_of_picture(model, params.model.picture, size, length) if params.model.picture else None
-    encoders: Any = getattr(model, "encoders", None) or {"vision": model.vision_encoder}
-    lead = {"vision": (size, 1, 1)}
+    encoder: Any = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
     with torch.device("meta"):
         ids = torch.empty(size, length, dtype=torch.long)
-        media = {key: torch.empty(*lead.get(key, (size, 1)), *encoders[key].item_shape) for key in encoders}
+        media = {"vision": torch.empty(size, 1, 1, *encoder.item_shape)}
     return {"input_ids": ids, "attention_mask": ids, "labels": ids, "media": media}
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
-from .markup import Point, path, short_number, svg, text, ticks
+from .markup import path, short_number, svg, text, ticks
 from .style import FROZEN, INK, TRAINABLE
 
 WIDTH, HEIGHT = 330, 150
 LEFT, TOP, RIGHT, BOTTOM = 44, 22, 44, 20
 """Pixels of a chart, and of its margins."""
-MAX_BUCKETS = 300
+MAX_POINTS = 300
 """Points that a series keeps: about one for each pixel."""
 
 
@@ -40,50 +40,39 @@ METRICS = {
 """Metrics that are drawn, by their key in metrics.jsonl."""
 
 
-@dataclass(slots=True)
-class Bucket:
-    """Neighboring steps as one point."""
+class Point(NamedTuple):
+    """A value at a step."""
 
     step: int
-    """The last of them."""
-    mean: float
-    """Mean of their values."""
-    count: int = 1
-
-    def add(self, later: Bucket) -> None:
-        """Take in the steps that follow."""
-        self.step = later.step
-        self.count += later.count
-        self.mean += (later.mean - self.mean) * later.count / self.count
+    value: float
 
 
 @dataclass
 class Series:
-    """A value over the steps. When there are too many buckets, each pair of neighbors becomes one."""
+    """A value over the steps. When there are too many points, every other one is left out, then and from there on."""
 
-    max_buckets: int = MAX_BUCKETS
-    buckets: list[Bucket] = field(default_factory=list)
-    first: float | None = None
-    newest: float | None = None
-    _steps_per_bucket: int = 1
+    points: list[Point] = field(default_factory=list)
+    newest: Point | None = None
+    _values: int = 0
+    _values_per_point: int = 1
 
     def add(self, step: Any, value: Any) -> None:
         """Add the value of a later step. Values that are no finite numbers are left out."""
         if not (_is_finite(value) and _is_finite(step)):
             return
-        if self.first is None:
-            self.first = value
-        self.newest = value
-        bucket = Bucket(step, value)
-        if self.buckets and self.buckets[-1].count < self._steps_per_bucket:
-            self.buckets[-1].add(bucket)
-            return
-        self.buckets.append(bucket)
-        if len(self.buckets) == self.max_buckets:
-            for earlier, later in zip(self.buckets[::2], self.buckets[1::2], strict=True):
-                earlier.add(later)
-            del self.buckets[1::2]
-            self._steps_per_bucket *= 2
+        self.newest = Point(step, value)
+        if self._values % self._values_per_point == 0:
+            self.points.append(self.newest)
+        self._values += 1
+        if len(self.points) == MAX_POINTS:
+            del self.points[1::2]
+            self._values_per_point *= 2
+
+    def drawn(self) -> list[Point]:
+        """Return the points to draw, up to the newest value."""
+        if self.newest is None or self.newest == self.points[-1]:
+            return self.points
+        return [*self.points, self.newest]
 
 
 class History(dict[str, Series]):
@@ -115,7 +104,7 @@ class Axes:
     scale: float
     """Size of one unit of the axis."""
 
-    def point(self, step: float, value: float) -> Point:
+    def pixel(self, step: float, value: float) -> tuple[float, float]:
         """Return the pixel of a value at a step; beyond the axes, the nearest on their edge."""
         across = min(1.0, step / self.last_step)
         up = (value / self.scale - self.low) / (self.high - self.low)
@@ -158,10 +147,12 @@ def chart(
     total: steps of the whole run; the axis shows at most twice the steps that are done. predicted: drawn as a
     horizontal line.
     """
-    buckets = [bucket for line in lines for bucket in line.series.buckets]
-    newest_step = max([1, *(bucket.step for bucket in buckets)])
+    points: list[Point] = []
+    for line in lines:
+        points += line.series.drawn()
+    newest_step = max([1, *(point.step for point in points)])
     last_step = min(total, max(10, 2 * newest_step)) if total else newest_step
-    axes = Axes(last_step, *_value_range(metric, buckets, predicted), metric.scale)
+    axes = Axes(last_step, *_value_range(metric, points, predicted), metric.scale)
 
     title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
     parts = [text(0, 12, title, size=12), *_frame(axes)]
@@ -182,25 +173,25 @@ def _frame(axes: Axes) -> list[str]:
     """Return grid lines and the numbers of both axes."""
     parts = []
     for value in ticks(axes.low, axes.high):
-        _, y = axes.point(0, value * axes.scale)
+        _, y = axes.pixel(0, value * axes.scale)
         parts.append(path([(LEFT, y), (WIDTH - RIGHT, y)], f"{INK}44", width=0.7))
         parts.append(text(LEFT - 5, y + 4, short_number(value), size=10, anchor="end"))
     for step in ticks(0, axes.last_step, 3):
-        x, _ = axes.point(step, 0)
+        x, _ = axes.pixel(step, 0)
         parts.append(text(x, HEIGHT - 5, short_number(step), size=10, anchor="middle"))
     return parts
 
 
 def _mark(axes: Axes, step: int, words: str) -> str:
     """Return the vertical line of an event; the mouse shows its words."""
-    x, _ = axes.point(step, 0)
+    x, _ = axes.pixel(step, 0)
     line = path([(x, TOP), (x, HEIGHT - BOTTOM)], INK, width=1.4, dash="1 3")
     return f"<g><title>{escape(f'step {step}: {words}')}</title>{line}{text(x, TOP, '▼', anchor='middle')}</g>"
 
 
 def _level(axes: Axes, value: float) -> list[str]:
     """Return the horizontal line of a predicted value."""
-    _, y = axes.point(0, value)
+    _, y = axes.pixel(0, value)
     label = f"- - predicted {short_number(value / axes.scale)}"
     line = path([(LEFT, y), (WIDTH - RIGHT, y)], FROZEN, width=1.4, dash="5 3")
     return [line, text(WIDTH, 12, label, size=10, anchor="end")]
@@ -208,7 +199,7 @@ def _level(axes: Axes, value: float) -> list[str]:
 
 def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
     """Return a line; labeled: with its newest value at its end."""
-    points = [axes.point(bucket.step, bucket.mean) for bucket in line.series.buckets]
+    points = [axes.pixel(point.step, point.value) for point in line.series.drawn()]
     if not points:
         return []
     x, y = points[-1]
@@ -219,14 +210,14 @@ def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
         drawn = f"<g><title>{escape(line.name)}</title>{drawn}</g>"
     if not labeled:
         return [drawn]
-    newest = short_number(line.series.buckets[-1].mean / axes.scale)
+    newest = short_number(line.series.drawn()[-1].value / axes.scale)
     return [drawn, text(x + 5, y + 4, newest, color=line.color)]
 
 
-def _value_range(metric: Metric, buckets: Sequence[Bucket], predicted: float | None) -> tuple[float, float]:
+def _value_range(metric: Metric, points: Sequence[Point], predicted: float | None) -> tuple[float, float]:
     """Return the ends of the axis of values, in its unit; never equal."""
     values = [predicted / metric.scale] if predicted else []
-    values += [bucket.mean / metric.scale for bucket in buckets]
+    values += [point.value / metric.scale for point in points]
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = high - low
     low = min(0.0, low) if metric.from_zero else low - 0.04 * margin
@@ -237,8 +228,8 @@ def _value_range(metric: Metric, buckets: Sequence[Bucket], predicted: float | N
 
 
 def _summary(metric: Metric, line: Line) -> str:
-    first = (line.series.first or 0.0) / metric.scale
-    newest = (line.series.newest or 0.0) / metric.scale
+    points = line.series.drawn() or [Point(0, 0.0)]
+    first, newest = points[0].value / metric.scale, points[-1].value / metric.scale
     return f"{line.name or metric.title}: {first:.4g} at first, {newest:.4g} now"
 
 

@@ -77,10 +77,10 @@ class Launcher(CellWidget):
         """Check, pretrain the small backbones if need be, and launch, in a thread."""
         try:
             self._note.value = note("starting…", role="status")
-            check(params)
             with import_lock:
                 from ..train.pretrain import ensure_backbones
                 from ..train.preview import check as check_plan
+            check(params)
             check_plan(params)  # errors of the lint are shown here, before a rank starts
             ensure_backbones(params, progress=self._show_progress)
             self.panel = RunPanel(launch(params).path)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 
 from .style import STYLE
 
@@ -30,15 +28,6 @@ class Html(str):
 def page(title: str, body: str) -> str:
     """Return a complete HTML page that fetches nothing; `body` is HTML already."""
     return _PAGE.format(title=escape(title), style=STYLE, body=body)
-
-
-def writable_path(path: Path) -> Path:
-    """Return the path, or NAME-FILE in the current folder where the path cannot be written, as in another's run."""
-    path = path.absolute()
-    writable = os.access(path.parent, os.W_OK | os.X_OK)
-    if path.exists():
-        writable = writable and os.access(path, os.W_OK)
-    return path if writable else Path(f"{path.parent.name}-{path.name}").absolute()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -59,7 +59,7 @@ class RunPanel(CellWidget):
         self._metrics = MetricsReader(self.run.path)
         self._history, self._progress = History(), Progress(self.run.path)
         self._viewer = ViewerPresence()
-        self._closing, self._ended = threading.Event(), threading.Event()
+        self._closing, self._ended, self._ending = threading.Event(), threading.Event(), threading.Lock()
         self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
         self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
@@ -88,27 +88,34 @@ class RunPanel(CellWidget):
 
     def _start(self) -> None:
         """Watch the run until it ends."""
-        if self._ended.is_set():
-            self._ended.clear()
-            threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
+        with self._ending:
+            self._resumed = True
+            if self._ended.is_set():
+                self._ended.clear()
+                threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
 
     def _watch(self) -> None:
         """Read and draw, in a thread, until the run ends or the panel is closed."""
         try:
-            done = False
-            while not done and not self._closing.is_set():
-                try:
-                    done = self._update()
-                except OSError as error:  # passes: a shared disk that does not answer, too many open files
-                    self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
-                if not done:
-                    self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
-                    self._viewer.returned.clear()
+            while not self._is_over():
+                self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
+                self._viewer.returned.clear()
         except Exception as error:  # the thread ends here: the panel says why it stands still
+            self._ended.set()
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
             raise
-        finally:
-            self._ended.set()
+
+    def _is_over(self) -> bool:
+        """Read and draw. Return True once the run is over, unless it was resumed while its end was drawn."""
+        self._resumed = done = False
+        try:
+            done = self._update()
+        except OSError as error:  # passes: a shared disk that does not answer, too many open files
+            self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
+        with self._ending:
+            if self._closing.is_set() or (done and not self._resumed):
+                self._ended.set()
+            return self._ended.is_set()
 
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
@@ -26,7 +25,7 @@ from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
 from .curves import History, charts
-from .markup import Html, key_figures, note, page, rect, svg, table, text, ticks, width_of, writable_path
+from .markup import Html, key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .plan_picture import WIDTH, plan_picture
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
+SKIPPED_NAMES = 5
+"""Names of skipped records that are shown for each source."""
 
 
 SPLITS = {
@@ -44,11 +45,8 @@ SPLITS = {
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write report.html into a run folder and return its path. Parts that the run does not have yet are left out.
-
-    Where that folder cannot be written, it is NAME-report.html in the current one.
-    """
-    path = writable_path(Path(folder) / "report.html")
+    """Write report.html into a run folder and return its path. Parts that the run does not have yet are left out."""
+    path = Path(folder) / "report.html"
     write_text(path, report_html(folder))
     return path
 
@@ -66,7 +64,7 @@ def report_html(folder: str | Path) -> str:
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result),
         "Captions of new pictures": lambda: caption_cards(folder),
-        "Skipped data": lambda: skipped_data(result),
+        "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
         "Training": lambda: _charts(folder, params, estimate, rows),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
@@ -155,15 +153,16 @@ def _image_data(folder: Path, name: str) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
-def skipped_data(result: Mapping[str, Any]) -> str:
-    """Return a table of skipped records and cut texts by source, with the first reasons."""
-    rows, reasons = [], ""
+def skipped_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what the data could not use, by source, with the first names and reasons."""
+    lines = []
     for source in result.get("skipped", {}).values():
         if source["times"] or source["cut"]:
-            rows.append([source["path"], source["records"], source["times"], source["cut"]])
-            for name, why in list(source["reasons"].items())[:5]:
-                reasons += note(f"{name} {why}")
-    return table(["source", "records skipped", "times", "texts cut"], rows) + reasons if rows else ""
+            records, cut = source["records"], source["cut"]
+            lines.append(f"{source['path']}: {records} records skipped, {cut} texts cut to data.max_length")
+        for name, reason in list(source["reasons"].items())[:SKIPPED_NAMES]:
+            lines.append(f"  skipped {name!r}, which {reason}")
+    return lines
 
 
 def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -188,7 +187,7 @@ def predicted_levels(estimate: Mapping[str, Any], result: Mapping[str, Any], row
 
 
 def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return tables of the predicted and measured traffic, peak memory and time of a step, for rank 0."""
+    """Return tables of the predicted and measured traffic and peak memory of a step, for rank 0."""
     if not estimate or not rows:
         return ""
     predicted, measured = estimate["wire_bytes"], result.get("wire_bytes_measured", rows[-1].get("wire_bytes"))
@@ -211,15 +210,7 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     html = table(head, lines)
 
-    times = _times(estimate)
-    step_times = [row["step_s"] for row in rows[1:] if isinstance(row.get("step_s"), float)]
-    if times and step_times:
-        step_s, alone_s, measured_s = times["step_s"], times["step_s_no_overlap"], median(step_times)
-        about = f"seconds of a step, on {times['machine']}, bound by {times['bound']}"
-        seconds = [f"{value:.3g}" for value in (step_s, alone_s, measured_s)]
-        head = ["", "predicted", "if nothing overlaps", "measured (median)", "difference"]
-        html += table(head, [[about, *seconds, _difference(step_s, measured_s)]])
-    elif estimate.get("device") == "cpu":
+    if estimate.get("device") == "cpu":
         html += note("No seconds are predicted on CPUs: their small operators take as long to call as to run.")
     return html
 

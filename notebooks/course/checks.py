@@ -113,13 +113,16 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     return f"Rank {found.index({})} ended without a `save(...)`."
 
 
-def names_in(name: str, begin: str = "", end: str = "") -> set[str]:
-    """The words in the code of the newest `%%ranks` cell of this name, comments apart; only those between two marks."""
+def cell_code(name: str) -> str:
+    """The code of the newest `%%ranks` cell of this name."""
     from .ranks import artifacts
 
-    code = (artifacts(name) / "cell.py").read_text(encoding="utf-8")
-    if begin:
-        code = code.partition(begin)[2].partition(end)[0]
+    return (artifacts(name) / "cell.py").read_text(encoding="utf-8")
+
+
+def names_in(name: str, begin: str, end: str) -> set[str]:
+    """The words in a cell's code between two marks, comments apart."""
+    code = cell_code(name).partition(begin)[2].partition(end)[0]
     return set(re.findall(r"\w+", re.sub(r"#.*", "", code)))
 
 
@@ -144,10 +147,15 @@ _missed: set[str] = set()
 """Formulas of numbers that were wrong once."""
 
 
+def is_number(given: Any) -> bool:
+    """Whether this is a number, also one of numpy or torch."""
+    return hasattr(given, "__float__") and not isinstance(given, (str, bool))
+
+
 def number(given: Any, right: float, near: dict[float, str], formula: str, *, tolerance: float = 0.01) -> str | None:
     """The hint for a number, also of numpy or torch: one that belongs to a known slip; else, from the second on, a
     formula. tolerance: what it may be off, as a share."""
-    if isinstance(given, (str, bool)) or not hasattr(given, "__float__"):
+    if not is_number(given):
         return f"A number is wanted here, not {type(given).__name__}."
     value = float(given)
     if abs(value - right) <= tolerance * right:
@@ -164,7 +172,7 @@ def number(given: Any, right: float, near: dict[float, str], formula: str, *, to
 
 def power_of_two(given: Any) -> int | None:
     """The power of two that was given, also as a float or of numpy or torch; None for anything else."""
-    if isinstance(given, (str, bool)) or not hasattr(given, "__float__"):
+    if not is_number(given):
         return None
     value = int(given) if float(given).is_integer() else 0
     return value if value > 0 and value & (value - 1) == 0 else None

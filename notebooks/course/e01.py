@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from .checks import exercise, names_in, number, saved
+import re
 
-COLLECTIVES = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object"}
+from .checks import cell_code, exercise, number, saved
+from .ranks import run_on_ranks
+
+POINT_TO_POINT = {"send", "recv", "isend", "irecv", "P2POp", "batch_isend_irecv", "barrier", "get_rank"}
+OTHER_VALUES = ([2.0, 7.0, 1.0, 8.0, 2.0, 9.0], [3.0, 1.0, 4.0, 1.0, 5.0, 9.0])
+"""The x of each rank when `ring_sum` is called again: an answer that holds for the first x alone fails."""
 
 
 @exercise("01.ring")
@@ -15,7 +20,10 @@ def ring() -> str | None:
     found = saved("01.ring")
     if isinstance(found, str):
         return found
-    if used := sorted(COLLECTIVES & names_in("01.ring")):
+    code = cell_code("01.ring")
+    without_comments = re.sub(r"#.*", "", code)
+    used = sorted(set(re.findall(r"\bdist\.(\w+)", without_comments)) - POINT_TO_POINT)
+    if used:
         return f"The exercise asks for `dist.send` and `dist.recv` only: no `{used[0]}`."
     want = torch.arange(6.0) * 3
     for rank, values in enumerate(found):
@@ -32,6 +40,17 @@ def ring() -> str | None:
             return "That is the mean. An all-reduce gives the sum."
         if not torch.equal(got, want):
             return f"Rank {rank} has {got.tolist()}, and the sum of both is {want.tolist()}."
+    run_on_ranks(f"{code}\n\nsave(again=ring_sum(torch.tensor({OTHER_VALUES}[rank])))", 2, "01.ring.again")
+    again = saved("01.ring.again")
+    if isinstance(again, str):
+        return f"Right for this x. Then the check called `ring_sum` again, with another x. {again}"
+    want = torch.tensor(OTHER_VALUES).sum(0)
+    for rank, values in enumerate(again):
+        if not torch.equal(values["again"], want):
+            return (
+                f"Right for this x only: with x = {OTHER_VALUES[0]} on rank 0 and {OTHER_VALUES[1]} on rank 1, "
+                f"`ring_sum` returns {values['again'].tolist()} on rank {rank}. The other rank must send its half."
+            )
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .checks import exercise, run_of
+from .checks import exercise, is_number, run_of
 
 
 @exercise("06.sbatch")
@@ -62,14 +62,20 @@ def sweep(best: float) -> str | None:
         return "There is no sweep named `rates` yet: run the cell that calls `sweep`."
     losses = {row["train.lr"]: row["loss"] for row in rows}
     if sorted(losses) != [1e-4, 1e-2, 1e-1]:
-        return f"The sweep has the rates {list(losses)}; the question names three."
-    if failed := [row for row in rows if row["loss"] is None]:
-        return f"Member {failed[0]['name']} has no loss: {failed[0]['why'] or failed[0]['state']}."
+        return f"The sweep has the rates {list(losses)}; the question names 1e-4, 1e-2 and 1e-1, as numbers."
+    for row in rows:  # a member that still runs has the loss of its newest step
+        if row["state"] != "COMPLETED":
+            why = row["why"] or row["state"]
+            return f"Member {row['name']} has not completed ({why}). `.wait()` waits until all members have ended."
+    if isinstance(best, dict):
+        return "That is a whole row of the table. Its rate is what is asked for."
+    choices = f"Give one of {list(losses)}, as a number."
+    if not is_number(best):
+        return choices
     lowest = min(losses.values())
-    rate = next((rate for rate in losses if abs(best - rate) <= 0.01 * rate), None)
+    rate = next((rate for rate in losses if abs(float(best) - rate) <= 0.01 * rate), None)
     if rate is None:
-        is_loss = abs(best - lowest) < 0.01
-        return "That is its loss; which rate has it?" if is_loss else f"Give one of {list(losses)}, as a number."
+        return "That is its loss; which rate has it?" if abs(float(best) - lowest) < 0.01 else choices
     if losses[rate] > lowest:
         return f"With {rate:g} the last loss is {losses[rate]:.4f}. Another rate ends lower: look at the table again."
     return None

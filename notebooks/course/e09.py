@@ -11,14 +11,14 @@ from .checks import exercise, number
 @exercise("09.freeze")
 def patterns(given: Sequence[str]) -> str | None:
     """Only the audio's projector trains."""
-    from mmfsdp import build_model, freeze
+    from mmfsdp import freeze
     from mmfsdp.params import ParamError
 
     from .senses import senses
 
     if isinstance(given, str):
         return f"A list of patterns, such as [{given!r}, ...]."
-    model, _ = build_model(senses(), meta=True)
+    model, _ = senses(meta=True)
     try:
         trains = freeze(model, list(given)).trainable
     except ParamError as error:

@@ -22,20 +22,23 @@ from .ranks import artifacts
 
 def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """A Flamingo of random weights, frozen as usual, and the inputs of one batch; the same on each call and rank."""
-    from mmfsdp.cli.bench_models import batch_of, build
+    from mmfsdp.cli.bench_models import flamingo_batch, model_params, random_model
 
-    model = build("flamingo", width)
+    model = random_model(model_params(width))
     for name, p in model.named_parameters():
         if gates is not None and name.endswith("_gate"):
             p.data.fill_(gates)
-    return model, batch_of("flamingo", seed=0).inputs()
+    return model, flamingo_batch(seed=0).inputs()
 
 
 def small_projector_model(width: int = 64) -> tuple[nn.Module, dict[str, Any]]:
     """A model of encoder, projector and language model, of which only the projector trains, and one batch's inputs."""
-    from mmfsdp.cli.bench_models import batch_of, build
+    from mmfsdp.cli.bench_models import PICTURE_PIXELS, TOKENS, WORDS, model_params, random_batch, random_model
 
-    return build("projector", width), batch_of("projector", seed=0).inputs()
+    flamingo = model_params(width, layers=8)
+    params = ModelParams(kind="multimodal", vision=flamingo.vision, language=flamingo.language)
+    batch = random_batch(WORDS, WORDS, (2, TOKENS), PICTURE_PIXELS, seed=0, placeholders=4)
+    return random_model(params), batch.inputs()
 
 
 @torch.no_grad()

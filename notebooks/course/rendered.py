@@ -65,6 +65,8 @@ def _outputs(cell: NotebookNode, folder: Path) -> Iterator[str]:
             yield _text(streams)
         streams = ""
         data = output.get("data", {})
+        if re.search(r"\d%\|", data.get("text/plain", "")):
+            continue  # a progress bar, which has ended
         if "application/vnd.jupyter.widget-view+json" in data:
             yield "*(Here the notebook has something to click.)*"
         elif svg := data.get("image/svg+xml"):
@@ -166,7 +168,7 @@ class _Html(HTMLParser):
             self.parts.append(shown)
 
     def _flush(self) -> None:
-        text = re.sub(r"\n\s*\n+", "\n", self.text).strip("\n")
-        if text.strip():
-            self.parts.append(_text(text))
+        lines = [line for line in self.text.split("\n") if line.strip()]
+        if lines:
+            self.parts.append(_text("\n".join(lines)))
         self.text = ""

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tokenizers import AddedToken
 from torch import nn
+from transformers import WhisperConfig
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from mmfsdp import BackboneParams, ModelParams, RunParams
+from mmfsdp import ModalEncoder, MultimodalModel, RunParams, build_model
+from mmfsdp.data import MultimodalProcessor
 from mmfsdp.data.batch import Batch, Sample
-from mmfsdp.data.multimodal import HOP, RATE
 from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
 from mmfsdp.data.scenes import COUNTS, SHAPES, SIZES, Combination, draw_scene, split_combinations
 from mmfsdp.data.shapes import render
@@ -34,19 +37,76 @@ WORDS = ("count", "size", "color", "shape")
 TOKENS = 12
 """Tokens that the ear makes of a sound: 20 ms each."""
 PITCH = {"small": 1600.0, "large": 300.0}
-EAR = BackboneParams(
-    config={"model_type": "whisper", "d_model": 48, "encoder_layers": 2, "encoder_attention_heads": 4}
-    | {"encoder_ffn_dim": 96, "num_mel_bins": 20, "max_source_positions": TOKENS, "vocab_size": 8, "pad_token_id": 0}
-    | {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "decoder_layers": 1}
-    | {"decoder_attention_heads": 4, "decoder_ffn_dim": 48}
-)
+AUDIO = "<audio>"
+RATE = 16_000
+"""Samples of a second of sound, as Whisper takes it."""
+HOP = 160
+"""Samples of a frame of Whisper's features."""
+MELS = 20
 
 
-def senses(**fields: Any) -> ModelParams:
-    """The model of the lesson: the demo's CLIP and language model, and an ear."""
+class Ear(nn.Module):
+    """An encoder of your own, with `item_shape`, `num_tokens` and `dim`. Its layers are those of Whisper's encoder."""
+
+    item_shape, num_tokens, dim = (MELS, 2 * TOKENS), TOKENS, 48
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 96, "num_mel_bins": MELS}
+        self.audio = WhisperEncoder(WhisperConfig(d_model=self.dim, max_source_positions=TOKENS, **sizes))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(N, mels, frames) -> (N, tokens, width)."""
+        return self.audio(features).last_hidden_state
+
+
+@dataclass(frozen=True)
+class HeardSample(Sample):
+    """A sample with a sound, for each of which the prompt has TOKENS placeholders `<audio>`."""
+
+    sounds: tuple[np.ndarray, ...] = ()
+
+
+class HearingProcessor(MultimodalProcessor):
+    """The processor of pictures, which adds the features of each sample's sound."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        return with_sounds(super().__call__(samples), samples)
+
+    def prompts(self, samples: Sequence[Sample]) -> Batch:
+        return with_sounds(super().prompts(samples), samples)
+
+
+def with_sounds(batch: Batch, samples: Sequence[Any]) -> Batch:
+    """The batch with a sound a sample: (samples, 1, mels, frames)."""
+    return replace(batch, media={**batch.media, "audio": torch.stack([features(s.sounds[0])[None] for s in samples])})
+
+
+def features(wave: np.ndarray) -> torch.Tensor:
+    """Log-mel features of a sound, as Whisper takes them."""
+    extractor: Any = transformers.WhisperFeatureExtractor(feature_size=MELS)
+    made = extractor(wave, sampling_rate=RATE, padding=False, truncation=False, return_tensors="pt")
+    return made["input_features"][0]
+
+
+def senses(*, lora_rank: int | None = None, meta: bool = False) -> tuple[MultimodalModel, HearingProcessor]:
+    """The model of the lesson, the demo's CLIP and language model and an ear, and its processor."""
     tiny = pretrained().model
-    ear = {"config": EAR.config, "projector": "mlp"}
-    return ModelParams(kind="multimodal", vision=tiny.vision, language=tiny.language, encoders=[ear], **fields)
+    params = tiny.change(kind="multimodal", freeze=("llava_stage1",), lora_rank=lora_rank)
+    seeing, its = build_model(params, meta=meta)
+    its.tokenizer.add_tokens([AddedToken(AUDIO, special=True, normalized=False)], special_tokens=True)
+    with next(seeing.parameters()).device:
+        ear = Ear()
+    encoders = {
+        "vision": ModalEncoder(seeing.encoders["vision"], seeing.projectors["vision"]),
+        "audio": ModalEncoder(ear, "mlp"),
+    }
+    placeholders = {"vision": its.image_id, "audio": its.tokenizer.convert_tokens_to_ids(AUDIO)}
+    model = MultimodalModel(encoders, seeing.language_model, placeholders=placeholders)
+    model.tokens = seeing.tokens
+    return model, HearingProcessor(
+        its.tokenizer, its.image_size, its.mean, its.std, picture_tokens=model.num_tokens["vision"]
+    )
 
 
 def pretrained() -> RunParams:
@@ -77,14 +137,16 @@ def sample(index: int, split: str = "train") -> Sample:
     count, size = rng.randint(1, len(COUNTS)), rng.choice(list(SIZES))
     said = Combination(count, size, group.combination.color, group.combination.shape)
     name = f"{split}/{index}"
-    return Sample("<image> <audio>", str(said), (render(scene, 48),), name, sounds=(sound(count, size, rng),))
+    return HeardSample(
+        f"{IMAGE} {AUDIO * TOKENS}", str(said), (render(scene, 48),), name, sounds=(sound(count, size, rng),)
+    )
 
 
-def pretrain_ear(model: Any, processor: Any, *, steps: int = 80) -> float:
+def pretrain_ear(model: Any, *, steps: int = 80) -> float:
     """The ear learns to tell its eight kinds of sound apart; returns the share it gets right at the end."""
     ear, rng = model.encoders.audio, random.Random(0)
     kinds = [(count, size) for count in range(1, len(COUNTS) + 1) for size in PITCH]
-    heard = [(processor._sound(Sample("", ""), sound(*kinds[i % 8], rng)), i % 8) for i in range(256)]
+    heard = [(features(sound(*kinds[i % 8], rng)), i % 8) for i in range(256)]
     sounds, kind = torch.stack([x for x, _ in heard]), torch.tensor([k for _, k in heard])
     head = nn.Linear(ear.dim, len(kinds))
     optimizer = torch.optim.AdamW([*ear.parameters(), *head.parameters()], lr=3e-3)
@@ -175,10 +237,11 @@ def gallery(samples: Sequence[Sample], said: Sequence[str] = ()) -> Any:
 
     cards = []
     for i, one in enumerate(samples):
-        shown = "".join(_png(image) for image in one.images) + "".join(_wave(wave) for wave in one.sounds)
+        sounds = getattr(one, "sounds", ())
+        shown = "".join(_png(image) for image in one.images) + "".join(_wave(wave) for wave in sounds)
         text = one.text.replace(IMAGE, "").replace(END_OF_CHUNK, " |")
         words = f"{escape(text)}{f'<br><b>said:</b> {escape(said[i])}' if said else ''}"
-        wide = 104 * (3 if len(one.images) % 2 and not one.sounds and len(one.images) > 1 else 2)
+        wide = 104 * (3 if len(one.images) % 2 and not sounds and len(one.images) > 1 else 2)
         cards.append(f"<div style='width:{wide}px'>{shown}<div>{words}</div></div>")
     return HTML(f"<div style='display:flex;flex-wrap:wrap;gap:16px'>{''.join(cards)}</div>")
 

@@ -275,14 +275,14 @@ def _traces(folder: str) -> list[dict[str, Any]]:
     for policy in ("SHARD", "REPLICATE"):
         batch: Batch = peaks.batch_of("flamingo")
         name = f"frozen-aware {policy}"
-        method = wrap_as(name, peaks.build("flamingo"), "flamingo", example=batch.inputs(), device=DEVICE)
+        method = wrap_as(name, peaks.build("flamingo"), batch.inputs(), device=DEVICE)
         for _ in range(2):
-            method.step([batch], DEVICE)
+            method.step(batch, DEVICE)
         path = Path(folder, f"trace_{policy}_{dist.get_rank()}.json")
         if ON_GPU:
             torch.cuda.memory._record_memory_history(max_entries=20_000)
         with torch.profiler.profile() as profile:
-            method.step([batch], DEVICE)
+            method.step(batch, DEVICE)
         row: dict[str, Any] = {"policy": policy}
         if ON_GPU:
             snapshot = path.with_name(f"memory_{policy}_{dist.get_rank()}.pickle")

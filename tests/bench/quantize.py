@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmfsdp.cli.bench_models import batch_of, build
+from mmfsdp.cli.bench_models import flamingo_batch, model_params, random_model
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import ITEMSIZE, Param, WrapPlan
 from mmfsdp.core.planner import make_plan
@@ -130,13 +130,13 @@ def measure(presets: Sequence[str]) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     result: dict[str, Any] = {"where": where, "torch": torch.__version__, "errors": [], "bytes": [], "seconds": []}
-    larger = build("flamingo"), batch_of("flamingo", seed=0).inputs()
+    larger = random_model(model_params()), flamingo_batch(seed=0).inputs()
     for name, (model, inputs) in {"the demo's backbones": demo(), "52.7 M random weights": larger}.items():
         for form in FORMS:
             layers, loss = errors(copy.deepcopy(model), inputs, form)
             row = {"model": name, "format": form, "median layer": statistics.median(layers), "worst layer": max(layers)}
             result["errors"].append(row | {"loss": loss})
-    models = {"model of `mmfsdp bench wrap`": build("flamingo")}
+    models = {"model of `mmfsdp bench wrap`": random_model(model_params())}
     for preset in presets:
         models[preset] = frozen_model(load(preset).model)
     for name, model in models.items():
@@ -144,7 +144,8 @@ def measure(presets: Sequence[str]) -> dict[str, Any]:
             held, sent, all_held, all_sent = ratios(model, form)
             row = {"model": name, "format": form, "matrices held": held, "matrices sent": sent}
             result["bytes"].append(row | {"all held": all_held, "all sent": all_sent})
-    for rows, columns in ((2048, 2048), (4096, 11008)):
+    # A layer of a 1B and one of a 7B model; on a CPU the products of these would take minutes.
+    for rows, columns in ((2048, 2048), (4096, 11008)) if device.type == "cuda" else ((1024, 1024),):
         for tokens in (64, 2048):
             times = seconds(rows, columns, tokens, device)
             row = {"matrix": f"{rows} x {columns}", "tokens": tokens, "product ms": times["product"] * 1e3}

@@ -322,14 +322,14 @@ VALUES: dict[str, tuple[list[tuple[Any, ...]], list[tuple[tuple[Any, ...], str]]
 }
 """(Right answers, [(wrong answer, words of its hint)]) of exercises that check a value."""
 
-SECOND_EXCHANGE = """if rank == 0:
-    dist.send(halves[mine], dst=other)
-    dist.recv(halves[other], src=other)
-else:
-    theirs = torch.empty(3)
-    dist.recv(theirs, src=other)
-    dist.send(halves[mine], dst=other)
-    halves[other] = theirs"""
+SECOND_EXCHANGE = """    if rank == 0:
+        dist.send(halves[mine], dst=other)
+        dist.recv(halves[other], src=other)
+    else:
+        theirs = torch.empty_like(halves[other])
+        dist.recv(theirs, src=other)
+        dist.send(halves[mine], dst=other)
+        halves[other] = theirs"""
 REDUCE_SCATTER = "dist.reduce_scatter_tensor(part, grad.contiguous())"
 ROW = "row = (torch.arange(shard.numel()) + rank * shard.numel()) // WIDTH\nkeep = (row >= 6).float()"
 EVAL = """with torch.no_grad():  # every rank: each forward gathers, and an all-gather needs all of them
@@ -345,30 +345,38 @@ EACH = "for layer in net:\n    torch.nn.utils.clip_grad_norm_(layer.parameters()
 CODE: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str, str]]]] = {
     "01.ring": (
         [
-            (SECOND_EXCHANGE, "# no all_reduce here\n" + SECOND_EXCHANGE),
+            (SECOND_EXCHANGE, "    # no dist.all_reduce here\n" + SECOND_EXCHANGE),
             (
                 SECOND_EXCHANGE,
-                "sent = dist.isend(halves[mine], dst=other)\ndist.recv(halves[other], src=other)\nsent.wait()",
+                "    sent = dist.isend(halves[mine], dst=other)\n"
+                "    dist.recv(halves[other], src=other)\n    sent.wait()",
             ),
             (
                 SECOND_EXCHANGE,
-                "ways = [dist.P2POp(dist.isend, halves[mine], other), dist.P2POp(dist.irecv, halves[other], other)]\n"
-                "for work in dist.batch_isend_irecv(ways):\n    work.wait()",
+                "    sent = dist.P2POp(dist.isend, halves[mine], other)\n"
+                "    received = dist.P2POp(dist.irecv, halves[other], other)\n"
+                "    for work in dist.batch_isend_irecv([sent, received]):\n        work.wait()",
             ),
         ],
         [
             (
-                "    dist.send(halves[mine], dst=other)\n    dist.recv(halves[other], src=other)",
-                "    pass",
+                "        dist.send(halves[mine], dst=other)\n        dist.recv(halves[other], src=other)",
+                "        pass",
                 "deadlocked",
             ),
             ("halves[mine] = halves[mine] + got", "pass", "is [0"),
-            (SECOND_EXCHANGE, "pass", "not of the other one"),
+            (SECOND_EXCHANGE, "", "not of the other one"),
             ("%%ranks 2", "%%ranks 1", "is for 2 ranks"),
-            ("save(sum=torch.cat(halves))", "dist.all_reduce(x); save(sum=x)", "no `all_reduce`"),
-            (SECOND_EXCHANGE, "dist.all_gather(halves, halves[mine].clone())", "no `all_gather`"),
-            ("theirs = torch.empty(3)", "theirs = torch.emty(3)", "Rank 1 failed: AttributeError"),
-            ("got = torch.empty(3)", "got = torch.empty(2)", "different shapes"),
+            ("total = ring_sum(x)", "dist.all_reduce(x)\ntotal = x", "no `all_reduce`"),
+            (SECOND_EXCHANGE, "    dist.all_gather(halves, halves[mine].clone())", "no `all_gather`"),
+            (
+                SECOND_EXCHANGE,
+                "    halves[other] = torch.arange(6.0).chunk(2)[other] * 3",
+                "Right for this x only",
+            ),
+            ("total = ring_sum(x)", "total = torch.arange(6.0) * 3\ndel ring_sum", "'ring_sum' is not defined"),
+            ("theirs = torch.empty_like", "theirs = torch.emty_like", "Rank 1 failed: AttributeError"),
+            ("got = torch.empty_like(halves[mine])", "got = torch.empty(2)", "different shapes"),
         ],
     ),
     "01.ddp": (
@@ -518,9 +526,11 @@ RUNS: dict[str, list[Step]] = {
     ),
     "06.sweep": [
         ("", "1e-2", "no sweep named"),
-        ("start_sweep()", "1e-4", "Another rate ends lower"),
+        ("start_sweep()", "1e-2", "`.wait()`"),
+        ("wait_for_sweep()", "1e-4", "Another rate ends lower"),
         ("", "lowest['loss']", "That is its loss"),
-        ("", "3", "Give one of"),
+        ("", "lowest", "a whole row"),
+        ("", "lowest['name']", "Give one of"),
         ("", "np.float64(lowest['train.lr'])", None),
         ("", "torch.tensor(lowest['train.lr'])", None),
     ],

@@ -86,12 +86,15 @@ def tools(tmp_path_factory):
                     events.write(json.dumps(event) + "\n")
 
         def start_sweep():
-            rates = sweep(small_run(**{"launch.name": "rates"}), grid={"train.lr": [1e-4, 1e-2, 1e-1]}, at_once=2)
-            rates.wait()
-            here["lowest"] = min(rates.rows(), key=lambda row: row["loss"])
+            grid = {"train.lr": [1e-4, 1e-2, 1e-1]}
+            here["rates"] = sweep(small_run(**{"launch.name": "rates"}), grid=grid, at_once=2)
+
+        def wait_for_sweep():
+            here["rates"].wait()
+            here["lowest"] = min(here["rates"].rows(), key=lambda row: row["loss"])
 
         shutil.copytree(whole.path, whole.path.parent / "here")
-        here |= {"copied": copied, "start_sweep": start_sweep}
+        here |= {"copied": copied, "start_sweep": start_sweep, "wait_for_sweep": wait_for_sweep}
         yield here
 
 

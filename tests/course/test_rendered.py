@@ -8,6 +8,7 @@ from books import FOLDER, LESSONS, read
 from course.rendered import digest, render
 
 PAGES = FOLDER / "rendered"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
@@ -35,6 +36,8 @@ def test_a_page_shows_text_and_pictures_and_escapes_the_rest(tmp_path):
         v4.new_output("stream", name="stderr", text="a warning"),
         v4.new_output("display_data", {"image/svg+xml": svg}),
         v4.new_output("display_data", {"text/html": page}),
+        v4.new_output("display_data", {WIDGET: {}, "text/plain": "Writing:   0%|          | 0/1 [00:00<?, ?it/s]"}),
+        v4.new_output("display_data", {"text/html": "<table><tr><td></td></tr><tr><td>cyan | red</td></tr></table>"}),
     ]
     said = [v4.new_output("stream", text="42")]
     words = v4.new_markdown_cell("see [x](x.ipynb), [y](https://y), [z](02_z.ipynb)")
@@ -48,6 +51,7 @@ def test_a_page_shows_text_and_pictures_and_escapes_the_rest(tmp_path):
     assert "[x](../x.ipynb), [y](https://y), [z](02_z.md)" in text and "````text\nred ```\n100%\n````" in text
     assert "![a  b ](a/01.svg)" in text and "```text\nrank 0\n1 < 2\n```" in text
     assert "...\n```\n\n<details>42</details>\n\nWith the solution:\n\n```text\n42\n```" in text
+    assert "```text\n  cyan | red\n```" in text and "to click" not in text
     assert "bad()" not in text and "a warning" not in text and "\x1b" not in text
     assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["01.svg", "02.svg", "03.png"]
     assert "background:#fff" in (tmp_path / "a" / "01.svg").read_text()

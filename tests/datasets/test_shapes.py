@@ -20,14 +20,14 @@ from mmfsdp.data.scenes import (
     split_combinations,
 )
 from mmfsdp.data.shapes import ShapesSource, every_word, render, some_text
-from mmfsdp.params import DataParams, Task
+from mmfsdp.params import DataParams
 
 PARAMS = DataParams(pair_fraction=0.5)
 
 
 def scenes(split, n=200, seed=0):
     source = ShapesSource(PARAMS, split=split, image_size=48, seed=seed)
-    return [source.scene(i)[0] for i in range(n)]
+    return [source.scene(i) for i in range(n)]
 
 
 def in_scene(scene):
@@ -58,10 +58,6 @@ def test_training_shows_every_pair_of_attribute_values():
     for a, b in pairs_of(("count", "size", "color", "shape"), 2):
         shown, possible = ({(getattr(c, a), getattr(c, b)) for c in some} for some in (seen, combinations()))
         assert shown == possible
-
-
-def test_a_smaller_share_is_part_of_what_pretraining_leaves_out():
-    assert set(split_combinations(0.05)[1]) < set(split_combinations()[1])
 
 
 @pytest.mark.parametrize("split", ["train", "unseen"])
@@ -110,12 +106,10 @@ def test_the_picture_shows_the_color_that_the_caption_names():
 
 
 def test_questions_have_one_answer_that_follows_from_the_caption():
-    source = ShapesSource(DataParams(task=Task.QUESTION, pair_fraction=0.5), image_size=48)
-    for index in range(100):
-        scene, sample = source.scene(index)[0], source.sample(index)
+    for scene in scenes("train"):
         asked = dict(questions(scene))
-        assert len(asked) == len(questions(scene)) and sample.text == asked[sample.prompt.removeprefix(f"{IMAGE} ")]
-        assert all(word in caption(scene) for word in sample.text.split())
+        assert len(asked) == len(questions(scene)) > 3
+        assert all(word in caption(scene) for answer in asked.values() for word in answer.split())
 
 
 def test_the_vocabulary_holds_every_word():

@@ -245,21 +245,6 @@ def test_mistakes_are_named(build, batch):
         model.generate(**inputs)
 
 
-def test_frames_of_a_video_and_pictures_in_time(build, batch):
-    model = build("llama", max_images=3, max_frames=2)
-    inputs = batch(model)
-    video = torch.randn(2, 2, 2, 3, 16, 16)
-    logits = model(**{**inputs, "media": {"vision": video}}).logits
-    turned = model(**{**inputs, "media": {"vision": video.flip(2)}}).logits
-    assert not torch.allclose(turned[0, 2:], logits[0, 2:]), "the order of frames is seen"
-    assert torch.equal(turned[0, :2], logits[0, :2])
-    prompt = {"input_ids": inputs["input_ids"][:, :8], "max_new_tokens": 4, "eos_token_id": None}
-    cached = model.generate(**prompt, media={"vision": video})
-    assert torch.equal(cached, model.generate(**prompt, media={"vision": video}, use_cache=False))
-    with pytest.raises(ValueError, match="max_frames: 2 embeddings, but the sample has 3"):
-        model(**{**inputs, "media": {"vision": torch.randn(2, 2, 3, 3, 16, 16)}})
-
-
 def test_few_shots_and_one_set_of_pictures_scored_often(family, build):
     """Two examples and a question about a third picture; each answer is scored on the pictures as encoded once."""
     model = build(family)

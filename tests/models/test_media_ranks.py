@@ -13,10 +13,10 @@ from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.estimate import estimate
-from mmfsdp.models import ModalEncoder, MultimodalModel, build_audio, build_language, build_vision
+from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.models.build import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams, TrainParams
-from tests.models.test_multimodal import TOWERS, WHISPER
+from tests.models.test_multimodal import TOWERS, Ear
 from tests.ranks import on_ranks
 from tests.tiny import KNOWN, LANGUAGE, VISION
 
@@ -26,7 +26,6 @@ CASES = {
     "FSDP1": {"backend": "FSDP1"},
     "FSDP1 replicate": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
     "FSDP2": {},
-    "FSDP2, resampler": {},
     "FSDP2 keep": {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"},
     "FSDP2 recomputed, stage 2": {"activation_checkpointing": "all"},
     "FSDP2 by size, stage 2": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 4000},
@@ -53,13 +52,8 @@ def build(case: str = "", seed: int = 0) -> MultimodalModel:
     language = build_language(BackboneParams(config=LANGUAGE))
     if "lora" in case:
         add_lora(language, 2)
-    shape = {"num_latents": 2, "depth": 1, "heads": 2, "head_dim": 8}
     vision = build_vision(ENCODERS[case.partition(": ")[2] or "open_clip"])
-    sound = build_audio(BackboneParams(config=WHISPER))
-    kind, parts = ("resampler", shape) if "resampler" in case else ("mlp", {})
-    model = MultimodalModel(
-        {"vision": ModalEncoder(vision, kind, parts), "audio": ModalEncoder(sound, "linear")}, language
-    )
+    model = MultimodalModel({"vision": ModalEncoder(vision), "audio": ModalEncoder(Ear(), "linear")}, language)
     recipe = "llava_lora" if "lora" in case else "llava_stage2" if "stage 2" in case else "llava_stage1"
     freeze(model, ["language_model.*"] if "trained" in case else [recipe])
     return model

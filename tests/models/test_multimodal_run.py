@@ -11,7 +11,6 @@ from mmfsdp import checkpoint, train
 from mmfsdp.run.folder import read_json, read_metrics
 from mmfsdp.train.evaluate import caption_held_out
 from mmfsdp.widgets.report import report_html
-from tests.models.test_multimodal import WHISPER
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
@@ -19,11 +18,9 @@ MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples"
 RUNS = {
     "stage 1": {"train.profile": 1},
     "stage 2": {"model.freeze": ["llava_stage2"], "fsdp.backend": "FSDP1", "model.projector": "linear"},
-    "lora and audio": {
+    "lora": {
         "model.lora_rank": 2,
         "fsdp.frozen_dtype": "nf4",
-        "model.projector": "resampler",
-        "model.encoders": [{"modality": "audio", "config": WHISPER}],
     },
 }
 

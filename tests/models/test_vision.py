@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmfsdp.models import build_vision
 from mmfsdp.params import BackboneParams, ParamError
@@ -43,6 +44,14 @@ def test_towers_give_patch_tokens(tower):
     meta = build_vision(params, meta=True)
     assert {n: p.shape for n, p in encoder.named_parameters()} == {n: p.shape for n, p in meta.named_parameters()}
     assert {p.device.type for p in [*meta.parameters(), *meta.buffers()]} == {"meta"}
+
+
+def test_a_layer_that_a_tower_lacks_is_named_with_those_that_it_has():
+    config = TOWERS["CLIP"][1]
+    params = BackboneParams(source="transformers", config=config, feature_layer=9)
+    layers = config["num_hidden_layers"]
+    with pytest.raises(ParamError, match=f"^vision.feature_layer: 9 .* choose {-layers - 1} to {layers}$"):
+        build_vision(params, meta=True)
 
 
 def test_class_tokens_are_left_out():
@@ -88,3 +97,14 @@ def test_a_frozen_vit_copies_no_weights_for_its_tokens_in_bf16():
     with cpu_memory() as memory:
         encoder(pixels)
     assert 0 < memory.peak < sum(p.nbytes for p in encoder.parameters())
+
+
+def test_a_frozen_vit_counts_the_operations_of_its_attention():
+    """In eval mode, as frozen encoders are."""
+    counts = []
+    for training in (True, False):
+        encoder = build_vision(BackboneParams(source="open_clip", config=VIT)).requires_grad_(False).train(training)
+        with FlopCounterMode(display=False) as counted:
+            encoder(torch.randn(2, 3, 32, 32))
+        counts.append(counted.get_total_flops())
+    assert counts[0] == counts[1] > 0

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp import cli
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.lint import lint, lint_training
+from mmfsdp.core.lint import lint, lint_loss, lint_training
 from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
@@ -114,6 +114,31 @@ def never_used():
     return plan(stack(8, "unused.weight"), backend="DDP", example={"x": torch.zeros(2, 8)}).lint
 
 
+class Positions(Shared):
+    """Adds its table without calling it, as Voxtral does."""
+
+    def forward(self, x):
+        return self.layer(x) + self.table.weight
+
+
+class Coded(Shared):
+    """Its inputs go through a codebook, of which only the index of the nearest entry is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.codebook = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return self.layer(self.table(self.codebook(x).argmax(dim=-1)))
+
+
+def used_without_gradient():
+    example = {"x": torch.zeros(2, 8)}
+    findings = [plan(Coded(), backend=backend, example=example).lint for backend in ("DDP", "FSDP1", "FSDP2")]
+    assert findings[0] == findings[1] == findings[2]
+    return findings[0]
+
+
 def nothing_trains():
     (found,) = plan(model := stack().requires_grad_(False)).lint
     freeze(model, re.findall("'(!.*)'", found.message))
@@ -153,6 +178,18 @@ def used_outside():
     return lint(model, made, trace=trace(model, {"ids": torch.zeros(2, 3, dtype=torch.int64)}))
 
 
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+def test_a_parameter_used_outside_its_module_is_named_without_an_example(fake_ranks, backend):
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Embedding,Linear"}
+    for x, error in (
+        (torch.zeros(8, 8), "plan: table.weight: used while.*give make_plan an example"),
+        (torch.zeros(8, 7), "^addmm: mat1 and mat2|^mat1 and mat2 shapes cannot be multiplied"),  # not at a shard
+    ):
+        model = apply_plan(Positions(), plan(Positions(), backend=backend, **layers))
+        with pytest.raises((ParamError, RuntimeError), match=error):
+            model(x)
+
+
 def unfrozen_later():
     model = stack()
     made = plan(model)
@@ -170,7 +207,8 @@ MISTAKES = {
     tied_apart: ("error", "tied-apart", "head.weight.*one unit"),
     wrapped_before: ("error", "wrapped-before", "layers.0: already.*plain"),
     wrapped_by_ddp: ("error", "wrapped-before", "the model: already.*plain"),
-    never_used: ("warning", "never-used", "head.bias, unused.bias: .*DDP fails.*freeze"),
+    never_used: ("warning", "no-gradient", "head.bias, unused.bias: .*DDP fails.*freeze"),
+    used_without_gradient: ("warning", "no-gradient", "codebook.weight: .*argmax.*DDP fails.*freeze"),
     nothing_trains: ("error", "nothing-trains", "freeze.*'!"),
     frozen_in_optimizer: ("error", "frozen-in-optimizer", "scale.*requires_grad"),
     nothing_given_to_the_optimizer: ("error", "not-in-optimizer", "make it after the model is wrapped"),
@@ -239,6 +277,8 @@ def test_training_stops_where_the_model_is_no_longer_as_planned(fake_ranks, back
         wrap_fsdp(tiny_flamingo(), FSDPParams(backend=backend, **layers))
     model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
     batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
+    with pytest.raises(ParamError, match="^model: Flamingo returns no loss"):  # not FSDPFlamingo
+        lint_loss(getattr(model, "module", model), None, None, 1)
     with pytest.raises(ParamError, match="frozen, yet given to the optimizer"):
         train_step(model, batches, SGD(model.parameters(), lr=1.0))
     with pytest.raises(ParamError, match="nothing that trains was given to the optimizer"):

@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm: job arrays, no more at once than was asked, failed members again alone."""
+"""A sweep on a real Slurm: job arrays, no more at once than was asked, a failed member resumed alone."""
 
 import re
 import signal
@@ -42,7 +42,7 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, tmp_path, monkeyp
     assert list((found.path / "005/logs").glob("*_0_log.out"))
     assert re.search("#SBATCH --array=0,1,2,3%2\n", (found.path / "array.sh").read_text())
     assert re.search("#SBATCH --array=0,1%2\n", (found.path / "array_1/array.sh").read_text())
-    assert found.again() == ["001"] and found.wait(120)["001"].ok
+    assert found.run("001").resume().wait(120).ok
     assert found.run("001").job != jobs[1] and found.run("000").job == jobs[0]
 
 

@@ -121,8 +121,8 @@ def test_an_encoder_that_is_sharded_before_the_model_is_built_is_refused_by_name
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         vision = multimodal().encoders["vision"].visual
-        fully_shard(vision)
-        with pytest.raises(ValueError, match="visual.*is sharded already; build the whole model, then wrap it"):
-            VisionEncoder(vision, image_size=16)
+        for wrapped in (DistributedDataParallel(vision), fully_shard(vision)):
+            with pytest.raises(ValueError, match="visual is wrapped already; build the whole model, then wrap it"):
+                VisionEncoder(wrapped, image_size=16)
     finally:
         dist.destroy_process_group()
