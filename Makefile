@@ -20,10 +20,10 @@ demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 -m 'not extended'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not extended'
 
 test-all: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-fast: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real'

@@ -16,7 +16,6 @@ COMMAND = ["run", "--config", "tiny", "--launch.name", "demo", "--launch.replace
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    env.pop("OMP_NUM_THREADS", None)
     command = [str(Path(sys.executable).parent / "mmfsdp"), *COMMAND]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

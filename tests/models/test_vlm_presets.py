@@ -1,7 +1,8 @@
-"""Presets of published vision-language models: as large as their checkpoints; the largest is planned in seconds."""
+"""Presets of published vision-language models: as large as their checkpoints; the largest is planned on a laptop."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from mmfsdp.models.build import build_model
 from mmfsdp.params import ParamError, load
 from mmfsdp.train.preview import preview
 
+ROOT = Path(__file__).parents[2]
 PUBLISHED = {  # parameters of the checkpoints on huggingface.co
     "gemma_3_4b": 4_300_079_472,
     "internvl3_8b": 7_944_300_032,
@@ -35,23 +37,8 @@ def test_its_configuration_alone_gives_a_peak_with_activations(name):
         preview(load(name).change(**{"model.picture": {"tokens": 1, "pixels": [1]}}))
 
 
-LARGEST = """
-import resource, time, torch
-from mmfsdp.params import load
-from mmfsdp.train.preview import preview
-import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl
-
-start = time.process_time()
-plan, cost = preview(load("qwen2_5_vl_72b").change(**{"launch.ranks": 1024}))
-assert plan.flops and len(plan.units) > 100 and cost.peak_bytes
-print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def test_the_largest_is_planned_with_an_example_for_1024_ranks_in_20_seconds_and_3_gib():
-    """In seconds of one core: a loaded machine takes longer by the clock."""
-    done = subprocess.run([sys.executable, "-c", LARGEST], capture_output=True, text=True, check=True)
-    seconds, most_memory = done.stdout.split()
-    assert float(seconds) < 20
-    unit = 1 if sys.platform == "darwin" else 1024
-    assert int(most_memory) * unit < 3 * 2**30
+def test_the_largest_is_planned_with_an_example_for_1024_ranks_in_3_gib():
+    """The bench says how long it takes, too; that depends on the machine."""
+    command = [sys.executable, "-m", "tests.bench.largest"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert float(printed.split()[-2]) < 3
