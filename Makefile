@@ -20,13 +20,13 @@ demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
 
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not extended'
+	$(BIN)/python -m pytest -n 2 -m 'not extended'
 
 test-all: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2
 
 test-fast: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real'
+	$(BIN)/python -m pytest -n 2 -m 'not real'
 
 slides: .venv/.installed
 	$(BIN)/python slides/build.py

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+# Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MMFSDP_ENTRIES"] = "launch_entries,tests.launch_entries,tests.fault_entries,tests.slurm.entries"
 """Modules with functions that ranks of tests may call, beside the package's own."""
 
@@ -44,13 +46,19 @@ def is_real(path):
     return named or REAL_IMPORTS.search(path.read_text("utf-8")) is not None
 
 
-PAGE_FOLDERS = {"browser", "course", "notebooks", "slides"}
-"""Real tests that mostly wait for a browser or a kernel: they run beside those with ranks."""
+WAITING_FOLDERS = ["slurm", "browser", "course", "notebooks", "slides"]
+"""Real tests that mostly wait, for Slurm, a browser or a kernel, in order: they run beside those with ranks."""
 
 
 def place(item):
-    """First the demo, by its command, as a person's first: it pretrains the backbones that later tests use."""
-    return 0 if item.path.name == "test_demo.py" else 1 if item.path.parent.name in PAGE_FOLDERS else 2
+    """First the demo, by its command, as a person's first: it pretrains the backbones that later tests use.
+
+    Those on Slurm, which run beside it, need none.
+    """
+    if item.path.name == "test_demo.py":
+        return -1
+    folder = item.path.parent.name
+    return WAITING_FOLDERS.index(folder) if folder in WAITING_FOLDERS else len(WAITING_FOLDERS)
 
 
 def pytest_collection_modifyitems(items):
@@ -62,14 +70,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`, one process has all tests with ranks, one at a time; the other has those of pages, then the rest."""
+    """With `-n 2`, one process has all tests with ranks, one at a time; the other those that wait, then the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksInOne(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             path = config.rootpath / nodeid.partition("::")[0]
-            if path.parent.name in PAGE_FOLDERS:
-                return "pages"
+            if path.parent.name in WAITING_FOLDERS:
+                return "waiting"
             return "ranks" if is_real(path) else str(path)
 
     config.option.loadscopereorder = False
