@@ -38,8 +38,13 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
             # In the order of the patterns: the last that matches decides.
             if named[name].is_floating_point():  # whole-number weights of quantized layers cannot train
                 named[name].requires_grad_(pattern.startswith("!"))
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    frozen = []
+    trainable = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            trainable.append(name)
+        else:
+            frozen.append(name)
     if frozen and not trainable:
         raise ParamError("freeze", f"{list(patterns)} leaves nothing to train; add a pattern such as '!{frozen[-1]}'")
     return FreezeReport(tuple(frozen), tuple(trainable))

@@ -46,7 +46,7 @@ def wrap_fsdp2(
         modules = [model.get_submodule(name) for name in unit.modules]
         # The modules of one call share one all-gather.
         fully_shard(
-            modules if len(modules) > 1 else modules[0],
+            modules,
             mesh=mesh,
             reshard_after_forward=unit.reshard_after_forward,
             mp_policy=mixed_precision(unit, plan),
@@ -64,9 +64,8 @@ def wrap_fsdp2(
 def inner_units_first(plan: WrapPlan) -> list[Unit]:
     """Return the sharded units, each after the units inside it: a wrapper takes the parameters that are left."""
     # The root comes last: it takes what no other unit holds, and starts their all-gathers.
-    sharded = [unit for unit in plan.units if unit.sharded]
-    order, _ = wrap_order([unit.modules for unit in sharded])
-    return [sharded[index] for index in order]
+    order, _ = wrap_order([unit.modules for unit in plan.sharded_units])
+    return [plan.sharded_units[index] for index in order]
 
 
 def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
@@ -81,13 +80,13 @@ def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
 
 def set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
     """Set which units FSDP2 gathers ahead of need, as the plan says."""
-    by_name = {unit.name: unit for unit in plan.units}
     for unit in plan.units:
         at_start: list[FSDPModule] = []
         next_modules: list[FSDPModule] = []
         for name in unit.ahead_forward:
-            module = fsdp_module(model, by_name[name])
-            if by_name[name].reshard_after_forward:
+            other = plan.units_by_name[name]
+            module = fsdp_module(model, other)
+            if other.reshard_after_forward:
                 next_modules.append(module)
             else:
                 at_start.append(module)
@@ -170,8 +169,9 @@ def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
                 names += unit.modules
         every = 1 if choice == "all" else int(choice.removeprefix("every:"))
         return outermost(layers_of(names))[::every]
-    modules = model.named_modules()
-    names = [name for name, module in modules if name and fnmatchcase(name, choice) and has_forward(module)]
+    for name, module in model.named_modules():
+        if name and fnmatchcase(name, choice) and has_forward(module):
+            names.append(name)
     if not names:
         raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
     return outermost(names)

@@ -192,8 +192,12 @@ class FrozenAware:
         return self.trace.calls[name] if self.trace.calls else 1
 
     def _children(self, name: str) -> list[str]:
-        paths = [f"{name}.{key}".lstrip(".") for key, _ in self.modules[name].named_children()]
-        return [path for path in paths if path in self.modules]
+        children = []
+        for key, _ in self.modules[name].named_children():
+            path = f"{name}.{key}".lstrip(".")
+            if path in self.modules:
+                children.append(path)
+        return children
 
     def _parameters(self, group: list[str]) -> list[nn.Parameter]:
         parameters: list[nn.Parameter] = []
@@ -248,6 +252,11 @@ def owning_group(param_name: str, groups: list[list[str]]) -> int | None:
     return owners[path] if path else None
 
 
+def owning_groups(param_names: Sequence[str], groups: list[list[str]]) -> set[int | None]:
+    """Return the indices of the groups that gather these parameters; None stands for the root."""
+    return {owning_group(name, groups) for name in param_names}
+
+
 def wrap_order(groups: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
     """Return the order in which groups can be wrapped, as indices: each after the groups inside it.
 
@@ -274,7 +283,7 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
     stacks call, is an example.
     """
     for names in tied_names(model, several_modules=True).values():
-        owners = {owning_group(name, groups) for name in names}
+        owners = owning_groups(names, groups)
         if len(owners) == 1:
             continue
         # In the root so far, although a module further inside may gather them.
@@ -328,7 +337,7 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[lis
         split += [[module] for module in group]
     replicated: set[str] = set()
     for first_name, names in tied_names(model).items():
-        owners = {owning_group(name, split) for name in names}
+        owners = owning_groups(names, split)
         if len(owners) == 1:
             continue
         if not model.get_parameter(first_name).requires_grad:

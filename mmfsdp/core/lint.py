@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 from ..params import AutoWrapPolicy, Backend, ParamError
 from .collectives import rank
-from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes, owning_group
-from .plan import Finding, Unit, WrapPlan
-from .trace import Trace, tied_names
+from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes, owning_groups
+from .plan import Finding, WrapPlan
+from .trace import Trace, need_gradient, tied_names
 
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
 
@@ -74,12 +74,10 @@ def _warning(code: str, message: str) -> Finding:
 
 def _list(names: Sequence[str]) -> str:
     """Return two of the names, and the number of the others."""
-    others = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + others
-
-
-def _sharded(plan: WrapPlan) -> list[Unit]:
-    return [unit for unit in plan.units if unit.sharded and unit.params]
+    listed = ", ".join(names[:2])
+    if len(names) > 2:
+        listed += f" and {len(names) - 2} more"
+    return listed
 
 
 # ---- the loss, in the first step ----
@@ -169,15 +167,17 @@ def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
 def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     if not any(p.trainable for p in plan.params):
         # The last parameter is the head's in most models: a pattern that can be typed as it is.
-        last = [plain_name(name) for name, _ in model.named_parameters()][-1]
-        yield _error("nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{last}'")
+        *_, (last, _) = model.named_parameters()
+        yield _error(
+            "nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{plain_name(last)}'"
+        )
 
 
 def _batch_norms(model: nn.Module) -> Iterator[Finding]:
     names = []
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            if any(p.requires_grad for p in module.parameters()):
+            if need_gradient(list(module.parameters())):
                 names.append(plain_name(name))
     if names:
         yield _warning(
@@ -193,7 +193,7 @@ def _batch_norms(model: nn.Module) -> Iterator[Finding]:
 def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
     """Find a unit with gradients of two dtypes, and what FSDP1 does not take: integers, two dtypes, two kinds."""
     fsdp1 = plan.backend is Backend.FSDP1
-    for unit in _sharded(plan):
+    for unit in plan.sharded_units:
         integers = [p.name for p in unit.params if not p.is_floating]
         if fsdp1 and integers:
             yield _error("integers", f"{_list(integers)}: FSDP1 shards no integers; set backend to FSDP2")
@@ -210,7 +210,7 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
             )
             return
         if fsdp1 and unit.kind == "mixed":
-            mixed = [other.name for other in _sharded(plan) if other.kind == "mixed"]
+            mixed = [other.name for other in plan.sharded_units if other.kind == "mixed"]
             frozen = [p.name for p in unit.params if not p.trainable]
             yield _warning(
                 "mixed-unit",
@@ -222,8 +222,10 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
 
 def _scalars(plan: WrapPlan) -> Iterator[Finding]:
     scalars: list[str] = []
-    for unit in _sharded(plan):
-        scalars += [p.name for p in unit.params if not p.shape]
+    for unit in plan.sharded_units:
+        for p in unit.params:
+            if not p.shape:
+                scalars.append(p.name)
     if scalars:
         yield _error(
             "scalar",
@@ -239,12 +241,12 @@ def _tied_apart(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     # Without the root's empty name: what is in no group is the root's.
     groups = [list(filter(None, unit.modules)) for unit in plan.units]
     sharded: set[str] = set()
-    for unit in _sharded(plan):
+    for unit in plan.sharded_units:
         sharded.update(p.name for p in unit.params)
     # FSDP1 replaces a module by its wrapper under one of its names, so there each name counts.
     for names in tied_names(model, several_modules=plan.backend is not Backend.FSDP1).values():
         names = [plain_name(name) for name in names]
-        owners = {owning_group(name, groups) for name in names}
+        owners = owning_groups(names, groups)
         if len(owners) > 1 and not sharded.isdisjoint(names):
             yield _error(
                 "tied-apart",
@@ -256,7 +258,7 @@ def _tied_apart(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
 
 def used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
     """Find a parameter that is used while its unit is not gathered."""
-    for unit in _sharded(plan):
+    for unit in plan.sharded_units:
         for p in unit.params:
             # A parameter is gathered while a module of its unit runs. Used at another time, it is a shard or empty.
             if any(running.isdisjoint(unit.modules) for running in trace.uses.get(p.name, ())):

@@ -72,8 +72,8 @@ def memory_on_host(plan: WrapPlan, train: TrainParams) -> Memory | None:
     """Return the part of `memory_at_rest` that lies in CPU memory with `cpu_offload`; None where nothing does."""
     if train.device is Device.CPU or not plan.fsdp.cpu_offload:
         return None
-    sharded = tuple(u for u in plan.units if u.sharded)  # replicated parameters stay on the device
-    return replace(memory_at_rest(replace(plan, units=sharded)), module_buffers=0, gathered=0, buffers=0)
+    sharded = replace(plan, units=plan.sharded_units)  # replicated parameters stay on the device
+    return replace(memory_at_rest(sharded), module_buffers=0, gathered=0, buffers=0)
 
 
 def optimizer_bytes(plan: WrapPlan, unit: Unit) -> int:
@@ -159,7 +159,6 @@ class StepWalk:
     def __post_init__(self) -> None:
         self.peak = self.constant
         self.fsdp1 = self.plan.backend is Backend.FSDP1
-        self.by_name = {unit.name: unit for unit in self.plan.units}
 
     def micro_step(self, *, last: bool) -> None:
         """Pass the events of a micro-step. last: its backward reduces the gradients."""
@@ -206,7 +205,7 @@ class StepWalk:
         self.gather(unit)
         if self.phase == "forward":  # nothing is prefetched where forward runs again in backward
             for name in unit.ahead_forward:
-                self.all_gather(self.by_name[name])
+                self.all_gather(self.plan.units_by_name[name])
 
     def post_forward(self, unit: Unit) -> None:
         """Reshard the unit, unless backward needs it next."""
@@ -221,7 +220,7 @@ class StepWalk:
         if unit.unshard_in_backward:
             self.gather(unit)
         if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
-            self.all_gather(self.by_name[unit.ahead_backward])
+            self.all_gather(self.plan.units_by_name[unit.ahead_backward])
 
     def all_gather(self, unit: Unit) -> None:
         """Start a unit's all-gather, unless it is unsharded or its all-gather has started."""
@@ -289,7 +288,7 @@ class StepWalk:
             gloo_copy = unit.reduced_bytes
         if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
             if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
-                self.all_gather(self.by_name[unit.ahead_backward])
+                self.all_gather(self.plan.units_by_name[unit.ahead_backward])
             # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
             cast = 0
             if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):

@@ -38,7 +38,7 @@ class Recording(NamedTuple):
 
     memory_events: tuple[MemoryEvent, ...]
     flops: int
-    unused: frozenset[str]
+    unused: tuple[str, ...]
     """Trainable parameters (first names) without a gradient."""
     reduced_twice: frozenset[int]
     """Orders of units that run backward several times, first without gradients."""
@@ -76,7 +76,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     twice = frozenset(recorder.reduced_twice)
-    return Recording(tuple(recorder.events), recorder.flops, frozenset(recorder.unused), twice)
+    return Recording(tuple(recorder.events), recorder.flops, tuple(recorder.unused), twice)
 
 
 def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
@@ -87,7 +87,7 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
             params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
             twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
             units[i] = with_bytes(replace(unit, params=params, reduced_twice=twice), plan.fsdp, plan.shard)
-    lint = (*plan.lint, *without_gradient([p.name for p in plan.params if p.name in recording.unused]))
+    lint = (*plan.lint, *without_gradient(recording.unused))
     return replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
 
 
@@ -127,7 +127,7 @@ class MemoryRecorder(TorchDispatchMode):
         self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
         for tensor in tensors_of(inputs):
             self.allocate(tensor)
-        self.unused = {p.name for p in plan.params if p.trainable}
+        self.unused = {p.name: None for p in plan.params if p.trainable}
         self.reduced_twice: set[int] = set()
         # State of units, by order.
         self.params: dict[int, list[nn.Parameter]] = {}
@@ -260,7 +260,7 @@ class MemoryRecorder(TorchDispatchMode):
     def gradient_ready(self, unit: Unit, name: str, parameter: nn.Parameter) -> None:
         """Count a parameter's gradient."""
         assert parameter.grad is not None
-        self.unused.discard(name)
+        self.unused.pop(name, None)
         self.gradients += parameter.grad.untyped_storage().nbytes()
         if not unit.sharded:  # DDP copies it into a bucket that is always allocated
             self.drop_gradients([parameter])
@@ -291,8 +291,8 @@ class MemoryRecorder(TorchDispatchMode):
 
     def finish(self) -> None:
         """End backward: units whose inputs needed no gradient are reduced now."""
-        for order in dict.fromkeys(event.unit for event in self.events):
-            self.post_backward(order)
+        for event in list(self.events):  # it adds events
+            self.post_backward(event.unit)
         self.note("end", 0)
 
 

@@ -29,14 +29,13 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward without a backward, parameters may still be unsharded
-    groups: dict[float, list[torch.Tensor]] = {}
+    groups: dict[float, dict[str, Any]] = {}
     for names, p in named_tensors(model):
         if p.requires_grad:
             weight_decay = params.weight_decay if has_decay(model, names, p) else 0.0
-            groups.setdefault(weight_decay, []).append(p)
-    settings = [{"params": parameters, "weight_decay": weight_decay} for weight_decay, parameters in groups.items()]
+            groups.setdefault(weight_decay, {"params": [], "weight_decay": weight_decay})["params"].append(p)
     # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
-    optimizer = LocalAdamW(settings, lr=params.lr, fused=True)
+    optimizer = LocalAdamW(list(groups.values()), lr=params.lr, fused=True)
     check_trainable(model, optimizer)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
 
@@ -93,7 +92,9 @@ def check_trainable(model: nn.Module, optimizer: Optimizer) -> None:
     plan = plan_of(model)
     if plan is None:
         return
-    in_optimizer = set().union(*(group["params"] for group in optimizer.param_groups))
+    in_optimizer: set[torch.Tensor] = set()
+    for group in optimizer.param_groups:
+        in_optimizer.update(group["params"])
     trainable = {p for p in model.parameters() if p.requires_grad}
     # Cheap, for every step: the lint compares names only if these differ.
     if in_optimizer != trainable or len(trainable) != sum(p.trainable for p in plan.params):

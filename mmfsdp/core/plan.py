@@ -250,6 +250,16 @@ class WrapPlan:
         """The lint found errors."""
         return any(finding.level == "error" for finding in self.lint)
 
+    @cached_property
+    def sharded_units(self) -> tuple[Unit, ...]:
+        """The units that FSDP shards; the others are on every rank."""
+        return tuple(unit for unit in self.units if unit.sharded)
+
+    @cached_property
+    def units_by_name(self) -> dict[str, Unit]:
+        """Every unit, by its name."""
+        return {unit.name: unit for unit in self.units}
+
     @property
     def params(self) -> Iterable[Param]:
         """Every parameter, unit by unit."""
@@ -334,10 +344,12 @@ def plan_table(plan: WrapPlan) -> str:
     lines = [title, COLUMNS, rule]
     for alike in _share_lines(units):
         lines.append(_unit_line(plan, alike))
-    numel = sum(unit.numel for unit in units)
-    trainable = sum(unit.trainable_numel for unit in units)
-    at_rest = sum(unit.bytes_at_rest for unit in units)
-    sent = sum(plan.wire_bytes(unit) for unit in units)
+    numel = trainable = at_rest = sent = 0
+    for unit in units:
+        numel += unit.numel
+        trainable += unit.trainable_numel
+        at_rest += unit.bytes_at_rest
+        sent += plan.wire_bytes(unit)
     lines.append(rule)
     lines.append(ROW.format("total", "", "", count(numel), "", size(at_rest), "", "", "", size(sent)))
     legend = f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}"

@@ -119,8 +119,9 @@ def choose_policies(
     from .units import with_prefetch
 
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
-    policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
-    plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
+    plans = []
+    for policy in (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE):
+        plans.append(plan_units(model, params, policy, grouped, world_size))
     if example is not None:
         # With memory events, the budget includes activations. A policy does not change them: record once.
         events = with_memory_events(model, plans[0], example).memory_events

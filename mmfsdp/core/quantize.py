@@ -27,7 +27,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from ..params import Backend, FrozenDtype, FSDPParams, ParamError
-from .trace import tensors_of, tied_names
+from .trace import need_gradient, tied_names
 
 BLOCK = 64
 """Columns that share a scale in nf4."""
@@ -136,7 +136,7 @@ class QuantizedAttention(nn.MultiheadAttention):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute attention as torch does. Backward computes it again: autograd would keep the dequantized matrices."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of((args, kwargs))):
+        if torch.is_grad_enabled() and need_gradient((args, kwargs)):
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
         return super().forward(*args, **kwargs)
 

@@ -143,10 +143,12 @@ def count_labels(
     """
     weights: dict[str, float] = {}
     tokens: dict[str, int] = {}
+    samples = 0
     for batch, count in zip(micro_batches, rank_tokens, strict=True):
         weights[batch.source] = batch.weight
         tokens[batch.source] = tokens.get(batch.source, 0) + count
-    totals = sum_over_ranks(to_device([*tokens.values(), sum(batch.size for batch in micro_batches)], device))
+        samples += batch.size
+    totals = sum_over_ranks(to_device([*tokens.values(), samples], device))
     return list(weights), to_device([*weights.values()], device), totals[:-1], totals[-1]
 
 

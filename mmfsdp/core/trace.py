@@ -118,7 +118,7 @@ def trace_registration(
             continue
         owner = model.get_submodule(name.rpartition(".")[0])
         # A module may use its own weights after trainable ones inside it, adapters for example.
-        around_trainable = any(inner.requires_grad for inner in owner.parameters())
+        around_trainable = need_gradient(list(owner.parameters()))
         if around_trainable or (after_trainable and not isinstance(owner, nn.Embedding)):
             trace.grad_flow.add(first_names[p])
     return trace
@@ -221,7 +221,7 @@ def tied_names(model: nn.Module, *, several_modules: bool = False) -> dict[str, 
     for path, module in model.named_modules(remove_duplicate=several_modules):
         for key, p in module._parameters.items():
             if p is not None:
-                names.setdefault(id(p), []).append(f"{path}.{key}" if path else key)
+                names.setdefault(id(p), []).append(f"{path}.{key}".lstrip("."))
     return {aliases[0]: aliases for aliases in names.values() if len(aliases) > 1}
 
 

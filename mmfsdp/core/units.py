@@ -15,7 +15,7 @@ from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamE
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
 from .quantize import quantized_parameters
-from .trace import Trace, named_tensors
+from .trace import Trace, named_tensors, need_gradient
 
 FSDP1_ALIGNMENT = 16
 """Bytes to which FSDP1 aligns each parameter in its flat one with `use_orig_params` (torch's `_flat_param.py`)."""
@@ -76,7 +76,7 @@ def assign_parameters(
     groups = sorted(groups, key=trace.first_start)
     root: list[Param] = []
     apart: list[Param] = []
-    by_group: list[list[Param]] = [[] for _ in groups]
+    by_group: dict[int, list[Param]] = defaultdict(list)
     for p in plan_parameters(model, fsdp):
         owner = owning_group(p.name, groups)
         if p.name in replicated:
@@ -86,10 +86,10 @@ def assign_parameters(
         else:
             by_group[owner].append(p)
     members: list[tuple[Modules, list[Param]]] = [(("",), root)]
-    for group, params in zip(groups, by_group, strict=True):
+    for index, group in enumerate(groups):
         # Groups further inside may hold all that is in a group. The root stays even so: it starts the other units.
-        if params:
-            members.append((tuple(group), params))
+        if by_group[index]:
+            members.append((tuple(group), by_group[index]))
     if apart:
         members.append((tuple(dict.fromkeys(p.name.rpartition(".")[0] for p in apart)), apart))
     return members
@@ -138,7 +138,7 @@ def unit_name(modules: Modules) -> str:
         return modules[0] or ROOT
     around = common_module(modules)
     keys = "{" + ",".join(name.removeprefix(f"{around}.") for name in modules) + "}"
-    return f"{around}.{keys}" if around else keys
+    return f"{around}.{keys}".lstrip(".")
 
 
 def kind_of(params: Iterable[Param]) -> str:
@@ -167,7 +167,7 @@ def _has_grad_flow(model: nn.Module, modules: Modules, params: list[Param], fsdp
     if params and fsdp.effective_backend is Backend.FSDP1:
         # FSDP1's hooks gather a unit before backward reaches any module inside it.
         for name in modules:
-            if any(p.requires_grad for p in model.get_submodule(name).parameters()):
+            if need_gradient(list(model.get_submodule(name).parameters())):
                 return True
     return False
 

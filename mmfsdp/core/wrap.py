@@ -137,9 +137,11 @@ def replicate_frozen(
         names += [p.name for p in unit.params]
     if weights is not None:
         materialize(model, weights, names, device=device)
-    parameters = {model.get_parameter(name) for name in names}
-    for p in parameters:
+    parameters = set()
+    for name in names:
+        p = model.get_parameter(name)
         p.data = p.data.to(device)
+        parameters.add(p)
     if plan.fsdp.mixed_precision:
         for unit in units:
             for name in unit.modules:
@@ -157,6 +159,7 @@ class AssumptionCheck(TorchFunctionMode):
         super().__init__()
         self.plan = plan
         self.began: dict[int, str] = {}
+        self.shards: dict[int, str] = {}
         self.passed: dict[str, None] = {}
         self.warned: list[str] = []
         for unit in inner_units_first(plan):
@@ -169,7 +172,8 @@ class AssumptionCheck(TorchFunctionMode):
         def first_forward(*args: Any, **kwargs: Any) -> Any:
             model.forward = forward  # type: ignore[method-assign]
             # Modules compute with other tensors than these, with gathered ones.
-            self.shards = {id(p): plain_name(name) for name, p in model.named_parameters()}
+            for name, p in model.named_parameters():
+                self.shards[id(p)] = plain_name(name)
             # A mode would be compiled too, and compiled again without it.
             with nullcontext() if plan.fsdp.compile_units else self:
                 return forward(*args, **kwargs)
