@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from mmfsdp import train
-from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import last_row
 from tests.tiny_run import as_rank, free_port

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mmfsdp import checkpoint
-from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import wrap_fsdp

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import ParamError, Run, launch
-from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.local import processes_of, stop_processes
 from mmfsdp.run.record import LESS_MEMORY, Status

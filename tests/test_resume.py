@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mmfsdp import checkpoint, train
-from mmfsdp.checkpoint.folder import drop_after
+from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.data import open_source
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_events, read_metrics

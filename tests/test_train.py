@@ -7,7 +7,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mmfsdp import ParamError, RunParams, checkpoint, train
-from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.run.folder import read_metrics
 from mmfsdp.train.job import pick_device
 from tests.tiny_run import as_rank, free_port, tiny_run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp.models.weights import make_readable
+from mmfsdp.models.weight_files import make_readable
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.sweep import LOCK, Sweep

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmfsdp import checkpoint, launch, train
-from mmfsdp.checkpoint.folder import drop_after
+from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.compat.export import export
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json

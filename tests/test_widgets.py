@@ -8,7 +8,7 @@ import pytest
 from mmfsdp import ParamError, RunParams
 from mmfsdp.params import BackboneParams, ModelParams, load
 from mmfsdp.params.flags import command_line
-from mmfsdp.params.launch import SLURM_FIELDS
+from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.run.slurm import sbatch_text
 from mmfsdp.widgets import Launcher, PlanView, RunForm
 from mmfsdp.widgets.fields import FieldRow, field_names

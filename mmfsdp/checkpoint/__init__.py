@@ -14,19 +14,19 @@ from typing import Any
 
 _MODULES = {
     "Background": "saving",
-    "DamagedCheckpoint": "folder",
+    "DamagedCheckpoint": "steps",
     "Resumed": "loading",
     "check_frozen": "loading",
     "count_changed": "loading",
     "frozen_checksums": "loading",
-    "latest": "folder",
+    "latest": "steps",
     "load": "loading",
-    "marker_of": "folder",
+    "marker_of": "steps",
     "newest": "loading",
     "resume": "loading",
     "save": "saving",
 }
-"""Module of each public name. Imported when asked for: listing checkpoints (folder.py) must not import torch."""
+"""Module of each public name. Imported when asked for: listing checkpoints (steps.py) must not import torch."""
 
 __all__ = [*_MODULES]
 

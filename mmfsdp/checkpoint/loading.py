@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..core.collectives import group_device, is_distributed, rank, world_size
 from ..core.optimizer import local_part
 from ..params import ParamError, StateDictType
-from .folder import checkpoint_name, checkpoint_step, complete_checkpoints, damaged, file_checksum, marker_of
+from .steps import checkpoint_name, checkpoint_step, complete_checkpoints, damaged, file_checksum, marker_of
 from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensors, set_optimizer_tensors
 
 

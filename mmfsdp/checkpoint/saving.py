@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from ..core.collectives import gather_json, is_distributed, rank, world_size
 from ..params import StateDictType
-from .folder import checkpoint_name, complete_checkpoints, file_checksum, write_marker
+from .steps import checkpoint_name, complete_checkpoints, file_checksum, write_marker
 from .tensors import Tensors, local_tensors, model_tensors, optimizer_tensors
 
 

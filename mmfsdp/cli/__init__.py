@@ -10,9 +10,8 @@ from io import TextIOWrapper
 from ..params import ParamError, preset_names
 from ..params.base import did_you_mean
 from ..run.record import advice
-from .inspecting import cancel, export, report, runs
 from .planning import bench, plan
-from .running import caption, drill, launch, resume, run, sweep, watch
+from .running import cancel, caption, drill, export, launch, report, resume, run, runs, sweep, watch
 
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
 

@@ -30,8 +30,8 @@ from ..core.step import train_step
 from ..core.wrap import apply_plan
 from ..data import Batch
 from ..models import TokenIds
-from ..models.base import MediaModel
 from ..models.build import build_model
+from ..models.media_model import MediaModel
 from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
 from ..train.memory_meter import cpu_memory
 

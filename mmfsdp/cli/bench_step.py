@@ -17,7 +17,7 @@ from ..core.planner import make_plan, with_memory_events
 from ..data import Batch
 from ..estimate import estimate, step_time
 from ..models import Flamingo
-from ..models.base import MediaModel
+from ..models.media_model import MediaModel
 from ..params import Device, FSDPParams, Precision, RunParams, TrainParams, load
 from ..run.state import text_table
 from ..train.profile import machine_here

@@ -21,7 +21,7 @@ from ..models.backbones import load_tokenizer, merge_lora
 from ..models.build import build_model, resolve_generated
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
-from ..models.weights import make_readable
+from ..models.weight_files import make_readable
 from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
 from ..train.evaluate import load_run
 from .export_vlm import save_adapter, save_whole, write_card

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..data.chat import ChatProcessor
 from ..models.backbones import lora_config, merge_lora
 from ..models.build import resolve_generated
-from ..models.weights import make_readable
+from ..models.weight_files import make_readable
 from ..params import ParamError, RunParams
 from ..run.folder import read_json
 

@@ -33,6 +33,7 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
     for names, p in named_tensors(model):
         if p.requires_grad:
             weight_decay = params.weight_decay if has_decay(model, names, p) else 0.0
+            # An optimizer takes one group for each weight decay.
             groups.setdefault(weight_decay, {"params": [], "weight_decay": weight_decay})["params"].append(p)
     # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
     optimizer = LocalAdamW(list(groups.values()), lr=params.lr, fused=True)

@@ -2,7 +2,6 @@
 
 from .batch import Batch, Sample
 from .loader import Batches, batches
-from .multimodal import MultimodalProcessor
 from .pictures import CorruptRecord
-from .processor import END_OF_CHUNK, IMAGE, PAD, Processor, add_special_tokens
+from .processor import END_OF_CHUNK, IMAGE, PAD, MultimodalProcessor, Processor, add_special_tokens
 from .sources import Source, check_data, open_source

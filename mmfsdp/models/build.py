@@ -13,18 +13,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..core.freeze import FreezeReport, freeze
-from ..data.multimodal import MultimodalProcessor, add_placeholder
-from ..data.processor import Processor, SampleProcessor
+from ..data.processor import MultimodalProcessor, Processor, SampleProcessor, add_placeholder
 from ..data.shapes import word_tokenizer
 from ..params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
 from .backbones import add_lora, build_language, load_tokenizer
-from .base import MediaModel
 from .encoders import VisionEncoder, build_vision
 from .flamingo import Flamingo
 from .from_transformers import build_vlm, open_vlm, spell_out_parts
+from .media_model import MediaModel
 from .multimodal import ModalEncoder, MultimodalModel
 from .tokens import TokenIds, check_tokens, saved_new_tokens
-from .weights import TensorSource, Weights, tensor_sources
+from .weight_files import TensorSource, Weights, tensor_sources
 
 RECIPE_VERSION = 1
 """Raise it when the generated pictures or their pretraining change: backbones of older versions are then not used."""

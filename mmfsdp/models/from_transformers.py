@@ -15,7 +15,7 @@ from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
 from .backbones import add_lora, load_config, load_from_transformers, load_model
-from .weights import Weights, tensor_sources
+from .weight_files import Weights, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
 """Words in the names of the parts that some families keep inside their vision encoder (Qwen-VL: visual.merger)."""

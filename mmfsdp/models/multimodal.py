@@ -18,8 +18,8 @@ from torch import nn
 
 from ..params import ParamError, ProjectorKind
 from .backbones import check_language, output_shape
-from .base import MediaModel
 from .encoders import as_weights
+from .media_model import MediaModel
 from .tokens import TokenIds
 
 

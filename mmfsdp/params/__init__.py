@@ -20,7 +20,7 @@ from .enums import (
     StateDictType,
 )
 from .fsdp import FSDPParams
-from .launch import LaunchParams
+from .launching import LaunchParams
 from .model import GENERATED, RECIPES, BackboneParams, ModelParams
 from .run import RunParams, load, preset_names
 from .train import TrainParams

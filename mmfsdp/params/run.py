@@ -13,7 +13,7 @@ from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknow
 from .data import DataParams
 from .enums import Executor, ModelKind
 from .fsdp import FSDPParams
-from .launch import SLURM_FIELDS, LaunchParams
+from .launching import SLURM_FIELDS, LaunchParams
 from .model import ModelParams
 from .train import TrainParams
 

@@ -132,7 +132,7 @@ class HangDetector:
 
 
 def dump_stack_here(process: psutil.Process | None) -> None:
-    """Make a rank on this machine write its stack into its log: faulthandler does so on SIGUSR1 (job.py)."""
+    """Make a rank on this machine write its stack into its log: faulthandler does so on SIGUSR1 (rank.py)."""
     if process is None:
         return
     with suppress(psutil.Error):  # it ended just now

@@ -15,7 +15,7 @@ from typing import Any
 
 import mmfsdp
 
-from ..checkpoint.folder import checkpoint_step, complete_checkpoints, drop_after
+from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import LaunchParams, ParamError, RunParams
 from .folder import FILE_MODE, PathLike, open_own, owner_hint, read_events, read_json, read_metrics, write_text
 from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes

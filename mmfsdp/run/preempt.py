@@ -4,11 +4,11 @@ The whole story of a preempted Slurm job, in order:
 
 1. **Signal.** Slurm sends PREEMPT_SIGNAL to every rank 90 s before the time limit (`signal_delay_s` in slurm.py). A
    preemption by another job comes as SIGTERM, and so does one under torchrun.
-2. **Flag.** `listen_for_preemption`, called by every rank at its start (job.py), makes the signal only set a flag.
+2. **Flag.** `listen_for_preemption`, called by every rank at its start (rank.py), makes the signal only set a flag.
 3. **Vote.** The training step asks `preemption_requested()` on every rank and all-reduces the answer together with
    the gradient norm: if one rank was asked, all of them stop after the same step.
 4. **Save.** All ranks write a checkpoint of that step, and raise `Preempted` (train/loop.py).
-5. **Exit code.** A preempted rank leaves the file logs/ranks.preempted and exits with 0 (`run_rank` in job.py): with
+5. **Exit code.** A preempted rank leaves the file logs/ranks.preempted and exits with 0 (`run_rank` in rank.py): with
    any other code srun would kill the ranks that are still ending. Without Slurm, as under torchrun, it exits with
    EXIT_REQUEUE.
 6. **Requeue.** The batch script finds that file and calls `scontrol requeue` (`_after_ranks` in slurm.py). After

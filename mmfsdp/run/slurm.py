@@ -18,7 +18,7 @@ from submitit.core.utils import DelayedSubmission, FailedJobError
 from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 from .folder import write_text
-from .job import run_rank
+from .rank import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, cancel_job, field_to_change
 

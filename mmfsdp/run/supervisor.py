@@ -22,8 +22,8 @@ import submitit
 
 from .folder import add_event, last_log_lines, last_row
 from .hang import HangDetector, dump_stack_here
-from .job import VISIBLE_DEVICES, run_rank
 from .local import LOOPBACK, file_age, stop_processes
+from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
     LESS_MEMORY,
     RunRecord,

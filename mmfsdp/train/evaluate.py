@@ -25,8 +25,8 @@ from ..data.batch import Batch, Sample
 from ..data.pictures import CorruptRecord
 from ..data.processor import SampleProcessor
 from ..data.sources import open_source
-from ..models.base import train_mode
 from ..models.build import build_model, freeze_model
+from ..models.media_model import train_mode
 from ..params import DataSource, ParamError, RunParams
 from ..run.folder import open_own, read_json, write_json
 from ..run.hang import Heartbeat

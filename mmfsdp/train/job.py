@@ -24,7 +24,7 @@ from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.processor import SampleProcessor
 from ..models.build import build_model, freeze_model, open_model
-from ..models.weights import Weights
+from ..models.weight_files import Weights
 from ..params import GENERATED, Device, Executor, ModelKind, ParamError, RunParams
 from ..run.folder import write_json
 from ..run.hang import Heartbeat
@@ -35,7 +35,7 @@ from .loop import train
 from .memory_meter import PeakMemory
 from .preview import cost_of, peak_of, plan_for
 from .profile import machine_here
-from .state import TrainSetup
+from .train_state import TrainSetup
 
 
 def run(folder: Path) -> None:

@@ -13,7 +13,7 @@ from ..core.collectives import CollectiveCount, Collectives, gather_json
 from ..core.step import StepMetrics, train_step
 from ..data.loader import Batches, batches, sum_skipped
 from ..data.processor import SampleProcessor
-from ..models.base import train_mode
+from ..models.media_model import train_mode
 from ..params import RunParams, TrainParams
 from ..run.folder import MetricsWriter, add_event, last_row
 from ..run.hang import Heartbeat
@@ -22,7 +22,7 @@ from .evaluate import HeldOut
 from .features import FeatureCache
 from .memory_meter import PeakMemory
 from .profile import StepProfile
-from .state import TrainSetup, TrainState, resume
+from .train_state import TrainSetup, TrainState, resume
 
 LOG_LINES = 40
 """Lines about steps in rank 0's log, but for the first step, the last one and skipped ones."""

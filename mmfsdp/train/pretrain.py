@@ -21,7 +21,7 @@ from ..data.scenes import COLORS, Scene, caption, draw_scene, split_combinations
 from ..data.shapes import render, some_text, word_tokenizer
 from ..models import build_language
 from ..models.build import generated_folder, needs_backbones
-from ..models.weights import make_readable
+from ..models.weight_files import make_readable
 from ..params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
 from .small_llava import backbones_of, write_llava
 

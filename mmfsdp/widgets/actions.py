@@ -8,7 +8,7 @@ from html import escape
 
 import ipywidgets as w
 
-from ..checkpoint.folder import complete_checkpoints
+from ..checkpoint.steps import complete_checkpoints
 from ..run.launch import Run
 from ..run.record import RunState, Status
 from .markup import note

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmfsdp.models.base import MediaModel
 from mmfsdp.models.cross_attention import MaskedCrossAttention
 from mmfsdp.models.flamingo import Flamingo
+from mmfsdp.models.media_model import MediaModel
 from mmfsdp.models.multimodal import MultimodalModel
 from mmfsdp.models.perceiver import PerceiverAttention
 

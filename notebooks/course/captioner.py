@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 
-from mmfsdp.checkpoint.folder import complete_checkpoints
+from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.widgets.cell import CellWidget, import_lock
 from mmfsdp.widgets.markup import note
 from mmfsdp.widgets.style import FROZEN, INK

@@ -11,8 +11,8 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.models.base import train_mode
 from mmfsdp.models.build import freeze_model, open_model
+from mmfsdp.models.media_model import train_mode
 from mmfsdp.params import FSDPParams, ModelParams, TrainParams
 from tests.models.test_from_transformers import ONE, TEXT, TURNS, replace
 from tests.ranks import on_ranks

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from mmfsdp.cli.planning import parse
-from mmfsdp.params.launch import SLURM_FIELDS
+from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.run.slurm import sbatch_text
 
 PAGE = (Path(__file__).resolve().parents[2] / "notebooks/reference/clusters.md").read_text()
