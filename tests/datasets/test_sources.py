@@ -130,19 +130,6 @@ def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
     assert not skipped
 
 
-def test_pictures_of_every_kind_are_usable(picture_folder):
-    files = {
-        "gray.png": picture_bytes(80, mode="L"),
-        "cmyk.jpg": picture_bytes((0, 90, 90, 0), mode="CMYK", kind="JPEG"),
-        "dot.png": picture_bytes(size=(1, 1)),
-        "wide.png": picture_bytes(size=(20_000, 20)),
-        "deep.png": picture_bytes(40_000, mode="I;16"),
-        "clear.png": picture_bytes((1, 2, 3, 4), mode="RGBA"),
-    }
-    train, heldout, skipped = both(picture_folder([{"file_name": f, "text": f} for f in files], files, good=0))
-    assert {s.name for s in train + heldout} == set(files) and not skipped
-
-
 def test_corrupt_records_of_shards_are_skipped_by_name(shard):
     good = {f"{i}.{kind}": data for i in range(3) for kind, data in {"png": picture_bytes(), "txt": b"good"}.items()}
     bad = {

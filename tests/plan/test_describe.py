@@ -198,5 +198,6 @@ def test_any_mixture_that_others_wrapped_gathers_as_it_is_read_back():
 
 
 def test_other_wrappers_are_not_read_back():
-    with pytest.raises(ValueError, match="not wrapped with FSDP2.*make_plan"):
-        describe(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+    for model in (FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), tiny_flamingo()):
+        with pytest.raises(ValueError, match="not wrapped with FSDP2.*make_plan"):
+            describe(model)
