@@ -23,6 +23,7 @@ from mmfsdp.core.step import train_step
 from mmfsdp.estimate import estimate
 from mmfsdp.models.cross_attention import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
+from tests.parity import wire
 
 LAYER = {"transformer_layer_cls": "FlamingoLayer"}
 
@@ -57,9 +58,8 @@ def check_traffic(plan: WrapPlan, backward: Callable[[], object]) -> None:
     """What a forward and backward sends is what the plan says."""
     with Collectives() as counted:
         backward()
-        found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
-    wire = [w for w in estimate(plan).wire if w.phase != "control"]
-    assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+        sent = wire(counted.rows())
+    assert sent == wire(estimate(plan).wire, control=False)
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -101,9 +101,8 @@ def test_what_others_wrapped_is_read_back(case):
     optimizer, _ = build_optimizer(model, TrainParams())
     with Collectives() as counted:
         train_step(model, [tiny_batch()] * 2, optimizer, max_grad_norm=1.0)
-        found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
-    wire = estimate(back, TrainParams(accumulation=2)).wire
-    assert found == sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in wire)
+        sent = wire(counted.rows())
+    assert sent == wire(estimate(back, TrainParams(accumulation=2)).wire)
 
 
 @pytest.mark.parametrize("dress", DRESS)

@@ -12,8 +12,8 @@ from mmfsdp import ParamError, sweep
 from mmfsdp.params import load
 from mmfsdp.run.record import Status
 from mmfsdp.run.sweep import Sweep
-from tests.slurm.cluster import until
 from tests.slurm.conftest import ROOT, light
+from tests.waiting import until
 
 ENTRY = "tests.launch_entries:member"
 
