@@ -19,7 +19,7 @@ from mmfsdp.data import Sample
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
-from mmfsdp.run.record import RunRecord, RunState, Status, rank_status
+from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.watch import LogReader
 from mmfsdp.train.evaluate import keep_pictures
 from tests.waiting import TESTS, runs_of, until
@@ -86,19 +86,6 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start)
         os.umask(before)
     loose = [path for path in run.path.rglob("*") if path.stat().st_mode & 0o022]
     assert not loose and {"cancel", "logs", "supervisor.log"} <= {path.name for path in run.path.rglob("*")}
-
-
-def test_the_first_failed_rank_is_named_and_the_rest_are_stopped(start):
-    run = start("fail")
-    reported = until(lambda: (w := rank_status(run.path, 1)).get("state") == "failed" and w)
-    named = until(lambda: (s := run.state()).rank is not None and s)
-    assert time.time() - reported["time"] < 2
-    assert (named.rank, named.reason) == (1, "rank 1: RuntimeError: the cause")
-    assert 'raise RuntimeError("the cause")' in named.traceback
-    state = run.wait(20)
-    assert state.status is Status.FAILED and (state.rank, state.reason) == (named.rank, named.reason)
-    until(lambda: not processes_of(run.record), seconds=2)  # nor does rank 0 live on, which would not listen to TERM
-    assert state.traceback.strip().splitlines()[-1] in run.logs(1)
 
 
 def test_a_killed_rank_is_the_cause_though_another_complains_first(start):

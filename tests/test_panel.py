@@ -12,6 +12,7 @@ import pytest
 from mmfsdp import RunParams
 from mmfsdp.run.folder import MetricsWriter, add_event, write_json
 from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import RunState, Status
 from mmfsdp.run.state import read_ranks
 from mmfsdp.run.watch import LogLine, MetricsReader
@@ -82,6 +83,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     run = start("fail")
     panel = RunPanel(run.path)
     assert panel.wait(60).rank == 1
+    until(lambda: not processes_of(run.record), seconds=5)  # nor does rank 0 live on, which would not listen to TERM
     assert "rank 1" in texts(panel)[0] and "RuntimeError: the cause" in texts(panel)[0]
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
     buttons, said = panel.actions.buttons, lambda: panel.actions._note.value

@@ -16,6 +16,7 @@ from mmfsdp.data.stream import DataSlice
 from mmfsdp.params import DataParams, MoreParams
 
 NAMES = [f"n{i}" for i in range(48)]
+SHAPE_WORDS = "one two three small large red green blue yellow circle square triangle"
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +93,13 @@ def test_every_record_comes_once_per_epoch_in_a_new_order(real, processor):
 
 
 def test_ranks_share_the_single_process_batch_exactly(folder, shards, processor):
-    for params in (folder, shards(3)):
+    shapes = Processor(make_tokenizer(SHAPE_WORDS), 16, CLIP_MEAN, CLIP_STD)
+    for params, own in ((folder, processor), (shards(3), processor), (DataParams(), shapes)):
         params = params.change(augment=True)
-        whole = take(12, params, processor, batch_size=6)
-        parts = [take(12, params, processor, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
+        whole = take(12, params, own, batch_size=6)
+        parts = [take(12, params, own, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
         for batch, left, right in zip(whole, *parts, strict=True):
-            assert said(processor, batch) == said(processor, left) + said(processor, right)
+            assert said(own, batch) == said(own, left) + said(own, right)
             pictures = [part.media["vision"] for part in (left, right)]
             assert torch.equal(batch.media["vision"], torch.cat(pictures))
 
@@ -114,16 +116,6 @@ def test_real_photographs_become_batches(photographs):
     for text, picture in zip(said(processor, batch), batch.media["vision"], strict=True):
         assert torch.equal(picture, processor.prompts([samples[text]]).media["vision"][0])
         assert picture.std() > 0.1
-
-
-def test_generated_pictures_are_dealt_like_any_other():
-    tokenizer = make_tokenizer("one two three small large red green blue yellow circle square triangle")
-    processor = Processor(tokenizer, 16, CLIP_MEAN, CLIP_STD)
-    params = DataParams(augment=True)
-    whole = take(5, params, processor, batch_size=4)
-    parts = [take(3, params, processor, batch_size=2, rank=rank, world_size=2, start=2) for rank in (0, 1)]
-    for batch, *ranks in zip(whole[2:], *parts, strict=True):
-        assert torch.equal(batch.media["vision"], torch.cat([part.media["vision"] for part in ranks]))
 
 
 @pytest.mark.parametrize("start", [1, 7, 40])
@@ -237,7 +229,6 @@ def test_a_source_of_which_nothing_is_usable_for_an_epoch_is_an_error_naming_it(
     (Path(folder.path) / "metadata.jsonl").unlink()
     write_metadata(Path(folder.path), rows)
     params = DataParams(more=[MoreParams(source="folder", path=folder.path, batch_size=4)])
-    tokenizer = make_tokenizer("one two three small large red green blue yellow circle square triangle")
-    stream = batches(params, Processor(tokenizer, 16, CLIP_MEAN, CLIP_STD), batch_size=2)
+    stream = batches(params, Processor(make_tokenizer(SHAPE_WORDS), 16, CLIP_MEAN, CLIP_STD), batch_size=2)
     with pytest.raises(ValueError, match="data.more.0.path: the last 4. records were all unusable: n.*placeholders"):
         stream.take(48)

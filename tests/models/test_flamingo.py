@@ -10,6 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from mmfsdp.models import Flamingo, TokenIds
 from mmfsdp.models.cross_attention import media_mask
 from mmfsdp.models.decoder import decoder_layers
+from tests.models.conftest import greedy
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -111,12 +112,7 @@ def test_generation_is_greedy_decoding_with_and_without_cache(family, build, bat
 
     cached = model.generate(ids, **rest)
     assert torch.equal(cached, model.generate(ids, **rest, use_cache=False))
-    said, seen = ids, mask
-    for _ in range(5):
-        logits = model(said, attention_mask=seen, media=inputs["media"]).logits[:, -1]
-        logits[:, model.tokens.image] = -torch.inf
-        said = torch.cat((said, logits.argmax(-1, keepdim=True)), dim=1)
-        seen = torch.cat((seen, torch.ones_like(seen[:, :1])), dim=1)
+    said = greedy(model, ids, mask, inputs["media"], steps=5, never=model.tokens.image)
     assert torch.equal(cached, said)
     assert torch.equal(
         model.generate(

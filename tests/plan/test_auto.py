@@ -127,14 +127,6 @@ def bound(plans, auto, budget: int) -> float:
     return wire
 
 
-def test_grad_flow_is_replicated_first():
-    model = Chain([10**5] * 9, (4,))
-    least = memory_of(planned(model, None, FrozenPolicy.SHARD))
-    some = planned(model, least + 2 * 7 * 10**6)
-    chosen = [u for u in some.units if u.frozen_policy is FrozenPolicy.REPLICATE]
-    assert chosen and all(u.grad_flow for u in chosen)
-
-
 def test_policies_of_wrapping_are_the_same_for_auto():
     fsdp = FSDPParams(frozen_policy="AUTO", memory_budget_gib=1, auto_wrap_policy=AutoWrapPolicy.NO_WRAP)
     assert len(make_plan(chain(3, 0), fsdp, world_size=2).units) == 1
