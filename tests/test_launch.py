@@ -16,7 +16,7 @@ from tiny_run import tiny_run
 
 from mmfsdp import ParamError, Run, RunParams, launch, sweep
 from mmfsdp.data import Sample
-from mmfsdp.run.folder import read_json
+from mmfsdp.run.folder import MetricsWriter, add_event, read_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
 from mmfsdp.run.record import RunRecord, RunState, Status
@@ -81,6 +81,8 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start)
     try:
         run = start("talk")
         run.cancel()
+        add_event(run.path, "saved", step=1, text="")
+        MetricsWriter(run.path, 7).write({"step": 1})
         keep_pictures(run.path, "heldout", [Sample("", "a star", (Image.new("RGB", (8, 8)),))], ["a star"])
     finally:
         os.umask(before)

@@ -7,18 +7,10 @@ import lzma
 import shutil
 
 import pytest
-from material import PHOTOGRAPHS, captions, picture_bytes, write_metadata
+from material import PHOTOGRAPHS, both, captions, picture_bytes, write_metadata
 
 from mmfsdp.data import IMAGE, open_source
 from mmfsdp.params import DataParams, DataSource, ParamError
-
-
-def both(path, source="folder", **changes):
-    """The train and the heldout part, and what was skipped."""
-    params = DataParams(source=source, path=str(path), **changes)
-    parts = [open_source(params, split=split, image_size=32) for split in ("train", "heldout")]
-    samples = [list(part) for part in parts]
-    return *samples, {name: why for part in parts for name, why in part.skipped.items()}
 
 
 @pytest.fixture
