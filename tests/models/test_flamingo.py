@@ -41,7 +41,7 @@ def test_with_closed_gates_it_is_the_language_model(family, build, batch, text_o
     assert not torch.allclose(model(ids, media=media).logits, logits)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("every", [1, 2, 3, 4])
 def test_it_is_the_language_model_with_cross_attention_before_some_layers(family, every, build, text_only):
     """By hand, around the plain language model. What the cross attention computes: test_interop.py."""
     tokens = TokenIds(image=3, end_of_chunk=2, pad=0, known=60, new=0)
