@@ -22,14 +22,22 @@ def picture(batch: dict, sample: int, index: int) -> dict:
     return {**batch, "media": {"vision": vision}}
 
 
+def with_weights_of(model: Flamingo, language):
+    """A plain language model with the weights of the Flamingo's."""
+    state = model.language_model.state_dict().items()
+    plain = {name.replace("decoder_layer.", "").replace("table.", ""): p for name, p in state}
+    language.load_state_dict({name: plain[name] for name in language.state_dict()})
+    return language
+
+
+def trains(name: str) -> bool:
+    return name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name
+
+
 def test_with_closed_gates_it_is_the_language_model(family, build, batch, text_only):
     tokens = TokenIds(image=3, end_of_chunk=60, pad=61, known=60, new=2)  # so that the text-only model knows <image>
-    language = text_only(family)
     model = build(family, gate=0.0, tokens=tokens)
-    state = {
-        n.replace("decoder_layer.", "").replace("table.", ""): p for n, p in model.language_model.state_dict().items()
-    }
-    language.load_state_dict({n: state[n] for n in language.state_dict()})
+    language = with_weights_of(model, text_only(family))
     ids = batch(model)["input_ids"].clamp(max=59)
     media = batch(model)["media"]
 
@@ -46,14 +54,8 @@ def test_it_is_the_language_model_with_cross_attention_before_some_layers(family
     """By hand, around the plain language model. What the cross attention computes: test_interop.py."""
     tokens = TokenIds(image=3, end_of_chunk=2, pad=0, known=60, new=0)
     model = build(family, cross_attention_every=every, tokens=tokens)
-    language = text_only(family)
-    language.load_state_dict(
-        {
-            n.replace("decoder_layer.", "").replace("table.", ""): p
-            for n, p in model.language_model.state_dict().items()
-            if ".cross_attention." not in n
-        }
-    )
+    assert not any(".new_tokens." in name for name, _ in model.named_parameters())
+    language = with_weights_of(model, text_only(family))
     # Text before the first picture; pictures one after another; a picture at the very end; a sample with two only.
     ids = torch.tensor([[5, 6, 3, 7, 3, 3, 8, 2, 3, 9], [4, 3, 11, 12, 2, 13, 14, 15, 16, 3]])
     pictures = torch.randn(2, 4, 1, 3, 16, 16)
@@ -164,7 +166,7 @@ def test_loss_is_the_mean_over_label_tokens(build, batch):
 def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
     model = build(family)
     for name, p in model.named_parameters():
-        p.requires_grad_(name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name)
+        p.requires_grad_(trains(name))
     before = copy.deepcopy(model.state_dict())
     inputs = batch(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -174,8 +176,7 @@ def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
     optimizer.step()
     for name, value in model.state_dict().items():
-        changes = name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name
-        assert torch.equal(value, before[name]) != changes, name
+        assert torch.equal(value, before[name]) != trains(name), name
 
 
 def test_on_the_meta_device_it_has_the_same_parameters(family, build):
@@ -239,7 +240,7 @@ def test_frozen_parts_stay_in_eval_mode(build, batch):
 def test_frozen_parts_may_be_in_another_format(family, build, batch):
     model = build(family)
     for name, p in model.named_parameters():
-        if not (name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name):
+        if not trains(name):
             p.data = p.data.bfloat16()
     inputs = batch(model)
     out = model(**inputs, labels=inputs["input_ids"])
