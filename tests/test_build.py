@@ -17,9 +17,9 @@ from mmfsdp.models.build import build_model, generated_folder
 from mmfsdp.params import GENERATED, RECIPES, BackboneParams, ModelParams, ParamError, load
 from mmfsdp.train.evaluate import captions
 from tests import tiny_run
-from tests.tiny_run import WORDS, write_language
 
 TEXT = {"context_length": 8, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1}
+WORDS = tiny_run.WORDS
 VISION = tiny_run.VISION | {"text_cfg": TEXT}
 LANGUAGE = {"model_type": "llama", "vocab_size": 12, "hidden_size": 16, "intermediate_size": 32}
 LANGUAGE |= {"num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": True}
@@ -41,7 +41,7 @@ def pretrained(params: ModelParams) -> None:
     looks = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     config = json.dumps({"model_cfg": VISION, "preprocess_cfg": looks})
     (folder / "vision" / "open_clip_config.json").write_text(config)
-    write_language(folder / "language", LANGUAGE)
+    tiny_run.write_language(folder / "language", LANGUAGE)
 
 
 def test_generated_weights_that_are_missing_are_an_error_but_not_on_meta(params):
