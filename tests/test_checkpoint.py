@@ -51,41 +51,16 @@ def test_one_process_loads_what_ranks_saved(saved, name):
     folder, answers = saved
     newest = checkpoint.latest(folder / name)
     assert [p.name for p in complete_checkpoints(folder / name)] == ["step_00000002"], "keep_last keeps the newest"
-    model = tiny_flamingo(tied=CASES[name].get("tied", False), seed=5)
-    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
-    fresh = tiny_flamingo(tied=CASES[name].get("tied", False))
-    for n, p in model.named_parameters():  # the frozen backbones are not in a checkpoint: they come from where they did
-        if not p.requires_grad:
-            p.data.copy_(fresh.get_parameter(n))
-            frozen[n] = p.clone()
+    model = tiny_flamingo(tied=CASES[name].get("tied", False))
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}  # not in a checkpoint
+    for p in model.parameters():
+        p.data.add_(1.0) if p.requires_grad else None
     marker = checkpoint.load(model, newest)
     assert marker["step"] == 2 and set(marker["names"]) == {n for n, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         loss = model(**tiny_batch(seed=9).inputs()).loss.item()
     assert loss == pytest.approx(answers[0][name], rel=1e-6) and loss == pytest.approx(answers[1][name], rel=1e-6)
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
-
-
-def test_all_backends_trained_and_saved_the_same(saved):
-    folder, _ = saved
-    states = []
-    for name in CASES:
-        if "tied" not in CASES[name]:
-            model = tiny_flamingo()
-            checkpoint.load(model, checkpoint.latest(folder / name))
-            states.append(torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad]))
-    for state in states[1:]:
-        torch.testing.assert_close(state, states[0], rtol=1e-4, atol=1e-5)
-
-
-def test_a_half_written_checkpoint_does_not_count(tmp_path):
-    model = tiny_flamingo()
-    good = checkpoint.save(tmp_path, model=model, step=3)
-    (tmp_path / "step_00000009").mkdir()
-    (tmp_path / ".step_00000010.writing").mkdir()
-    assert checkpoint.latest(tmp_path) == good
-    with pytest.raises(ParamError, match="holds no complete checkpoint"):
-        checkpoint.latest(tmp_path / "nothing")
 
 
 def test_another_model_is_refused_by_parameter_name(tmp_path):
@@ -156,7 +131,9 @@ def test_what_a_broken_save_left_behind_hinders_no_other(tmp_path):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "step_00000005").write_text("a file")
     (tmp_path / ".step_00000006.writing").write_text("a file")
-    assert checkpoint.latest(tmp_path) == good
+    assert checkpoint.latest(tmp_path) == good, "one that is half written does not count"
+    with pytest.raises(ParamError, match="holds no complete checkpoint"):
+        checkpoint.latest(tmp_path / "nothing")
     for step in (4, 5, 6):
         assert checkpoint.save(tmp_path, model=model, step=step, keep_last=2).name == f"step_0000000{step}"
         assert checkpoint.load(model, checkpoint.latest(tmp_path))["step"] == step

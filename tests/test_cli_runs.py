@@ -8,32 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import Run, RunParams, cli, launch
+from mmfsdp import RunParams, cli
 from mmfsdp.run.folder import MetricsWriter, write_json
-from mmfsdp.run.local import stop_processes
 from mmfsdp.run.record import RunRecord, Status
 from mmfsdp.run.state import age, find_runs
 from tests.test_runs import record
+from tests.waiting import runs_of, until
 
-TESTS = Path(__file__).resolve().parent
 RECORD = record(host="elsewhere", steps=8, created=time.time() - 7200)
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Launches a run of `launch_entries`; whatever is left of it after the test is stopped."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.chdir(tmp_path)
-    started = []
-
-    def go(entry: str, name: str) -> Run:
-        params = RunParams().change(**{"launch.name": name, "train.steps": 60})
-        started.append(launch(params, entry=f"launch_entries:{entry}"))
-        return started[-1]
-
-    yield go
-    for run in started:
-        stop_processes(run.record, grace_s=0)
+    with runs_of(RunParams().change(**{"train.steps": 60})) as go:
+        yield go
 
 
 def run_folder(folder: Path, status: str = "COMPLETED", **more) -> Path:
@@ -71,17 +60,14 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
 
 
 def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
-    run = start("preemptible", "drilled")
-    while min(len(run.metrics(rank)) for rank in range(2)) < 2:
-        time.sleep(0.1)
+    run = start("preemptible", **{"launch.name": "drilled"})
+    until(lambda: min(len(run.metrics(rank)) for rank in range(2)) >= 2)
     assert cli.main(["drill", "drilled"]) == 0, "a name is enough beside runs/"
     said = [line.partition(" at step ")[0] for line in capsys.readouterr().out.splitlines() if " at step " in line]
     assert said == ["drill", "preempted", "requeued", "resumed"]
     assert run.wait(60).ok
-    for rank in range(2):
-        assert [row["step"] for row in run.metrics(rank)] == list(range(1, 61))
     assert cli.main(["drill", "runs/drilled"]) == 2 and "a drill needs a run whose" in capsys.readouterr().err
-    other = start("preemptible", "cancelled")
+    other = start("preemptible", **{"launch.name": "cancelled"})
     assert cli.main(["cancel", "cancelled"]) == 0 and other.state().status is Status.CANCELLED
     assert cli.main(["cancel", "drilled"]) == 0 and run.state().ok, "what is over is left as it is"
     assert cli.main(["runs"]) == 0
@@ -148,14 +134,3 @@ def test_as_a_module_into_a_pipe_that_closes_on_a_terminal_without_letters(tmp_p
     out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert out.stdout.startswith("mmfsdp: see") and out.stdout.endswith("no runs in \\xe9t\\xe9\n"), out
     assert (out.returncode, out.stderr) == (0, "")
-
-
-def test_records_that_were_skipped_are_named():
-    from mmfsdp.widgets.report import skipped_lines
-
-    whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
-    reasons = {f"{i}\x1b.jpg": "is cut off" for i in range(7)}
-    lacking = {"path": "parts", "times": 9, "records": 7, "reasons": reasons, "cut": 4}
-    head, *names = skipped_lines({"skipped": {"data": lacking, "data.more.0": whole}})
-    assert head == "parts: 7 records skipped, 4 texts cut to data.max_length"
-    assert len(names) == 5 and names[0] == "  skipped '0\\x1b.jpg', which is cut off"

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
-from tiny import LANGUAGE, VISION, tiny_batch, tiny_flamingo
+from tiny import MODEL, tiny_batch, tiny_flamingo
 
 from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.params import BackboneParams, DataParams, FSDPParams, ModelParams, ParamError, RunParams, TrainParams
+from mmfsdp.params import DataParams, FSDPParams, ParamError, RunParams, TrainParams
 from mmfsdp.train.evaluate import HeldOut
 from mmfsdp.train.features import FeatureCache, fingerprint
 
@@ -26,9 +26,7 @@ PICTURES = 6
 
 def params_for(folder: Path | None, **fsdp) -> RunParams:
     return RunParams(
-        model=ModelParams(
-            vision=BackboneParams(source="open_clip", config=VISION), language=BackboneParams(config=LANGUAGE)
-        ),
+        model=MODEL,
         data=DataParams(feature_cache=None if folder is None else str(folder)),
         fsdp=FSDPParams(**fsdp),
     )

@@ -16,44 +16,24 @@ from tiny_run import tiny_run
 
 from mmfsdp import ParamError, Run, RunParams, launch, sweep
 from mmfsdp.data import Sample
-from mmfsdp.run.folder import read_json
+from mmfsdp.run.folder import MetricsWriter, add_event, read_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
-from mmfsdp.run.record import RunRecord, RunState, Status, rank_status
+from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.watch import LogReader
 from mmfsdp.train.evaluate import keep_pictures
-
-TESTS = Path(__file__).resolve().parent
+from tests.waiting import TESTS, runs_of, until
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
-    """Launches a run of `launch_entries`; whatever is left of it after the test is stopped."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    started = []
-
-    def go(entry: str, **changes) -> Run:
-        started.append(launch(params(tmp_path, **changes), entry=f"launch_entries:{entry}"))
-        return started[-1]
-
-    yield go
-    for run in started:
-        if run.record:
-            stop_processes(run.record, grace_s=0)
+def start(tmp_path):
+    with runs_of(params(tmp_path)) as go:
+        yield go
 
 
-def params(folder: Path, *, name: str = "first", **changes) -> RunParams:
-    values = {"launch.folder": str(folder), "launch.name": name, "train.steps": 5, "train.warmup_steps": 0, **changes}
+def params(folder: Path, **changes) -> RunParams:
+    values = {"launch.folder": str(folder), "train.steps": 5, "train.warmup_steps": 0, **changes}
     return RunParams().change(**values)
-
-
-def until(condition, *, seconds: float = 60.0):
-    """The first true value of a condition; the test fails if there is none in time."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
 
 
 def stepping(run: Run) -> RunState | None:
@@ -101,24 +81,13 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start)
     try:
         run = start("talk")
         run.cancel()
+        add_event(run.path, "saved", step=1, text="")
+        MetricsWriter(run.path, 7).write({"step": 1})
         keep_pictures(run.path, "heldout", [Sample("", "a star", (Image.new("RGB", (8, 8)),))], ["a star"])
     finally:
         os.umask(before)
     loose = [path for path in run.path.rglob("*") if path.stat().st_mode & 0o022]
     assert not loose and {"cancel", "logs", "supervisor.log"} <= {path.name for path in run.path.rglob("*")}
-
-
-def test_the_first_failed_rank_is_named_and_the_rest_are_stopped(start):
-    run = start("fail")
-    reported = until(lambda: (w := rank_status(run.path, 1)).get("state") == "failed" and w)
-    named = until(lambda: (s := run.state()).rank is not None and s)
-    assert time.time() - reported["time"] < 2
-    assert (named.rank, named.reason) == (1, "rank 1: RuntimeError: the cause")
-    assert 'raise RuntimeError("the cause")' in named.traceback
-    state = run.wait(20)
-    assert state.status is Status.FAILED and (state.rank, state.reason) == (named.rank, named.reason)
-    until(lambda: not processes_of(run.record), seconds=2)  # nor does rank 0 live on, which would not listen to TERM
-    assert state.traceback.strip().splitlines()[-1] in run.logs(1)
 
 
 def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
@@ -209,7 +178,7 @@ def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_the
 
 
 def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
-    runs = [start("sleep", name=name) for name in ("cancelled", "lost")]
+    runs = [start("sleep", **{"launch.name": name}) for name in ("cancelled", "lost")]
     for run in runs:
         until(lambda run=run: stepping(run))
         os.kill(run.record.pid, signal.SIGKILL)
@@ -278,14 +247,14 @@ def test_a_name_is_used_once_and_a_finished_run_is_renamed(start, tmp_path):
         Run.open(tmp_path / "third")
     (tmp_path / "mine").mkdir()
     with pytest.raises(ParamError, match="is not a run; choose another name"):
-        start("sleep", name="mine", **{"launch.replace": True})
+        start("sleep", **{"launch.name": "mine", "launch.replace": True})
     (tmp_path / "file").touch()
     with pytest.raises(ParamError, match="launch.folder: .*cannot hold runs.*choose another"):
         start("sleep", **{"launch.folder": str(tmp_path / "file")})
 
 
 def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
-    donor = start("sleep", name="donor")
+    donor = start("sleep", **{"launch.name": "donor"})
     donor.cancel()
     folder = make_folder(params(tmp_path).launch)
     supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.run", str(folder)], start_new_session=True)

@@ -12,9 +12,7 @@ import torch
 from ranks import on_ranks
 from safetensors.torch import load_file, save_file
 from tiny_run import tiny_run
-from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.tensor import DTensor
 
 from mmfsdp.checkpoint import frozen_checksums
 from mmfsdp.core.freeze import freeze
@@ -26,6 +24,7 @@ from mmfsdp.models.build import build_model, open_model
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
 from mmfsdp.train.job import build
 from mmfsdp.train.memory_meter import cpu_memory
+from tests.parity import bytes_held, plain_name, whole
 
 VISION = {
     "embed_dim": 16,
@@ -77,27 +76,17 @@ def load_each_way(values: dict) -> dict:
             model, _, weights = build(params)
             plan = make_plan(model, fsdp, world_size=2)
             model = apply_plan(model, plan, weights=weights)
-        held = sum(t.untyped_storage().nbytes() for t in shards(model))
         with FSDP.summon_full_params(model) if isinstance(model, FSDP) else torch.no_grad():
-            whole = {
-                n.replace("_fsdp_wrapped_module.", "").removeprefix("module."): p for n, p in model.named_parameters()
-            }
-            sums = {n: checksum(p.full_tensor() if isinstance(p, DTensor) else p) for n, p in whole.items()}
-        buffers = {n.replace("_fsdp_wrapped_module.", "").removeprefix("module."): b for n, b in model.named_buffers()}
+            sums = {plain_name(n): checksum(whole(p)) for n, p in model.named_parameters()}
         found[case] = {
             "sums": sums,
-            "buffers": {n: checksum(b) for n, b in buffers.items()},
+            "buffers": {plain_name(n): checksum(b) for n, b in model.named_buffers()},
             "peak": memory.peak - memory.at_mark,
-            "shard": held,
+            "shard": bytes_held(model),
             "largest": max(u.numel * 4 for u in plan.units),
             "whole": sum(p.numel for p in plan.params) * 4,
         }
     return found
-
-
-def shards(model: nn.Module) -> list[torch.Tensor]:
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return list({t.untyped_storage().data_ptr(): t for t in local if t.untyped_storage().nbytes()}.values())
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -78,11 +78,6 @@ def test_they_are_listed_and_compared_and_a_sweep_has_its_table(folder, capsys):
     assert cli.main(["sweep", "sweep"]) == 0 and capsys.readouterr().out.strip() == str(found)
 
 
-def test_todays_entry_is_where_old_runs_look_for_it():
-    assert callable(import_module("mmfsdp.train").run)
-    assert {find(OLD / name).__name__ for name in RUNS} == {"run", "train_and_caption"}
-
-
 def go_on(rank: int, _: str, run: str, port: int) -> None:
     """What a rank of a run does when it is taken up."""
     os.chdir(Path(run).parent)

@@ -9,12 +9,12 @@ from ranks import on_ranks
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.wrap import apply_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.train.memory_meter import cpu_memory
+from tests.parity import whole
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
 WIDTH, ROWS = 16, 2000
@@ -46,8 +46,7 @@ def step(wrapped: nn.Module) -> tuple[float, list[float]]:
     loss.backward()
     with FSDP.summon_full_params(wrapped, with_grads=True) if isinstance(wrapped, FSDP) else torch.no_grad():
         grads = [p.grad for p in wrapped.parameters() if p.grad is not None]
-        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]
-        return loss.item(), torch.cat([g.flatten() for g in whole]).tolist()
+        return loss.item(), torch.cat([whole(g).flatten() for g in grads]).tolist()
 
 
 def recomputed(backend: str) -> dict:

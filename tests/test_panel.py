@@ -5,14 +5,14 @@ import threading
 import time
 import tracemalloc
 from html.parser import HTMLParser
-from pathlib import Path
 
 import ipywidgets as w
 import pytest
 
-from mmfsdp import RunParams, launch
+from mmfsdp import RunParams
 from mmfsdp.run.folder import MetricsWriter, add_event, write_json
 from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import RunState, Status
 from mmfsdp.run.state import read_ranks
 from mmfsdp.run.watch import LogLine, MetricsReader
@@ -21,6 +21,7 @@ from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
 from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
 from mmfsdp.widgets.panel import rank_grid, tracebacks
 from tests.test_runs import record
+from tests.waiting import runs_of, until
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -43,20 +44,13 @@ def lines_of(view):
     return "".join(found).split("\n")
 
 
-def until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Launches two real ranks of `launch_entries`, in place of a training."""
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     params = RunParams().change(**{"launch.folder": str(tmp_path), "train.steps": 5, "train.warmup_steps": 0})
-    return lambda entry: launch(params, entry=f"launch_entries:{entry}")
+    with runs_of(params) as go:
+        yield go
 
 
 @pytest.fixture
@@ -89,6 +83,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     run = start("fail")
     panel = RunPanel(run.path)
     assert panel.wait(60).rank == 1
+    until(lambda: not processes_of(run.record), seconds=5)  # nor does rank 0 live on, which would not listen to TERM
     assert "rank 1" in texts(panel)[0] and "RuntimeError: the cause" in texts(panel)[0]
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
     buttons, said = panel.actions.buttons, lambda: panel.actions._note.value

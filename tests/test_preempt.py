@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from mmfsdp import ParamError, Run, launch
 from mmfsdp.run.folder import add_event, read_events
 from tests.test_resume import curve, final, rows
 from tests.tiny_run import tiny_run
+from tests.waiting import until
 
 RESULT = ("frozen_parameters_changed", "wire_bytes_predicted", "wire_bytes_measured", "wire_measured")
 
@@ -25,11 +25,9 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
     run = launch(params)
     for _ in range(2):
         before = len(kinds(run))
-        while len(run.metrics()) < before // 4 * 5 + 2:
-            time.sleep(0.02)
+        until(lambda before=before: len(run.metrics()) >= before // 4 * 5 + 2)
         run.drill()
-        while len(kinds(run)) < before + 4 and not run.state().done:
-            time.sleep(0.1)
+        until(lambda before=before: len(kinds(run)) >= before + 4 or run.state().done)
     state = run.wait(300)
     assert state.ok and state.step == 40, state
     told = kinds(run)

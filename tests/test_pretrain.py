@@ -1,6 +1,5 @@
 """Backbones are pretrained once, from the combinations that may be seen, into what open_clip and transformers load."""
 
-import json
 import multiprocessing
 import os
 import random
@@ -140,8 +139,3 @@ def test_a_contrastive_batch_holds_near_misses_and_nothing_unseen():
         shown = [group.combination for scene in near_misses(random.Random(step), 3) for group in scene.groups]
         assert len(shown) == len(set(shown)) and len({c.color for c in shown}) == 3
         assert set(shown) <= set(seen) and not set(shown) & set(unseen)
-
-
-def test_the_saved_configuration_is_open_clips_own(folder):
-    config = json.loads((folder / "vision/open_clip_config.json").read_text())
-    assert set(config) == {"model_cfg", "preprocess_cfg"}

@@ -91,11 +91,13 @@ def test_what_the_data_lacked_is_told_by_source(finished_run):
     assert "Skipped data" not in report_html(finished_run)
     result = json.loads((finished_run / "result.json").read_text())
     whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
-    lacking = {"path": "parts", "times": 6, "records": 2, "reasons": {"cut.jpg": "is <truncated>"}, "cut": 4}
+    reasons = {f"{i}\x1b.jpg": "is <truncated>" for i in range(7)}
+    lacking = {"path": "parts", "times": 9, "records": 7, "reasons": reasons, "cut": 4}
     (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"data": lacking, "data.more.0": whole}}))
     text = report_html(finished_run)
-    assert "Skipped data" in text and "cut.jpg&#x27;, which is &lt;truncated&gt;" in text
-    assert "parts: 2 records skipped, 4 texts cut" in text and "shapes: " not in text
+    assert "Skipped data" in text and "0\\x1b.jpg&#x27;, which is &lt;truncated&gt;" in text
+    assert text.count(".jpg&#x27;, which is") == 5, "the first of them"
+    assert "parts: 7 records skipped, 4 texts cut to data.max_length" in text and "shapes: " not in text
 
 
 def test_splits_stand_apart_and_mistakes_are_marked(finished_run):

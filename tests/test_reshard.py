@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.tensors import model_tensors, optimizer_tensors
@@ -14,6 +13,7 @@ from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
+from tests.parity import whole
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 
@@ -38,7 +38,7 @@ LOCAL = {"backend": "FSDP1", "state_dict_type": "LOCAL_STATE_DICT"}
 
 
 def full(tensors: dict) -> dict[str, torch.Tensor]:
-    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in tensors.items()}
+    return {n: whole(t).detach().clone() for n, t in tensors.items()}
 
 
 def everything(model, optimizer) -> dict[str, torch.Tensor]:

@@ -129,8 +129,11 @@ def curve(run: Path) -> list[tuple]:
     return [(row["step"], row["loss"], row["grad_norm"], row["lr"], row["tokens"]) for row in rows(run)]
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
+def weights(run: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+    """Of the last checkpoint, or of that of a step."""
     _, model, _ = load_run(run)
+    if step:
+        checkpoint.load(model, run / "checkpoints" / f"step_{step:08d}")
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -178,21 +181,12 @@ def test_what_is_frozen_may_change_between_the_parts_of_a_run(folder):
     marker = checkpoint.marker_of(folder / "frozen/checkpoints/step_00000003")
     perceiver = [name for name in frozen if name.startswith("perceiver.")]
     assert set(perceiver) == set(marker["carried"]) and not set(perceiver) & set(marker["names"])
-    start = weights_at(folder / "FSDP2", 2)
+    start = weights(folder / "FSDP2", 2)
     assert all(torch.equal(frozen[name], start[name]) for name in perceiver), "trained before, then frozen: kept"
     assert not torch.equal(frozen["perceiver.latents"], thawed["perceiver.latents"]), "and trained again"
     for run, text in {"frozen": "step 2; optimizer states dropped", "thawed": "step 3; begun anew"}.items():
-        assert f"resumed from {text}: {len(perceiver)} parameters" in resumptions(folder / run)[-1]
-
-
-def resumptions(run: Path) -> list[str]:
-    return [event["text"] for event in read_events(run) if event["kind"] == "resumed"]
-
-
-def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:
-    params, model, _ = load_run(run)
-    checkpoint.load(model, run / "checkpoints" / f"step_{step:08d}")
-    return {name: p.detach() for name, p in model.named_parameters()}
+        resumptions = [event["text"] for event in read_events(folder / run) if event["kind"] == "resumed"]
+        assert f"resumed from {text}: {len(perceiver)} parameters" in resumptions[-1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -201,7 +195,7 @@ def test_a_loss_that_is_no_number_on_one_rank_is_skipped_by_all_until_they_stop(
     for rank in range(2):
         assert [row["skipped_steps"] for row in rows(run, rank)] == [0, 0, 1, 2, 3]
         assert [row["skipped"] for row in rows(run, rank)] == [False, False, True, True, True]
-    before, after = weights_at(run, 2), weights_at(run, 4)
+    before, after = weights(run, 2), weights(run, 4)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 

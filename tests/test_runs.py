@@ -15,7 +15,6 @@ from mmfsdp import ParamError
 from mmfsdp.run import local
 from mmfsdp.run.folder import (
     MetricsWriter,
-    add_event,
     last_row,
     metrics_path,
     read_json,
@@ -99,17 +98,6 @@ def test_half_rows_and_damaged_rows_are_skipped(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path, last_bytes=1000)] == [5] and last_row(tmp_path)["step"] == 5
     MetricsWriter(tmp_path, after=3)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
-
-
-def test_only_the_owner_may_write_files_of_a_run(tmp_path):
-    before = os.umask(0)
-    try:
-        write_json(tmp_path / "status.json", {})
-        MetricsWriter(tmp_path).write({"step": 1})
-        add_event(tmp_path, "saved", step=1, text="")
-    finally:
-        os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
 def test_an_entry_is_one_of_few(monkeypatch):

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from ranks import on_ranks
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from mmfsdp.core.optimizer import Scaler, build_optimizer, build_scaler
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import wrap_fsdp
 from mmfsdp.params import FSDPParams, TrainParams
+from tests.parity import local, plain_name
 
 CASES = {
     "DDP": {"backend": "DDP"},
@@ -37,15 +37,12 @@ def overflow_once(model: nn.Module) -> None:
         handle.remove()
         out.register_hook(spoil)
 
-    perceiver = next(
-        m for n, m in model.named_modules() if n.removesuffix("._fsdp_wrapped_module").endswith("perceiver")
-    )
+    perceiver = next(m for n, m in model.named_modules() if plain_name(f"{n}.").endswith("perceiver."))
     handle = perceiver.register_forward_hook(hook)
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
-    here = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
-    return [p.detach().clone() for p in here]
+    return [local(p).detach().clone() for p in model.parameters()]
 
 
 def train_through_an_overflow() -> dict:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
 from mmfsdp.checkpoint.tensors import model_tensors
@@ -14,6 +13,7 @@ from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, TrainParams
+from tests.parity import plain_name, whole
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 
@@ -43,15 +43,12 @@ def step(model, batches) -> dict:
 
 def trained(model) -> torch.Tensor:
     """All that trains, whole, one after the other."""
-    whole = (t.full_tensor() if isinstance(t, DTensor) else t for _, t in sorted(model_tensors(model).items()))
-    return torch.cat([t.detach().flatten() for t in whole])
+    return torch.cat([whole(t).detach().flatten() for _, t in sorted(model_tensors(model).items())])
 
 
 def decays(model) -> dict[str, float]:
     optimizer, _ = build_optimizer(model, TrainParams(weight_decay=0.1))
-    names = {
-        p: name.replace("_fsdp_wrapped_module.", "").removeprefix("module.") for name, p in model.named_parameters()
-    }
+    names = {p: plain_name(name) for name, p in model.named_parameters()}
     return {names[p]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
 
 
@@ -85,12 +82,12 @@ def test_the_loss_is_the_weighted_sum_of_the_sources_means():
 
 def test_two_ranks_make_the_step_of_one_process():
     alone = step(tiny_flamingo(), micro_batches())
-    whole, due = torch.tensor(alone["gradient"]), decays(tiny_flamingo())
+    gradient, due = torch.tensor(alone["gradient"]), decays(tiny_flamingo())
     assert {name.rpartition(".")[2] for name, decay in due.items() if not decay} >= {"bias", "latents", "ff_gate"}
     for rank in on_ranks(every_backend, 2):
         for found in rank:
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
             assert found["norm"] == pytest.approx(alone["norm"], rel=1e-5)
             assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-            assert (torch.tensor(found["gradient"]) - whole).norm() < 1e-5 * whole.norm()
+            assert (torch.tensor(found["gradient"]) - gradient).norm() < 1e-5 * gradient.norm()
             assert found["decays"] == due

@@ -14,6 +14,7 @@ from mmfsdp.cli.running import grid_values
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import Status
 from tests.tiny_run import tiny_run
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = "launch_entries:member"
@@ -86,10 +87,7 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
 
 def test_a_cancelled_sweep_stops_all_of_it(folder):
     found = sweep(base(), overrides=[{"train.lr": lr} for lr in (9, 8, 1)], at_once=2, entry=ENTRY)
-    until = time.monotonic() + 30
-    while not all(found.states()[name].step for name in ("000", "001")):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: all(found.states()[name].step for name in ("000", "001")))
     runs = [found.run("000"), found.run("001")]
     assert cli.main(["cancel", str(found.path)]) == 0
     assert {state.status for state in found.states().values()} == {Status.CANCELLED} and found.done()

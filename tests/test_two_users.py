@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp.models.weight_files import make_readable
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.sweep import LOCK, Sweep
@@ -86,14 +85,3 @@ def test_another_persons_sweep_can_be_looked_at(shared):
     (shared / "s").chmod(0o555)
     assert "000   1         COMPLETED" in other(f"sweep {shared / 's'}", f"cancel {shared / 's'}")
     assert not Sweep(shared / "s")._has_starter() and not (shared / "s/cancel").exists()
-
-
-def test_pretrained_weights_may_be_read_by_whom_their_folder_is_open_to(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part/config.json").touch(mode=0o644)
-    save_file({"a": torch.ones(1)}, tmp_path / "part/model.safetensors")
-    make_readable(tmp_path)
-    assert (tmp_path / "part/model.safetensors").stat().st_mode == (tmp_path / "part/config.json").stat().st_mode

@@ -11,14 +11,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from mmfsdp import checkpoint, launch, train
+from mmfsdp import checkpoint, launch
 from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.compat.export import export
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json
 from mmfsdp.train.evaluate import caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
-from tests.tiny_run import as_rank, free_port
+from tests.tiny_run import free_port, train_runs
 from tests.tiny_vlms import save_vlm
 
 
@@ -47,12 +47,6 @@ def params_in(folder: Path) -> RunParams:
     )
 
 
-def train_on(rank: int, _: str, runs: list[str], ports: list[int]) -> None:
-    for run, port in zip(runs, ports, strict=True):
-        as_rank(rank, 2, port)
-        train.run(Path(run))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vlm")
@@ -60,10 +54,10 @@ def folder(tmp_path_factory):
     for name in ("whole", "resumed"):
         (folder / name).mkdir()
         params.to_yaml(folder / name / "params.yaml")
-    in_processes(train_on, 2, [str(folder / "whole")], [free_port()])
+    in_processes(train_runs, 2, [str(folder / "whole")], [free_port()])
     shutil.copytree(folder / "whole/checkpoints", folder / "resumed/checkpoints")
     drop_after(folder / "resumed/checkpoints", 2)
-    in_processes(train_on, 2, [str(folder / "resumed")], [free_port()])
+    in_processes(train_runs, 2, [str(folder / "resumed")], [free_port()])
     return folder
 
 

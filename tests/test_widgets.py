@@ -6,7 +6,7 @@ import ipywidgets as w
 import pytest
 
 from mmfsdp import ParamError, RunParams
-from mmfsdp.params import BackboneParams, ModelParams, load
+from mmfsdp.params import load
 from mmfsdp.params.flags import command_line
 from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.run.slurm import sbatch_text
@@ -14,33 +14,16 @@ from mmfsdp.widgets import Launcher, PlanView, RunForm
 from mmfsdp.widgets.fields import FieldRow, field_names
 from mmfsdp.widgets.form import MAIN
 from tests.test_panel import shown, texts
+from tests.tiny import MODEL
 
 HOSTILE_NAME = "<script>alert(1)</script>\x1b[31mred\x1b[0m"
-SMALL = ModelParams(
-    vision=BackboneParams(
-        source="open_clip",
-        config={
-            "embed_dim": 32,
-            "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
-            "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1},
-        },
-    ),
-    language=BackboneParams(
-        config={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}
-        | {"n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
-    ),
-    num_latents=4,
-    perceiver_depth=1,
-    attention_heads=2,
-    attention_head_dim=16,
-)
 
 
 @pytest.fixture
 def small(tmp_path):
     """A form of a model that is planned in no time."""
     path = tmp_path / "small.yaml"
-    RunParams(model=SMALL).to_yaml(path)
+    RunParams(model=MODEL).to_yaml(path)
     return RunForm(str(path))
 
 
@@ -81,7 +64,7 @@ def test_a_choice_changes_the_parameters_and_its_meaning_is_shown(small):
     choose(small, "train.steps", 7777)
     assert [str(p.fsdp.frozen_policy) for p in seen] == ["REPLICATE", "REPLICATE"] and seen[-1].train.steps == 7777
     assert "Every rank holds it whole" in said(small, "fsdp.frozen_policy")
-    assert small.params.model == SMALL, "what the form does not show is kept"
+    assert small.params.model == MODEL, "what the form does not show is kept"
 
 
 def test_a_mistake_is_named_beside_its_field_and_goes_when_it_is_mended(small):
@@ -196,7 +179,7 @@ def test_a_plan_that_cannot_be_made_says_why_beside_the_field_too(small):
         view.wait()
     assert "visoin" in shown(view) and view.page.layout.display == "none"
     small.show(small.params.change(**{"fsdp.frozen_policy": "AUTO", "fsdp.memory_budget_gib": 1e-6}))
-    small.show(small.params.change(**{"model.freeze": SMALL.freeze}))
+    small.show(small.params.change(**{"model.freeze": MODEL.freeze}))
     with pytest.raises(ParamError, match="too little"):
         view.wait()
     assert "too little" in said(small, "fsdp.memory_budget_gib")

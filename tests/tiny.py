@@ -24,6 +24,7 @@ LANGUAGE = {
     "num_key_value_heads": 2,
     "vocab_size": KNOWN,
 }
+MODEL = ModelParams(vision=BackboneParams(source="open_clip", config=VISION), language=BackboneParams(config=LANGUAGE))
 
 
 def tiny_flamingo(*, tied: bool = False, seed: int = 0) -> Flamingo:

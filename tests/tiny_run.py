@@ -6,7 +6,9 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
+from mmfsdp import train
 from mmfsdp.params import BackboneParams, DataParams, LaunchParams, ModelParams, RunParams, TrainParams
 
 WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two", "small", "large"]
@@ -23,7 +25,7 @@ def tiny_run(folder: Path, **changes) -> RunParams:
     The language model has dropout, so that a random state that is not restored shows.
     """
     if not (folder / "pictures").is_dir():
-        _write_language(folder / "language")
+        write_language(folder / "language", LANGUAGE)
         _write_pictures(folder / "pictures")
     params = RunParams(
         model=ModelParams(
@@ -43,7 +45,8 @@ def tiny_run(folder: Path, **changes) -> RunParams:
     return params.change(**changes)
 
 
-def _write_language(folder: Path) -> None:
+def write_language(folder: Path, config: dict[str, Any]) -> None:
+    """Write a tokenizer of WORDS and random weights of this configuration."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -54,7 +57,7 @@ def _write_language(folder: Path) -> None:
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(0)
-    build_language(BackboneParams(config=LANGUAGE)).save_pretrained(folder)
+    build_language(BackboneParams(config=config)).save_pretrained(folder)
 
 
 def _write_pictures(folder: Path) -> None:
@@ -79,3 +82,10 @@ def free_port() -> int:
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return trial.getsockname()[1]
+
+
+def train_runs(rank: int, _: str, runs: list[str], ports: list[int]) -> None:
+    """Train each, as a rank of two."""
+    for run, port in zip(runs, ports, strict=True):
+        as_rank(rank, 2, port)
+        train.run(Path(run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+from tests import families
 
 LETTERS = ["\n", *map(chr, range(32, 127))]
 SPECIAL = {
@@ -28,12 +31,6 @@ CHAT = (
 ).replace("<NAME>", "{% if m.role == 'user' %}<user>{% else %}<assistant>{% endif %}")
 """A template as most are: roles, no mark of what is generated."""
 
-LANGUAGE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-VISION = LANGUAGE | {"image_size": 28, "patch_size": 14}
-LANGUAGE |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 200, "max_position_embeddings": 512}
-LANGUAGE |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-QWEN_VISION = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 64, "num_heads": 4}
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 SIDE = {"height": 28, "width": 28}
 PINPOINTS = [[28, 28], [56, 28]]
 
@@ -58,41 +55,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _config(family: str, ids: dict[str, int]) -> dict[str, Any]:
-    """The keys of the family's config.json."""
-    image = {"image_token_id": ids["<image>"], "image_token_index": ids["<image>"]}
-    text = {"model_type": "llama", **LANGUAGE}
+    """The keys of the family's config.json: those of families.yaml, with this tokenizer's ids."""
+    config = copy.deepcopy(families.FAMILIES[family].config)
+    config["text_config"] |= {"bos_token_id": 2, "eos_token_id": 3, "max_position_embeddings": 512}
+    config |= {"image_token_id": ids["<image>"], "image_token_index": ids["<image>"]}
     if family == "llava":
-        vision = VISION | {"model_type": "clip_vision_model", "projection_dim": 32}
-        return image | {"vision_config": vision, "text_config": text, "image_seq_length": 4}
-    if family == "qwen2_5_vl":
-        tokens = {"video_token_id": ids["<video>"], "vision_start_token_id": ids["<vision>"]}
-        tokens |= {"vision_end_token_id": ids["</vision>"]}
-        vision = QWEN_VISION | {"fullatt_block_indexes": [1], "window_size": 56}
-        return (
-            image | tokens | {"vision_config": vision, "text_config": text | ROPE | {"model_type": "qwen2_5_vl_text"}}
-        )
+        config["image_seq_length"] = 4
     if family == "gemma3":
-        vision = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
-        own = {"boi_token_index": ids["<boi>"], "eoi_token_index": ids["<eoi>"], "mm_tokens_per_image": 4}
-        text |= {"model_type": "gemma3_text", "sliding_window": 16}
-        return image | own | {"vision_config": vision, "text_config": text}
-    if family == "idefics3":
-        return image | {"vision_config": VISION, "text_config": text, "scale_factor": 2}
-    if family == "mllama":
-        vision = VISION | {"num_global_layers": 1, "attention_heads": 4, "max_num_tiles": 2, "vision_output_dim": 96}
-        vision |= {"intermediate_layers_indices": [0, 1], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}
-        text |= {"model_type": "mllama_text_model", "cross_attention_layers": [1], "num_hidden_layers": 3}
-        return image | {"vision_config": vision, "text_config": text}
+        config |= {"boi_token_index": ids["<boi>"], "eoi_token_index": ids["<eoi>"]}
     if family == "paligemma":
-        vision = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
-        text |= {"model_type": "gemma", "vocab_size": 1500}  # the processor adds 1,152 tokens
-        return image | {"vision_config": vision, "text_config": text, "projection_dim": 32, "hidden_size": 32}
-    if family == "llava_onevision":
-        vision = VISION | {"model_type": "siglip_vision_model"}
-        own = {"image_grid_pinpoints": PINPOINTS, "video_token_id": ids["<video>"], "vision_feature_layer": -1}
-        return image | own | {"vision_config": vision, "text_config": text | {"model_type": "qwen2"}}
-    vision = VISION | {"image_size": [28, 28], "patch_size": [14, 14]}
-    return image | {"vision_config": vision, "text_config": text | {"model_type": "qwen2"}, "downsample_ratio": 0.5}
+        config["text_config"]["vocab_size"] = 1500  # the processor adds 1,152 tokens
+    for key, token in {"video": "<video>", "vision_start": "<vision>", "vision_end": "</vision>"}.items():
+        if f"{key}_token_id" in config:
+            config[f"{key}_token_id"] = ids[token]
+    return config
 
 
 def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.ProcessorMixin:

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,12 +31,16 @@ SETTINGS = {
 
 @contextlib.contextmanager
 def chromium(**context):
-    """A browser page; keyword arguments go to the browser context. Every request that leaves this machine fails."""
+    """A browser page; keyword arguments go to the browser context. Every request that leaves this machine fails.
+    page.problems: what went wrong in it."""
     with sync_playwright() as playwright:
         binary = shutil.which("chromium") or "/usr/bin/chromium"
         browser = playwright.chromium.launch(executable_path=binary, headless=True, args=QUIET)
         try:
             page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **context})
+            page.problems = []
+            page.on("pageerror", lambda error: page.problems.append(str(error)))
+            page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
             page.route(lambda url: not url.startswith(("http://127.0.0.1:", "file:", "data:")), lambda r: r.abort())
             yield page
         finally:
@@ -94,16 +99,29 @@ def open_notebook(page: Page, base: str, token: str, path: str) -> None:
     )
 
 
-def run_cell(page: Page, cell_id: str) -> None:
-    """Run one cell, by its id in the file, and wait until it is done."""
+def write_notebook(path: Path, cells: dict[str, str]) -> None:
+    """Write a notebook of code cells, by their ids."""
+    code = [nbformat.v4.new_code_cell(text, id=name) for name, text in cells.items()]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=kernel), path)
+
+
+def run_cell(page: Page, cell_id: str, *, wait: bool = True) -> None:
+    """Run one cell, by its id in the file, and wait until it is done, or do not wait."""
     page.evaluate(
-        """async id => {
+        """async ([id, wait]) => {
              const panel = window.jupyterapp.shell.currentWidget, notebook = panel.content;
              notebook.activeCellIndex = notebook.widgets.findIndex(c => c.model.id === id);
              notebook.deselectAll();
-             await window.jupyterapp.commands.execute('notebook:run-cell') }""",
-        cell_id,
+             const done = window.jupyterapp.commands.execute('notebook:run-cell');
+             if (wait) await done }""",
+        [cell_id, wait],
     )
+
+
+def press(page: Page, name: str) -> None:
+    """Press the last button of this name."""
+    page.locator("button.jupyter-button", has_text=name).last.click()
 
 
 def set_theme(page: Page, theme: str) -> None:

@@ -2,9 +2,8 @@
 
 import re
 
-import nbformat
 import pytest
-from lab import chromium, open_notebook, run_cell, set_theme, shot
+from lab import chromium, open_notebook, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
 CELLS = {
@@ -21,20 +20,11 @@ expect.set_options(timeout=20_000)
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 
-def write_notebook(path):
-    cells = [nbformat.v4.new_code_cell(text, id=name) for name, text in CELLS.items()]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
-
-
 @pytest.fixture
 def page(lab):
     base, token, folder = lab
-    write_notebook(folder / "form.ipynb")
+    write_notebook(folder / "form.ipynb", CELLS)
     with chromium(viewport={"width": 1200, "height": 1500}) as page:
-        page.problems = []
-        page.on("pageerror", lambda error: page.problems.append(str(error)))
-        page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
         open_notebook(page, base, token, "form.ipynb")
         yield page
         assert page.problems == [] and page.title() != "owned"

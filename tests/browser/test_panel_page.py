@@ -4,8 +4,7 @@ import re
 import time
 from pathlib import Path
 
-import nbformat
-from lab import chromium, open_notebook, run_cell, set_theme, shot
+from lab import chromium, open_notebook, press, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -29,21 +28,6 @@ def command(page, name):
     page.evaluate("name => { window.jupyterapp.commands.execute(name) }", name)
 
 
-def begin_cell(page, cell_id):
-    """Run a cell and do not wait for it."""
-    page.evaluate(
-        """id => { const notebook = window.jupyterapp.shell.currentWidget.content;
-                  notebook.activeCellIndex = notebook.widgets.findIndex(c => c.model.id === id);
-                  notebook.deselectAll();
-                  window.jupyterapp.commands.execute('notebook:run-cell') }""",
-        cell_id,
-    )
-
-
-def press(page, name):
-    page.locator("button.jupyter-button", has_text=name).last.click()
-
-
 def newest_step(log):
     return max(int(step) for step in re.findall(r"step (\d+)/3000", log.text_content()))
 
@@ -58,13 +42,8 @@ def goes_on(page, log):
 
 def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_and_compared(lab):
     base, token, folder = lab
-    cells = [nbformat.v4.new_code_cell(text, id=key) for key, text in CELLS.items()]
-    book = nbformat.v4.new_notebook(cells=cells)
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(book, folder / "panel.ipynb")
+    write_notebook(folder / "panel.ipynb", CELLS)
     with chromium(viewport={"width": 1300, "height": 1300}, color_scheme="null") as page:
-        errors = []
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         open_notebook(page, base, token, "panel.ipynb")
         for cell in ("import", "launch", "panel"):
             run_cell(page, cell)
@@ -81,7 +60,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         expect(log).to_contain_text("1 │ step", timeout=60_000)
         goes_on(page, log)
 
-        begin_cell(page, "wait")
+        run_cell(page, "wait", wait=False)
         goes_on(page, log)
         command(page, "notebook:interrupt-kernel")
         expect(page.get_by_text("KeyboardInterrupt").first).to_be_visible()
@@ -108,7 +87,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         press(page, "Resume")
         expect(page.get_by_text("resumed from the first step")).to_be_visible(timeout=30_000)
         expect(page.locator(".mm-rank-running")).to_have_count(2, timeout=60_000)
-        begin_cell(page, "wait")  # and while it runs, a button is heard
+        run_cell(page, "wait", wait=False)  # and while it runs, a button is heard
         press(page, "Cancel")
         expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible(timeout=30_000)
         page.set_viewport_size({"width": 620, "height": 1100})
@@ -125,4 +104,4 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled_an
         expect(table).to_contain_text("★")
         table.scroll_into_view_if_needed()
         shot(page, "compare-dark")
-        assert [text for text in errors if "WebSocket" not in text] == []
+        assert [text for text in page.problems if "WebSocket" not in text] == []

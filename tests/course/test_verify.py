@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import nbformat
+import pytest
 from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
@@ -23,10 +24,18 @@ def test_the_copy_for_the_class_has_neither_solutions_nor_outputs():
         assert "<summary>Solution" not in "".join(cell.source for cell in copy.cells)
 
 
-def test_in_the_copy_for_the_class_every_link_leads_somewhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["verify", "--class", str(tmp_path / "class")])
-    assert main() == 0
-    books = sorted((tmp_path / "class").glob("*.ipynb"))
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The folder for the class."""
+    folder = tmp_path_factory.mktemp("course") / "class"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["verify", "--class", str(folder)])
+        assert main() == 0
+    return folder
+
+
+def test_in_the_copy_for_the_class_every_link_leads_somewhere(copy):
+    books = sorted(copy.glob("*.ipynb"))
     assert [book.name for book in books] == [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
     for path in books:
         text = "\n".join(cell.source for cell in read(path).cells)
@@ -34,11 +43,8 @@ def test_in_the_copy_for_the_class_every_link_leads_somewhere(tmp_path, monkeypa
             assert (path.parent / link).is_file(), (path.name, link)
 
 
-def test_the_copy_for_the_class_holds_no_answer_to_read_and_its_checks_work(tmp_path, monkeypatch):
-    folder = tmp_path / "class"
-    monkeypatch.setattr("sys.argv", ["verify", "--class", str(folder)])
-    assert main() == 0
-    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".ipynb", ".md")]
+def test_the_copy_for_the_class_holds_no_answer_to_read_and_its_checks_work(copy):
+    files = [path for path in copy.rglob("*") if path.suffix in (".py", ".yaml", ".ipynb", ".md")]
     assert len(files) > 40
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     leaked = []
@@ -59,7 +65,7 @@ from course.quiz import questions
 assert hint_for("01.wire", 700) is None and "one half" in hint_for("01.wire", 350)
 assert questions("01")[0]["answers"][0]["choice"] == "32 samples"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

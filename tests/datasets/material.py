@@ -8,6 +8,9 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from mmfsdp.data import Sample, open_source
+from mmfsdp.params import DataParams
+
 PHOTOGRAPHS = Path(__file__).resolve().parent.parent / "data" / "photographs"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -40,3 +43,11 @@ def picture_bytes(color: str | tuple = "red", size: tuple[int, int] = (12, 10), 
     out = io.BytesIO()
     Image.new(mode, size, color).save(out, kind)
     return out.getvalue()
+
+
+def both(path, source="folder", **changes) -> tuple[list[Sample], list[Sample], dict[str, str]]:
+    """The train and the heldout part, and what was skipped and why."""
+    params = DataParams(source=source, path=str(path), **changes)
+    parts = [open_source(params, split=split, image_size=32) for split in ("train", "heldout")]
+    train, heldout = [list(part) for part in parts]
+    return train, heldout, parts[0].skipped | parts[1].skipped

@@ -5,9 +5,9 @@ import json
 from itertools import islice
 
 import pytest
-from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, captions, make_tokenizer, picture_bytes, write_metadata
+from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, both, captions, make_tokenizer, picture_bytes, write_metadata
 
-from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, batches, open_source
+from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, batches
 from mmfsdp.data.batch import IGNORE
 from mmfsdp.data.rows import sample_of
 from mmfsdp.params import DataParams, ParamError
@@ -33,10 +33,8 @@ def document(texts: list[str], *pictures: tuple[int, float], **fields) -> dict:
 
 def every(path, source="json", **changes) -> tuple[dict, dict[str, str]]:
     """Both splits' samples by name, and what was skipped."""
-    params = DataParams(source=source, path=str(path), **changes)
-    parts = [open_source(params, split=split, image_size=16) for split in ("train", "heldout")]
-    samples = {s.name: s for part in parts for s in part}
-    return samples, {name: why for part in parts for name, why in part.skipped.items()}
+    train, heldout, skipped = both(path, source, **changes)
+    return {s.name: s for s in train + heldout}, skipped
 
 
 def learned(processor: Processor, sample) -> str:
@@ -136,13 +134,10 @@ def test_coco_captions_are_held_out_by_picture(tmp_path):
     }
     path = tmp_path / "captions.json"
     path.write_text(json.dumps(coco))
-    params = DataParams(source="json", path=str(path), pictures=str(PHOTOGRAPHS), heldout_fraction=0.4)
-    parts = [open_source(params, split=split, image_size=16) for split in ("train", "heldout")]
-    samples = [list(part) for part in parts]
+    *samples, skipped = both(path, "json", pictures=str(PHOTOGRAPHS), heldout_fraction=0.4)
     assert {s.text for part in samples for s in part} == {f"{text} {k}" for text in texts for k in range(5)}
     sides = [{s.text[:-2] for s in part} for part in samples]
     assert all(sides) and not sides[0] & sides[1]
-    skipped = parts[0].skipped | parts[1].skipped
     assert "has no file_name" in skipped["captions.json:90"] and "has no caption" in skipped["captions.json:91"]
 
 

@@ -7,18 +7,10 @@ import lzma
 import shutil
 
 import pytest
-from material import PHOTOGRAPHS, captions, picture_bytes, write_metadata
+from material import PHOTOGRAPHS, both, captions, picture_bytes, write_metadata
 
 from mmfsdp.data import IMAGE, open_source
 from mmfsdp.params import DataParams, DataSource, ParamError
-
-
-def both(path, source="folder", **changes):
-    """The train and the heldout part, and what was skipped."""
-    params = DataParams(source=source, path=str(path), **changes)
-    parts = [open_source(params, split=split, image_size=32) for split in ("train", "heldout")]
-    samples = [list(part) for part in parts]
-    return *samples, {name: why for part in parts for name, why in part.skipped.items()}
 
 
 @pytest.fixture
@@ -128,19 +120,6 @@ def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
     }.items():
         assert why in skipped.pop(name)
     assert not skipped
-
-
-def test_pictures_of_every_kind_are_usable(picture_folder):
-    files = {
-        "gray.png": picture_bytes(80, mode="L"),
-        "cmyk.jpg": picture_bytes((0, 90, 90, 0), mode="CMYK", kind="JPEG"),
-        "dot.png": picture_bytes(size=(1, 1)),
-        "wide.png": picture_bytes(size=(20_000, 20)),
-        "deep.png": picture_bytes(40_000, mode="I;16"),
-        "clear.png": picture_bytes((1, 2, 3, 4), mode="RGBA"),
-    }
-    train, heldout, skipped = both(picture_folder([{"file_name": f, "text": f} for f in files], files, good=0))
-    assert {s.name for s in train + heldout} == set(files) and not skipped
 
 
 def test_corrupt_records_of_shards_are_skipped_by_name(shard):

@@ -94,3 +94,15 @@ def to_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.fixture
 def left() -> Callable:
     return to_left
+
+
+def greedy(model, ids: Tensor, mask: Tensor, media: dict, *, steps: int, never: int | None = None) -> Tensor:
+    """Greedy decoding by hand, without a cache; one token may be barred."""
+    for _ in range(steps):
+        with torch.no_grad():
+            logits = model(ids, attention_mask=mask, media=media).logits[:, -1]
+        if never is not None:
+            logits[:, never] = -torch.inf
+        ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), dim=1)
+        mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
+    return ids

@@ -44,12 +44,6 @@ def test_a_model_without_layers_is_an_error(text_only):
         decoder_layers(model)
 
 
-def test_cross_attention_every_n_layers(build):
-    for every, wanted in ((1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2]), (4, [3])):
-        model = build("llama", cross_attention_every=every)
-        assert [i for i, layer in enumerate(model.layers) if layer.cross_attention is not None] == wanted
-
-
 def test_arguments_are_handed_down_or_added_for_the_call(family, text_only):
     model = text_only(family)
     _, layers = decoder_layers(model)

@@ -1,12 +1,16 @@
 """Properties of Flamingo that hold for every language model family."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from mmfsdp.models.decoder import decoder_layers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from mmfsdp.models import Flamingo, TokenIds
+from mmfsdp.models.cross_attention import media_mask
+from tests.models.conftest import greedy
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -18,14 +22,22 @@ def picture(batch: dict, sample: int, index: int) -> dict:
     return {**batch, "media": {"vision": vision}}
 
 
+def with_weights_of(model: Flamingo, language):
+    """A plain language model with the weights of the Flamingo's."""
+    state = model.language_model.state_dict().items()
+    plain = {name.replace("decoder_layer.", "").replace("table.", ""): p for name, p in state}
+    language.load_state_dict({name: plain[name] for name in language.state_dict()})
+    return language
+
+
+def trains(name: str) -> bool:
+    return name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name
+
+
 def test_with_closed_gates_it_is_the_language_model(family, build, batch, text_only):
     tokens = TokenIds(image=3, end_of_chunk=60, pad=61, known=60, new=2)  # so that the text-only model knows <image>
-    language = text_only(family)
     model = build(family, gate=0.0, tokens=tokens)
-    state = {
-        n.replace("decoder_layer.", "").replace("table.", ""): p for n, p in model.language_model.state_dict().items()
-    }
-    language.load_state_dict({n: state[n] for n in language.state_dict()})
+    language = with_weights_of(model, text_only(family))
     ids = batch(model)["input_ids"].clamp(max=59)
     media = batch(model)["media"]
 
@@ -35,6 +47,31 @@ def test_with_closed_gates_it_is_the_language_model(family, build, batch, text_o
         if hasattr(module, "attn_gate"):
             module.attn_gate.data.fill_(0.5)
     assert not torch.allclose(model(ids, media=media).logits, logits)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4])
+def test_it_is_the_language_model_with_cross_attention_before_some_layers(family, every, build, text_only):
+    """By hand, around the plain language model. What the cross attention computes: test_interop.py."""
+    tokens = TokenIds(image=3, end_of_chunk=2, pad=0, known=60, new=0)
+    model = build(family, cross_attention_every=every, tokens=tokens)
+    assert not any(".new_tokens." in name for name, _ in model.named_parameters())
+    language = with_weights_of(model, text_only(family))
+    # Text before the first picture; pictures one after another; a picture at the very end; a sample with two only.
+    ids = torch.tensor([[5, 6, 3, 7, 3, 3, 8, 2, 3, 9], [4, 3, 11, 12, 2, 13, 14, 15, 16, 3]])
+    pictures = torch.randn(2, 4, 1, 3, 16, 16)
+    patches = model.vision_encoder(pictures.flatten(0, 2)).unflatten(0, (2, 4, 1))
+    seen = model.perceiver(patches)
+    mask = media_mask((ids == 3).cumsum(1), pictures=4, latents=3, attend_all=False)
+    layers = decoder_layers(language)[1]
+    for i in range(every - 1, 4, every):
+        look = partial(look_first, model.layers[i].cross_attention, seen.flatten(1, 2), mask)
+        layers[i].register_forward_pre_hook(look, with_kwargs=True)
+    torch.testing.assert_close(model(ids, media={"vision": pictures}).logits, language(ids).logits, **CLOSE)
+
+
+def look_first(cross_attention, media, mask, layer, args, kwargs):
+    """What a layer is given, after it looked at the pictures."""
+    return (cross_attention(args[0], media, mask), *args[1:]), kwargs
 
 
 def test_text_sees_the_pictures_before_it_and_no_later_ones(family, build, batch):
@@ -77,12 +114,7 @@ def test_generation_is_greedy_decoding_with_and_without_cache(family, build, bat
 
     cached = model.generate(ids, **rest)
     assert torch.equal(cached, model.generate(ids, **rest, use_cache=False))
-    said, seen = ids, mask
-    for _ in range(5):
-        logits = model(said, attention_mask=seen, media=inputs["media"]).logits[:, -1]
-        logits[:, model.tokens.image] = -torch.inf
-        said = torch.cat((said, logits.argmax(-1, keepdim=True)), dim=1)
-        seen = torch.cat((seen, torch.ones_like(seen[:, :1])), dim=1)
+    said = greedy(model, ids, mask, inputs["media"], steps=5, never=model.tokens.image)
     assert torch.equal(cached, said)
     assert torch.equal(
         model.generate(
@@ -134,7 +166,7 @@ def test_loss_is_the_mean_over_label_tokens(build, batch):
 def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
     model = build(family)
     for name, p in model.named_parameters():
-        p.requires_grad_(name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name)
+        p.requires_grad_(trains(name))
     before = copy.deepcopy(model.state_dict())
     inputs = batch(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -144,8 +176,7 @@ def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
     optimizer.step()
     for name, value in model.state_dict().items():
-        changes = name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name
-        assert torch.equal(value, before[name]) != changes, name
+        assert torch.equal(value, before[name]) != trains(name), name
 
 
 def test_on_the_meta_device_it_has_the_same_parameters(family, build):
@@ -185,14 +216,6 @@ def test_nothing_stays_on_the_layers_after_a_call(family, build, batch):
     assert hooks == sum(len(m._forward_pre_hooks) for m in model.modules())
 
 
-def test_pictures_can_be_encoded_once(build, batch):
-    model = build("llama")
-    inputs = batch(model)
-    media_tokens = model(media=inputs["media"]).media_tokens
-    assert media_tokens.shape == (2, 2, 3, 24)
-    assert torch.equal(model(**inputs).logits, model(**{**inputs, "media": None}, media_tokens=media_tokens).logits)
-
-
 def test_blank_and_absent_pictures_are_the_same_to_text_without_any(build):
     model = build("llama")
     ids = torch.randint(4, 60, (2, 6))
@@ -217,7 +240,7 @@ def test_frozen_parts_stay_in_eval_mode(build, batch):
 def test_frozen_parts_may_be_in_another_format(family, build, batch):
     model = build(family)
     for name, p in model.named_parameters():
-        if not (name.startswith("perceiver.") or ".cross_attention." in name or ".new_tokens." in name):
+        if not trains(name):
             p.data = p.data.bfloat16()
     inputs = batch(model)
     out = model(**inputs, labels=inputs["input_ids"])
@@ -274,6 +297,3 @@ def test_few_shots_and_one_set_of_pictures_scored_often(family, build):
             torch.testing.assert_close(score, alone.loss, **CLOSE)
         said = model.generate(shots, media_tokens=seen[:1], max_new_tokens=2)
         assert torch.equal(said, model.generate(shots, media=pictures, max_new_tokens=2))
-    latest_only = picture({"media": pictures, "input_ids": shots}, 0, 0)
-    changed = model(**latest_only).logits
-    assert not torch.allclose(changed[0, 3], model(shots, media=pictures).logits[0, 3])

@@ -1,12 +1,26 @@
 """OpenFlamingo's checkpoints: loading one gives the original's logits, loss and gradients; saving writes it back."""
 
+import json
+import zlib
+from pathlib import Path
+
 import pytest
 import torch
 
 from mmfsdp.compat.openflamingo import load_open_flamingo, save_open_flamingo
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams
-from tests.models.test_original import REFERENCE, rule
+
+REFERENCE = json.loads((Path(__file__).parent.parent / "data" / "open_flamingo_gpt_neox.json").read_text())
+
+
+def rule(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A weight by the rule that the reference file states."""
+    crc = zlib.crc32(name.encode())
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(crc))
+    if name.endswith("_gate"):
+        return torch.full(shape, 0.5 if crc % 2 else -0.5)
+    return 1 + 0.1 * noise if len(shape) == 1 and name.endswith("weight") else 0.2 * noise
 
 
 def original_weights() -> dict[str, torch.Tensor]:
@@ -69,6 +83,22 @@ def test_what_is_saved_has_the_original_names_and_loads_again(tmp_path):
     wanted = {n for n in original if "perceiver" in n or "gated" in n or "embed_in" in n or "lm_head" in n}
     assert released.keys() == wanted
     assert all(torch.equal(released[name], original[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("family, layers", {"llama": "model.layers", "opt": "model.decoder.layers"}.items())
+def test_other_language_models_have_the_original_names_too(build, text_only, family, layers, tmp_path):
+    model = build(family)
+    save_open_flamingo(model, tmp_path / "all.pt")
+    names = {name.rpartition(f"lang_encoder.{layers}.")[2] for name in torch.load(tmp_path / "all.pt")}
+    frozen = {name for name, _ in text_only(family).named_parameters() if name.startswith(f"{layers}.")}
+    for name in frozen:
+        number, _, leaf = name.removeprefix(f"{layers}.").partition(".")
+        assert f"{number}.decoder_layer.{leaf}" in names
+    crossed = {name.partition(".")[0] for name in names if ".gated_cross_attn_layer.attn.to_kv.weight" in name}
+    assert crossed == {"1", "3"} and frozen
+    again = build(family, gate=0.1)
+    load_open_flamingo(again, tmp_path / "all.pt")
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_second_names_of_layers_are_understood(tmp_path):

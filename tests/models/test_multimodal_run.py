@@ -2,17 +2,15 @@
 
 import gzip
 import json
-import traceback
-from pathlib import Path
 
 import pytest
 
-from mmfsdp import checkpoint, train
+from mmfsdp import checkpoint
 from mmfsdp.run.folder import read_json, read_metrics
 from mmfsdp.train.evaluate import caption_held_out
 from mmfsdp.widgets.report import report_html
 from tests.ranks import in_processes
-from tests.tiny_run import as_rank, free_port, tiny_run
+from tests.tiny_run import free_port, tiny_run, train_runs
 
 MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples": 2}
 RUNS = {
@@ -25,26 +23,13 @@ RUNS = {
 }
 
 
-def two_rank_runs(rank: int, _: str, folder: str, ports: list[int]) -> dict[str, str]:
-    """Train each. Returns what failed."""
-    failed = {}
-    for name, port in zip(RUNS, ports, strict=True):
-        try:
-            as_rank(rank, 2, port)
-            train.run(Path(folder, name))
-        except Exception:
-            failed[name] = traceback.format_exc()
-    return failed
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in RUNS.items():
         (folder / name).mkdir()
         tiny_run(folder).change(**MULTIMODAL, **changes).to_yaml(folder / name / "params.yaml")
-    failed = in_processes(two_rank_runs, 2, str(folder), [free_port() for _ in RUNS])
-    assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
+    in_processes(train_runs, 2, [str(folder / name) for name in RUNS], [free_port() for _ in RUNS])
     return folder
 
 

@@ -40,11 +40,6 @@ def test_a_table_with_more_rows_than_tokens_is_cut_at_the_tokens(build):
     assert model.config.vocab_size == 53
 
 
-def test_without_new_tokens_nothing_is_added(build):
-    model = build("llama", tokens=TokenIds(image=1, end_of_chunk=2, pad=0, known=60, new=0))
-    assert not [name for name, _ in model.named_parameters() if "new_tokens" in name]
-
-
 def test_a_tokenizer_of_another_model_is_an_error(build):
     with pytest.raises(ParamError, match="language: the tokenizer has 70 tokens but the embedding table only 60 rows"):
         build("llama", tokens=TokenIds.after(70))

@@ -7,32 +7,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmfsdp.models import build_vision
 from mmfsdp.params import BackboneParams, ParamError
 from mmfsdp.train.memory_meter import cpu_memory
+from tests.models.test_multimodal import TOWERS, VIT
 
-VIT = {"embed_dim": 16, "vision_cfg": {"image_size": 32, "layers": 2, "width": 24, "patch_size": 8, "head_width": 12}}
-RESNET = {"embed_dim": 16, "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8}}
-TIMM = {"image_size": 160, "timm_pool": "avg", "timm_proj": "linear"}
-SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-TOWERS = {
-    "open_clip ViT": ("open_clip", VIT, 16, 24),
-    "open_clip ResNet": ("open_clip", RESNET, 4, 256),
-    "timm ViT": ("open_clip", {"embed_dim": 16, "vision_cfg": {"timm_model_name": "test_vit", **TIMM}}, 100, 64),
-    "timm ConvNeXt": (
-        "open_clip",
-        {"embed_dim": 16, "vision_cfg": {"timm_model_name": "test_convnext", **TIMM}},
-        25,
-        64,
-    ),
-    "CLIP": ("transformers", {"model_type": "clip_vision_model", "intermediate_size": 48, **SMALL}, 16, 24),
-    "SigLIP": ("transformers", {"model_type": "siglip_vision_model", "intermediate_size": 48, **SMALL}, 16, 24),
-    "DINOv2": ("transformers", {"model_type": "dinov2", **SMALL}, 16, 24),
-    "ViT": ("transformers", {"model_type": "vit", "intermediate_size": 48, **SMALL}, 16, 24),
-}
+SIZES = {"open_clip ResNet": (4, 256), "timm ViT": (100, 64), "timm ConvNeXt": (25, 64)}
+SIZES |= {"CLIP, other size": (16, 24), "DINOv2, other size": (9, 24)}
+"""Tokens and width, where they are not 4 and 24."""
 
 
 @pytest.mark.parametrize("tower", TOWERS)
 def test_towers_give_patch_tokens(tower):
-    source, config, tokens, dim = TOWERS[tower]
-    params = BackboneParams(source=source, config=config)
+    params, (tokens, dim) = TOWERS[tower], SIZES.get(tower, (4, 24))
     encoder = build_vision(params).eval()
     assert (encoder.num_tokens, encoder.dim) == (tokens, dim)
     pixels = torch.randn(3, 3, encoder.image_size, encoder.image_size)
@@ -47,28 +31,27 @@ def test_towers_give_patch_tokens(tower):
 
 
 def test_a_layer_that_a_tower_lacks_is_named_with_those_that_it_has():
-    config = TOWERS["CLIP"][1]
-    params = BackboneParams(source="transformers", config=config, feature_layer=9)
-    layers = config["num_hidden_layers"]
+    params = TOWERS["CLIP"].change(feature_layer=9)
+    layers = params.config["num_hidden_layers"]
     with pytest.raises(ParamError, match=f"^vision.feature_layer: 9 .* choose {-layers - 1} to {layers}$"):
         build_vision(params, meta=True)
 
 
 def test_class_tokens_are_left_out():
     """A patch token follows its own patch more than any other; a class token would shift them all by one."""
-    for source, config in (("open_clip", VIT), ("transformers", TOWERS["CLIP"][1]), ("transformers", TOWERS["ViT"][1])):
+    for tower in ("open_clip ViT", "CLIP", "ViT"):
         torch.manual_seed(0)
-        encoder = build_vision(BackboneParams(source=source, config=config)).eval()
-        pixels = torch.randn(1, 3, 32, 32)
+        encoder = build_vision(TOWERS[tower]).eval()
+        pixels = torch.randn(1, 3, 16, 16)
         other = pixels.clone()
-        other[..., 8:16, 16:24] += 3  # row 1, column 2 of a 4 x 4 grid
+        other[..., 8:16, :8] += 3  # row 1, column 0 of a 2 x 2 grid
         with torch.no_grad():
             change = (encoder(other) - encoder(pixels)).norm(dim=-1)[0]
-        assert change.argmax() == 6
+        assert change.argmax() == 2
 
 
 def test_normalization_belongs_to_the_model():
-    siglip = build_vision(BackboneParams(config=TOWERS["SigLIP"][1]), meta=True)
+    siglip = build_vision(TOWERS["SigLIP"], meta=True)
     assert siglip.mean == siglip.std == (0.5, 0.5, 0.5)
     own = {**VIT, "preprocess_cfg": {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}}
     assert build_vision(BackboneParams(source="open_clip", config=own)).mean == (0.1, 0.2, 0.3)
@@ -93,7 +76,7 @@ def test_a_frozen_vit_copies_no_weights_for_its_tokens_in_bf16():
     encoder = (
         encoder.to(torch.bfloat16).requires_grad_(False).train()
     )  # as in a step; in eval mode torch has its own way
-    pixels = torch.randn(2, 3, 32, 32, dtype=torch.bfloat16)
+    pixels = torch.randn(2, 3, 16, 16, dtype=torch.bfloat16)
     with cpu_memory() as memory:
         encoder(pixels)
     assert 0 < memory.peak < sum(p.nbytes for p in encoder.parameters())
@@ -105,6 +88,6 @@ def test_a_frozen_vit_counts_the_operations_of_its_attention():
     for training in (True, False):
         encoder = build_vision(BackboneParams(source="open_clip", config=VIT)).requires_grad_(False).train(training)
         with FlopCounterMode(display=False) as counted:
-            encoder(torch.randn(2, 3, 32, 32))
+            encoder(torch.randn(2, 3, 16, 16))
         counts.append(counted.get_total_flops())
     assert counts[0] == counts[1] > 0

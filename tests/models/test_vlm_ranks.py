@@ -1,24 +1,20 @@
 """Vision-language models of transformers on two ranks, one with text only: no hang, and the step of one process."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
-from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.models.build import freeze_model, open_model
-from mmfsdp.models.media_model import train_mode
-from mmfsdp.params import FSDPParams, ModelParams, TrainParams
+from mmfsdp.params import FSDPParams, ModelParams
 from tests.models.test_from_transformers import ONE, TEXT, TURNS, replace
+from tests.parity import two_steps
 from tests.ranks import on_ranks
 from tests.tiny_vlms import FAMILIES, save_vlm
 
-TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1)
 SAMPLES = [[ONE, TURNS], [TEXT, replace(TEXT, text="an answer")]]
 """Of each rank: the second has no picture."""
 BACKENDS = {
@@ -38,18 +34,7 @@ def open_frozen(family: str, folder: str):
     return model, weights, [processor(samples) for samples in SAMPLES]
 
 
-def two_steps(model: torch.nn.Module, batches: list[Any]) -> list[list[float]]:
-    """Loss, gradient norm and samples of two steps."""
-    train_mode(model)
-    optimizer, schedule = build_optimizer(model, TRAIN)
-    rows = []
-    for _ in range(2):
-        metrics = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=1.0)
-        rows.append([metrics.loss, metrics.grad_norm, metrics.samples])
-    return rows
-
-
-def on_rank(folder: str, plans: dict[str, str]) -> dict[str, list[list[float]]]:
+def on_rank(folder: str, plans: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
     rows = {}
     for case, text in plans.items():
         model, weights, batches = open_frozen(case.partition(":")[0], folder)

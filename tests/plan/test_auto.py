@@ -91,7 +91,9 @@ def test_within_a_twentieth_of_exhaustive_search(widths, trained, rows, accumula
         assert step_peak(auto, train).bytes <= budget
         assert auto.why.startswith("AUTO: ") and auto.why[:40] in str(auto)
         assert (" at most " if rows else " at least ") in auto.why
-    with pytest.raises(ParamError, match="too little: the least that a rank can hold") as error:
+    with pytest.raises(
+        ParamError, match=r"memory_budget_gib: .* MiB too little: the least that a rank can hold.*(SHARD|REPLICATE) \d"
+    ) as error:
         make_plan(model, fsdp.change(memory_budget_gib=low / 2 / GIB), world_size=8, example=example, train=train)
     fix = float(str(error.value).split("set it to ")[1].split(",")[0])
     assert low <= fix * GIB < low + 2**20
@@ -123,24 +125,6 @@ def bound(plans, auto, budget: int) -> float:
         taken = min(cost, max(0, budget - memory))
         memory, wire = memory + taken, wire - rate * taken
     return wire
-
-
-def test_grad_flow_is_replicated_first():
-    model = Chain([10**5] * 9, (4,))
-    least = memory_of(planned(model, None, FrozenPolicy.SHARD))
-    some = planned(model, least + 2 * 7 * 10**6)
-    chosen = [u for u in some.units if u.frozen_policy is FrozenPolicy.REPLICATE]
-    assert chosen and all(u.grad_flow for u in chosen)
-
-
-def test_a_budget_that_is_too_small_says_by_how_much():
-    model = chain(6, 0)
-    with pytest.raises(ParamError, match=r"memory_budget_gib: .* MiB too little.*(SHARD|REPLICATE) \d") as error:
-        planned(model, 2**20)
-    fix = float(str(error.value).split("set it to ")[1].split(",")[0])
-    assert memory_of(planned(model, int(fix * GIB))) <= fix * GIB
-    with pytest.raises(ParamError):
-        planned(model, int((fix - 0.002) * GIB))
 
 
 def test_policies_of_wrapping_are_the_same_for_auto():

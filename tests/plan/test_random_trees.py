@@ -9,7 +9,6 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.core.collectives import Collectives
@@ -18,6 +17,7 @@ from mmfsdp.core.step import gradient_sync
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from tests.parity import bytes_held, wire
 from tests.ranks import in_processes, on_ranks
 
 DIM, RANKS, MODELS = 8, 2, 60
@@ -164,7 +164,7 @@ def one(fields: dict, accumulation: int, seen: bool, *tree) -> list[str]:
                 for i in range(accumulation):
                     with gradient_sync(model, last=i == accumulation - 1):
                         model(x).sum().backward()
-                found = sorted((r.kind, r.phase, r.count, r.wire_bytes) for r in counted.rows())
+                sent = wire(counted.rows())
     except Exception as error:
         if isinstance(error, ParamError) and plan.refused:
             return [f"REFUSED {error}"]
@@ -172,13 +172,11 @@ def one(fields: dict, accumulation: int, seen: bool, *tree) -> list[str]:
     if plan.refused:
         wrong.append("an error of the lint was let pass")
     cost = estimate(plan, TrainParams(accumulation=accumulation))
-    wire = sorted((w.kind, w.phase, w.count, w.wire_bytes) for w in cost.wire if w.phase != "control")
-    if seen and found != wire:
-        wrong.append(f"sent {found}, planned {wire}")
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters() if p.numel()]
-    rest = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
-    if rest != cost.memory.parameters:
-        wrong.append(f"holds {rest}, planned {cost.memory.parameters}")
+    planned = wire(cost.wire, control=False)
+    if seen and sent != planned:
+        wrong.append(f"sent {sent}, planned {planned}")
+    if bytes_held(model) != cost.memory.parameters:
+        wrong.append(f"holds {bytes_held(model)}, planned {cost.memory.parameters}")
     return wrong
 
 

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
+
+from tests.browser.lab import chromium
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DECK = (ROOT / "slides" / "deck.md").read_text(encoding="utf-8")
 sys.path.insert(0, str(ROOT / "slides"))
-BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,10 @@ def built(tmp_path_factory):
 
 def test_every_slide_shows_whole_without_network(built):
     asked, errors = [], []
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=BROWSER)
-        tab = browser.new_page(viewport={"width": 1280, "height": 720})
+    with chromium(viewport={"width": 1280, "height": 720}, offline=True) as tab:
         tab.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
         tab.on("pageerror", lambda e: errors.append(str(e)))
         tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else asked.append(r.url))
-        tab.context.set_offline(True)
         tab.goto((built / "index.html").as_uri())
         tab.wait_for_function("window.Reveal && Reveal.isReady()")
         count = tab.evaluate("Reveal.getTotalSlides()")
@@ -48,7 +45,6 @@ def test_every_slide_shows_whole_without_network(built):
             )
             if not found["words"] or found["high"] > 700 or found["wide"] > 1285 or found["past"] or found["raw"]:
                 wrong.append((i + 1, found))
-        browser.close()
     assert not asked and not errors and not wrong, (asked, errors, wrong)
 
 

@@ -13,10 +13,11 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import until
 
 NODES = ("127.0.0.1", "127.0.0.2")
 """Names that resolve by themselves: ranks meet at the first of them."""
@@ -246,15 +247,6 @@ def missing() -> str | None:
         packages = "slurm-wlm munge slurmdbd mariadb-server"
         return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends {packages}"
     return None if os.geteuid() == 0 else "only root can start slurmd"
-
-
-def until(condition: Callable, *, seconds: float = 90.0, words: Callable[[], str] = str):
-    """The first true value of a condition; AssertionError with `words` if there is none in time."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"waited {seconds:g} s in vain\n{words()}"
-        time.sleep(0.05)
-    return value
 
 
 def free_ports() -> list[int]:

@@ -12,15 +12,19 @@ from mmfsdp import ParamError, sweep
 from mmfsdp.params import load
 from mmfsdp.run.record import Status
 from mmfsdp.run.sweep import Sweep
-from tests.slurm.cluster import until
 from tests.slurm.conftest import ROOT, light
+from tests.waiting import until
 
 ENTRY = "tests.launch_entries:member"
 
 
-def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, tmp_path, monkeypatch):
+@pytest.fixture
+def base(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+    return light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+
+
+def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
     with pytest.raises(ParamError, match="launch.nodes: is the same for all of a job array"):
         sweep(base, grid={"launch.nodes": [1, 2]})
     found = sweep(base, grid={"train.lr": [1, 2, 3, 4, 0.5, 0.25]}, at_once=2, entry=ENTRY)  # an array takes 4
@@ -46,18 +50,14 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, tmp_path, monkeyp
     assert found.run("001").job != jobs[1] and found.run("000").job == jobs[0]
 
 
-def test_a_waiting_and_running_array_is_cancelled_whole(cluster, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+def test_a_waiting_and_running_array_is_cancelled_whole(cluster, base):
     found = sweep(base, grid={"train.lr": [7, 8, 9, 10, 11]}, at_once=1, entry=ENTRY)
     until(lambda: found.states()["000"].step, seconds=60, words=lambda: str(found))
     assert found.states()["002"].status is found.states()["004"].status is Status.QUEUED
     assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()
 
 
-def test_a_cancel_while_slurm_does_not_answer_returns_within_10_s_and_goes_on(cluster, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    base = light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
+def test_a_cancel_while_slurm_does_not_answer_returns_within_10_s_and_goes_on(cluster, base):
     found = sweep(base, grid={"train.lr": [7, 8, 9]}, at_once=2, entry=ENTRY)
     until(lambda: found.states()["000"].step and found.states()["001"].step, seconds=60, words=lambda: str(found))
     cluster.daemons["slurmctld"].send_signal(signal.SIGSTOP)

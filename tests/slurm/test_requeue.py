@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import pytest
 
 from mmfsdp import Run, launch
-from tests.slurm.cluster import NODES, SPARE, until
+from tests.slurm.cluster import NODES, SPARE
 from tests.slurm.conftest import ROOT
 from tests.test_preempt import kinds
 from tests.test_resume import curve, final, rows
 from tests.tiny_run import tiny_run
+from tests.waiting import until
 
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 5}
 ENTRY = "tests.slurm.entries:trains"

@@ -12,8 +12,8 @@ from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text
-from tests.slurm.cluster import until
 from tests.slurm.conftest import light
+from tests.waiting import until
 
 
 def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path, timed):
@@ -108,11 +108,16 @@ def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, mon
 
 
 def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):
-    runs = [submit("places", **{"launch.name": "a", "launch.setup": ["source /no/file"]})]
-    runs.append(submit("places", **{"launch.name": "b", "launch.python": "/no/python"}))
-    for run, words in zip(runs, ("setup: source /no/file", "python: /no/python"), strict=True):
-        state = run.wait(60)
-        assert state.status is Status.FAILED and state.reason.startswith(f"launch.{words} failed with exit"), state
+    lines = {
+        "setup": (["export A=b", "source /no/file"], "setup: source /no/file failed with exit code 1"),
+        "python": ("/no/python", "python: /no/python failed with exit code 127"),
+        "modules": (["cuda/1"], "modules: module load cuda/1 failed with exit code 127"),
+    }
+    runs = {f: submit("places", **{"launch.name": f, f"launch.{f}": value}) for f, (value, _) in lines.items()}
+    for field, (_, words) in lines.items():
+        state = runs[field].wait(60)
+        assert state.status is Status.FAILED and state.reason.startswith(f"launch.{words}"), state
+        assert (runs[field].path / "logs/ranks.end").read_text().strip() == words.split()[-1]
 
 
 def test_a_preempted_job_is_requeued_unless_cancelled(submit, cluster, monkeypatch):

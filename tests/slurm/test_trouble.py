@@ -12,8 +12,9 @@ import pytest
 from mmfsdp import ParamError
 from mmfsdp.run import slurm as submission
 from mmfsdp.run.record import Status
-from mmfsdp.run.slurm_state import current_state, state_in_log
-from tests.slurm.cluster import NODES, until
+from mmfsdp.run.slurm_state import state_in_log
+from tests.slurm.cluster import NODES
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -42,17 +43,6 @@ def test_a_suspended_job_is_shown_as_suspended_and_goes_on(submit, cluster):
     assert cluster.ask("scontrol", "resume", run.job).returncode == 0
     until(lambda: run.state().status is Status.RUNNING and run.state().step > state.step)
     assert run.cancel().status is Status.CANCELLED
-
-
-def test_a_run_whose_run_json_was_deleted_says_so_and_is_cancelled(submit):
-    run = submit("stream")
-    until(lambda: run.state().status is Status.RUNNING, words=lambda: str(run.state()))
-    number = run.job
-    (run.path / "run.json").unlink()
-    (run.path / "status.json").unlink()
-    assert run.state().reason == "its run.json is missing; cancel it, in case that it still runs"
-    assert run.cancel(timeout=30).status is Status.CANCELLED
-    assert current_state(number) in ("COMPLETING", "CANCELLED", "COMPLETED", "FAILED")
 
 
 def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path):

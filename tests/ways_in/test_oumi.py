@@ -18,7 +18,6 @@ from mmfsdp import (
     make_plan,
     wrap_fsdp,
 )
-from mmfsdp.params import Backend
 from tests.ranks import on_ranks
 
 
@@ -58,7 +57,6 @@ def test_the_fields_are_oumis():
         "use_orig_params", "state_dict_type", "auto_wrap_policy", "min_num_params", "transformer_layer_cls",
         "sync_module_states",
     }  # fmt: skip
-    assert FSDPParams(enable_fsdp=False).effective_backend is Backend.DDP
 
 
 def test_its_yaml_moves_as_it_is():

@@ -1,0 +1,40 @@
+"""Waiting for what other processes do; runs of `launch_entries`, which end with the test."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mmfsdp import Run, RunParams, launch
+from mmfsdp.run.local import stop_processes
+
+TESTS = Path(__file__).resolve().parent
+
+
+def until(condition: Callable, *, seconds: float = 90.0, words: Callable[[], str] = str):
+    """Return the first true value of a condition; raise AssertionError with `words` if there is none in time."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain\n{words()}"
+        time.sleep(0.05)
+    return value
+
+
+@contextlib.contextmanager
+def runs_of(params: RunParams) -> Iterator[Callable[..., Run]]:
+    """A function that launches an entry of `launch_entries` with changes; what is left of the runs is stopped."""
+    started = []
+
+    def go(entry: str, **changes) -> Run:
+        started.append(launch(params.change(**changes), entry=f"launch_entries:{entry}"))
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+        yield go
+    for run in started:
+        if run.record:
+            stop_processes(run.record, grace_s=0)
