@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from mmfsdp.models.decoder import decoder_layers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from mmfsdp.models import Flamingo, TokenIds
 from mmfsdp.models.cross_attention import media_mask
+from mmfsdp.models.flamingo import decoder_layers
 from tests.models.conftest import greedy
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
