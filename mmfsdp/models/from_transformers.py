@@ -89,6 +89,8 @@ def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | 
     if not hasattr(processor, "prepare_inputs_layout"):
         version = transformers.__version__
         raise ParamError("model.kind", f"transformers {version} is too old for it; pip install -U transformers")
+    if config.is_encoder_decoder:  # its labels are no continuation of its inputs, which hold the answer
+        raise ParamError("model.name", f"{source!r} is an encoder-decoder; choose a model that continues its prompt")
     vision = getattr(config, "vision_config", None)
     size = getattr(vision, "image_size", None) or USUAL_IMAGE_SIZE
     side = max(size) if isinstance(size, (list, tuple)) else size
