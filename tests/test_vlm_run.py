@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -14,9 +15,10 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmfsdp import checkpoint, launch
 from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.compat.export import export
+from mmfsdp.models.build import build_model
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json
-from mmfsdp.train.evaluate import caption_held_out, load_run, new_samples
+from mmfsdp.train.evaluate import HeldOut, caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, train_runs
 from tests.tiny_vlms import save_vlm
@@ -82,6 +84,29 @@ def test_captions_come_through_the_chat_template(folder):
     result = caption_held_out(folder / "whole")
     assert result["captions"] and all(row["truth"].startswith("there are") for row in result["captions"])
     assert (folder / "whole" / result["captions"][0]["image"]).is_file() and result["heldout_exact_match"] <= 1
+
+
+def test_without_a_question_about_a_picture_nothing_is_captioned(folder, tmp_path):
+    rows = [row for row in json.loads((folder / "rows.json").read_text()) if not row["images"]]
+    (tmp_path / "text.json").write_text(json.dumps(rows))
+    run = shutil.copytree(folder / "whole", tmp_path / "run")
+    (run / "result.json").unlink()
+    RunParams.from_yaml(run / "params.yaml").change(**{"data.path": str(tmp_path / "text.json")}).to_yaml(
+        run / "params.yaml"
+    )
+    result = caption_held_out(run)
+    assert result["captions"] == [] and "heldout_exact_match" not in result
+
+
+def test_held_out_samples_that_do_not_fit_are_an_error(folder):
+    params = RunParams.from_yaml(folder / "whole/params.yaml").change(**{"data.max_length": 12})
+    _, processor = build_model(params.model, meta=True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ParamError, match="eval_every: no held-out sample of data can be used; raise data.max_len"):
+            HeldOut.open(params, processor)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):

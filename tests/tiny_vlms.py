@@ -1,4 +1,4 @@
-"""Tiny models of eight of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
+"""Tiny models of ten of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ SPECIAL = {
     "video_token": "<video>",
 }
 ROLES = ["<user>", "<assistant>", "<end>", "<vision>", "</vision>", "<fake_token_around_image>", "<global-img>"]
+LLAMA4 = ["<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<NAME>{% for part in m.content %}"
     "{% if part.type == 'image' %}IMAGE{% else %} {{ part.text }}{% endif %}{% endfor %}<end>{% endfor %}"
@@ -37,7 +38,7 @@ PINPOINTS = [[28, 28], [56, 28]]
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """A token for each letter."""
-    tokens = ["<pad>", "<unk>", "<s>", "</s>", *SPECIAL.values(), *ROLES, *LETTERS]
+    tokens = ["<pad>", "<unk>", "<s>", "</s>", *SPECIAL.values(), *ROLES, *LLAMA4, *LETTERS]
     vocabulary: dict[str, int] = {}
     for token in tokens:
         vocabulary.setdefault(token, len(vocabulary))
@@ -50,7 +51,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         eos_token="</s>",
         pad_token="<pad>",
         unk_token="<unk>",
-        extra_special_tokens=SPECIAL | {f"own_{i}": token for i, token in enumerate(ROLES)},
+        extra_special_tokens=SPECIAL | {f"own_{i}": token for i, token in enumerate(ROLES + LLAMA4)},
     )
 
 
@@ -63,6 +64,8 @@ def _config(family: str, ids: dict[str, int]) -> dict[str, Any]:
         config["image_seq_length"] = 4
     if family == "gemma3":
         config |= {"boi_token_index": ids["<boi>"], "eoi_token_index": ids["<eoi>"]}
+    if family == "llama4":
+        config["image_token_index"] = config["image_token_id"] = ids["<|patch|>"]
     if family == "paligemma":
         config["text_config"]["vocab_size"] = 1500  # the processor adds 1,152 tokens
     for key, token in {"video": "<video>", "vision_start": "<vision>", "vision_end": "</vision>"}.items():
@@ -80,6 +83,12 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
     if family == "qwen2_5_vl":
         pictures = transformers.Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112})
         return transformers.Qwen2_5_VLProcessor(pictures, words, transformers.Qwen2VLVideoProcessor())
+    if family == "qwen3_vl":
+        size = {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}
+        pictures = transformers.Qwen2VLImageProcessor(size=size, patch_size=16)
+        return transformers.Qwen3VLProcessor(pictures, words, transformers.Qwen3VLVideoProcessor())
+    if family == "llama4":
+        return transformers.Llama4Processor(transformers.Llama4ImageProcessor(size=SIDE, max_patches=2), words)
     if family == "gemma3":
         return transformers.Gemma3Processor(transformers.Gemma3ImageProcessor(size=SIDE), words, image_seq_length=4)
     if family == "idefics3":
@@ -104,8 +113,20 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
     )
 
 
-IMAGES = {"qwen2_5_vl": "<vision><image></vision>", "gemma3": "<boi>"}
-FAMILIES = ("llava", "qwen2_5_vl", "gemma3", "idefics3", "internvl", "mllama", "paligemma", "llava_onevision")
+IMAGES = {"gemma3": "<boi>", "llama4": "<|image|>"} | dict.fromkeys(
+    ("qwen2_5_vl", "qwen3_vl"), "<vision><image></vision>"
+)
+FAMILIES = (
+    "llava",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "gemma3",
+    "idefics3",
+    "internvl",
+    "mllama",
+    "paligemma",
+    "llava_onevision",
+)
 
 
 def save_vlm(family: str, folder: Path, *, seed: int = 0) -> Path:

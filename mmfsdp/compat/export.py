@@ -24,7 +24,7 @@ from ..models.tokens import merge_vocabulary
 from ..models.weight_files import make_readable
 from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
 from ..train.evaluate import load_run
-from .export_vlm import save_adapter, save_whole, write_card
+from .export_vlm import save_adapter, write_card
 from .openflamingo import save_open_flamingo
 
 LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
@@ -47,7 +47,8 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
             if layout == "adapter":
                 save_adapter(model, params, to)
             else:
-                save_whole(model, to)
+                merge_lora(model)
+                model.save_pretrained(to)
             write_card(model, processor, params, run, to)
     elif layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)

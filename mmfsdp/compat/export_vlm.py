@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.chat import ChatProcessor
-from ..models.backbones import lora_config, merge_lora
+from ..models.backbones import lora_config
 from ..models.build import resolve_generated
 from ..models.weight_files import make_readable
 from ..params import ParamError, RunParams
@@ -42,12 +42,6 @@ model = PeftModel.from_pretrained(model, {folder!r})
 processor = AutoProcessor.from_pretrained({folder!r})"""
 
 
-def save_whole(model: PreTrainedModel, to: Path) -> None:
-    """Write the model as transformers does, adapters merged. It cannot be trained afterwards."""
-    merge_lora(model)
-    model.save_pretrained(to)
-
-
 def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:
     """Write what was trained as an adapter of peft: LoRA, and whole modules such as the projector.
 
@@ -57,13 +51,12 @@ def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:
     if rank is None:
         raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
     targets = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
-    whole = trained_modules(model)
     config = lora_config(rank, targets)
-    config.modules_to_save, config.base_model_name_or_path = whole, base_of(params)
+    config.modules_to_save, config.base_model_name_or_path = trained_modules(model), base_of(params)
     config.save_pretrained(to)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if ".lora_" in name or name.startswith(tuple(f"{module}." for module in whole)):
+        if ".lora_" in name or parameter.requires_grad:  # LLaVA-NeXT's image_newline is in no module that trains whole
             tensors[f"base_model.model.{name}".replace(".default.", ".")] = parameter.detach().contiguous()
     save_file(tensors, to / "adapter_model.safetensors", metadata={"format": "pt"})
 
@@ -75,7 +68,7 @@ def trained_modules(module: nn.Module, prefix: str = "") -> list[str]:
         trains = [parameter.requires_grad for parameter in child.parameters()]
         if key.startswith("lora_") or not any(trains):
             continue
-        if all(trains):
+        if all(trains) and not isinstance(child, nn.ModuleList):  # which peft refuses
             names.append(prefix + key)
         else:
             names += trained_modules(child, f"{prefix}{key}.")

@@ -101,7 +101,10 @@ class ChatProcessor(SampleProcessor):
         if not any(sample.images for sample in samples):
             rows.insert(0, replace(self.encode(BLANK), answers=[]))
             first = 1
-        values, labels = self._process(rows, side="right")
+        try:
+            values, labels = self._process(rows, side="right")
+        except Exception as error:  # a processor may raise any kind
+            return self._collate_without(samples, self._refused(samples, error))
         lengths = values["attention_mask"].sum(dim=1).tolist()
         is_image = torch.isin(values["input_ids"], torch.tensor(self._image_ids()))
         skipped = {}
@@ -113,8 +116,7 @@ class ChatProcessor(SampleProcessor):
                 reason = f"has no token to learn from in its first {self.max_length} of {lengths[i]}; "
                 skipped[sample.name] = reason + "raise max_length or shorten the prompt"
         if skipped:  # its pictures may be packed among the others': without it the batch is another
-            usable = [sample for sample in samples if sample.name not in skipped]
-            return replace(self.collate(usable), skipped=skipped)
+            return self._collate_without(samples, skipped)
         truncated = sum(length > self.max_length for length in lengths[first:])
         limit = max([self.max_length, *lengths[:first]])  # the blank picture stays whole
         media = {}
@@ -123,6 +125,28 @@ class ChatProcessor(SampleProcessor):
             media[key] = tensor[:, :limit] if is_of_tokens else tensor
         ids, mask = media.pop("input_ids"), media.pop("attention_mask")
         return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
+
+    def _refused(self, samples: Sequence[ChatSample], error: Exception) -> dict[str, str]:
+        """Return name to reason of samples that cannot be used even alone: Qwen2-VL's processor takes no 1 x 200.
+
+        Raises the error of all together if each can be used alone.
+        """
+        if len(samples) == 1:
+            return {samples[0].name: f"is refused by {type(self.processor).__name__} ({error})"}
+        refused: dict[str, str] = {}
+        for sample in samples:
+            refused |= self.collate([sample]).skipped
+        if not refused:
+            raise error
+        return refused
+
+    def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
+        batch = self.collate([sample for sample in samples if sample.name not in skipped])
+        return replace(batch, skipped=skipped | batch.skipped)
+
+    def takes(self, sample: Sample) -> bool:
+        """Return true if a sample asks about pictures that the processor takes, and so can be captioned."""
+        return super().takes(sample) and not replace(self, max_length=10**9)([sample]).skipped
 
     def prompts(self, samples: Sequence[Sample]) -> ChatBatch:
         """Return a batch of the first questions to generate from, left-padded, without labels. Raises CorruptRecord."""
@@ -219,6 +243,7 @@ class ChatProcessor(SampleProcessor):
         values = self.processor(
             text=texts,
             images=images,
+            images_kwargs={"return_tensors": "pt"},  # else Llama 4's tiles are a list for each picture
             add_special_tokens=not (bos and rows[0].text.startswith(bos)),  # which the template has written
             padding=True,
             padding_side=side,
@@ -226,7 +251,8 @@ class ChatProcessor(SampleProcessor):
             return_text_replacement_offsets=True,
         )
         pictures = values.pop("text_replacement_offsets", None) or [[]] * len(rows)
-        values = dict(values.convert_to_tensors("pt"))
+        tensors = values.convert_to_tensors("pt").items()
+        values = {key: t.float() if t.is_floating_point() else t for key, t in tensors}  # Llama 4's are bfloat16
         if "aspect_ratio_ids" in values:  # transformers 5.23's Mllama leaves out the last rows, if without pictures
             missing = len(rows) - len(values["aspect_ratio_ids"])
             values["aspect_ratio_ids"] = pad(values["aspect_ratio_ids"], (0, 0, 0, missing))

@@ -101,7 +101,7 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
         return auto_class.from_pretrained(source, trust_remote_code=False, **kwargs)
     except ParamError:
         raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         kind = auto_class.__name__.removeprefix("Auto")
         raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None

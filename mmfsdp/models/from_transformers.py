@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
+from ..core.plan import WrapPlan
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
@@ -20,6 +21,8 @@ from .weight_files import Weights, tensor_sources
 CONNECTORS = ("merger", "projector", "connector", "aligner")
 """Words in the names of the parts that some families keep inside their vision encoder (Qwen-VL: visual.merger)."""
 USUAL_IMAGE_SIZE = 224
+CALLED_PER_PICTURE = {"lfm2_vl": "multi_modal_projector", "hunyuan_vl": "patch_merger"}
+"""Model type -> the part that transformers 5.23 calls once for each picture, and others once for all of a batch."""
 
 
 def build_vlm(params: ModelParams, *, meta: bool = False) -> tuple[PreTrainedModel, ChatProcessor | None]:
@@ -89,12 +92,34 @@ def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | 
     if not hasattr(processor, "prepare_inputs_layout"):
         version = transformers.__version__
         raise ParamError("model.kind", f"transformers {version} is too old for it; pip install -U transformers")
+    if config.is_encoder_decoder:  # its labels are no continuation of its inputs, which hold the answer
+        raise ParamError("model.name", f"{source!r} is an encoder-decoder; choose a model that continues its prompt")
     vision = getattr(config, "vision_config", None)
     size = getattr(vision, "image_size", None) or USUAL_IMAGE_SIZE
     side = max(size) if isinstance(size, (list, tuple)) else size
     chat = ChatProcessor(processor.tokenizer, side, processor=processor, source=source)
     chat.check()
     return chat
+
+
+def check_calls(model: nn.Module, plan: WrapPlan) -> None:
+    """Raise ParamError if ranks whose batches have unlike numbers of pictures would call unlike many collectives."""
+    assert isinstance(model, PreTrainedModel)
+    part = CALLED_PER_PICTURE.get(model.config.model_type)
+    if part is None:
+        return
+    trained_before = False
+    for unit in sorted(plan.units, key=lambda unit: unit.forward_end):
+        if unit.sharded and any(name.endswith(part) for name in unit.modules):
+            per_picture = f"all-gathers {unit.name} for each picture, and ranks with fewer pictures would not join"
+            if trained_before:  # FSDP2 also reshards, and reduces, after the backward of each call
+                raise ParamError("fsdp.backend", f"FSDP {per_picture}; set it to DDP")
+            if unit.reshard_after_forward and unit.kind == "frozen":
+                raise ParamError("fsdp.frozen_policy", f"SHARD {per_picture}; set it to KEEP or REPLICATE")
+            if unit.reshard_after_forward:
+                strategy = plan.fsdp.sharding_strategy
+                raise ParamError("fsdp.sharding_strategy", f"{strategy} {per_picture}; set it to SHARD_GRAD_OP")
+        trained_before |= unit.trainable_numel > 0
 
 
 def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:

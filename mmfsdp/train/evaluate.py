@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -57,22 +58,24 @@ class HeldOut:
         settings, rank, world_size = params.train, dist.get_rank(), dist.get_world_size()
         if settings.eval_every is None:
             return None
-        sizes = [settings.batch_size]
-        for more in params.data.more:
-            sizes.append(more.batch_size or settings.batch_size)
+        sizes = [settings.batch_size] + [more.batch_size or settings.batch_size for more in params.data.more]
         batches = []
         for i, (name, data) in enumerate(params.data.sources().items()):
             seed = settings.seed + i
             source = open_source(data, split="heldout", image_size=processor.image_size, seed=seed, place=name)
             own_processor = replace(processor, max_length=data.max_length)
-            samples = encode_all(own_processor, islice(source, rank, settings.eval_samples, world_size))
-            counts = gather_json(len(samples))
-            if not any(counts):
-                message = f"no held-out sample of {name} can be used; raise {name}.max_length, or unset this"
-                raise ParamError("train.eval_every", message)
-            for start in range(0, max(counts), sizes[i]):
+            samples = []
+            for sample in islice(source, rank, settings.eval_samples, world_size):
+                with suppress(CorruptRecord):  # training skips it, too
+                    samples.append(own_processor.encode(sample))
+            tokens = 0
+            for start in range(0, max(gather_json(len(samples))), sizes[i]):
                 batch = own_processor.collate(samples[start : start + sizes[i]])
                 batches.append(replace(batch, weight=data.weight, source=name))
+                tokens += batch.label_tokens
+            if not any(gather_json(tokens)):
+                message = f"no held-out sample of {name} can be used; raise {name}.max_length, or unset this"
+                raise ParamError("train.eval_every", message)
         return cls(settings.eval_every, batches)
 
     def loss(self, model: nn.Module) -> dict[str, float]:
@@ -96,17 +99,6 @@ class HeldOut:
         total_sums, total_tokens = sum_over_ranks(torch.stack([sums, to_device(tokens, device)]))
         loss = (total_sums / total_tokens) @ to_device(list(weights.values()), device)
         return {"heldout_loss": float(loss), "heldout_s": time.perf_counter() - start}
-
-
-def encode_all(processor: SampleProcessor, samples: Iterable[Sample]) -> list[Any]:
-    """Encode the samples that can be used: training skips the others, too."""
-    encoded = []
-    for sample in samples:
-        try:
-            encoded.append(processor.encode(sample))
-        except CorruptRecord:
-            continue
-    return encoded
 
 
 def train_and_caption(folder: Path) -> None:
@@ -174,13 +166,15 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, S
 
 
 def new_samples(params: RunParams, processor: SampleProcessor, count: int) -> Iterator[tuple[str, list[Sample]]]:
-    """Yield each split that no training shows with its first samples: heldout and, of generated pictures, unseen."""
+    """Yield each split that no training shows with its first samples, if any: heldout and, generated, unseen."""
     splits = ["heldout"]
     if params.data.source is DataSource.SHAPES:
         splits.append("unseen")
     for split in splits:
         source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
-        yield split, list(islice(filter(processor.takes, source), count))
+        samples = list(islice(filter(processor.takes, source), count))
+        if samples:
+            yield split, samples
 
 
 def exact_match(texts: Sequence[str], samples: Sequence[Sample]) -> float:

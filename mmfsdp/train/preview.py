@@ -24,6 +24,7 @@ from ..estimate import Estimate, Machine, estimate
 from ..models import Flamingo
 from ..models.backbones import forward_arguments
 from ..models.build import build_model, freeze_model, needs_backbones
+from ..models.from_transformers import check_calls
 from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
 MAX_RECORDINGS = 32
@@ -118,7 +119,10 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
         example = None
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
-    return make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
+    plan = make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
+    if params.model.kind is ModelKind.TRANSFORMERS:
+        check_calls(model, plan)
+    return plan
 
 
 def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None = None) -> Estimate:

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from peft import PeftModel
 from PIL import Image
 
+from mmfsdp.compat.export_vlm import save_adapter
 from mmfsdp.data.batch import QUESTION, Sample
 from mmfsdp.data.pictures import CorruptRecord
 from mmfsdp.models import build_vision
@@ -15,10 +17,11 @@ from mmfsdp.models.build import build_model, freeze_model, open_model
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
 from mmfsdp.train.preview import preview
 from mmfsdp.train.small_llava import clip_names
+from tests import families
 from tests.tiny import VISION
 from tests.tiny_vlms import FAMILIES, save_vlm
 
-CONNECTOR = {"qwen2_5_vl": "visual.merger", "idefics3": "connector"}
+CONNECTOR = {"qwen2_5_vl": "visual.merger", "qwen3_vl": "merger", "idefics3": "connector"}
 
 
 def picture(width: int, height: int, color: str = "red") -> Image.Image:
@@ -122,6 +125,47 @@ def test_what_is_too_long_is_cut_or_skipped_by_name(folders):
             processor.encode(bad)
 
 
+def test_a_picture_that_the_processor_refuses_is_skipped_by_its_name(folders):
+    _, processor = build_model(params(folders["qwen2_5_vl"]), meta=True)
+    processor = replace(processor, max_length=400)
+    line = replace(ONE, images=(picture(700, 2),), name="line")
+    batch, without = processor([TEXT, line, ONE]), processor([TEXT, ONE])
+    assert batch.skipped.keys() == {"line"} and "refused by Qwen2_5_VLProcessor" in batch.skipped["line"]
+    assert batch.size == 2 and torch.equal(batch.input_ids, without.input_ids)
+    alone = processor([line])
+    assert alone.skipped.keys() == {"line"} and alone.size == 0 and alone.label_tokens == 0
+    assert processor.takes(ONE) and not processor.takes(line) and not processor.takes(TEXT)
+    processor.processor.image_processor = None
+    with pytest.raises(Exception, match="NoneType"):
+        processor([])
+
+
+def test_pictures_of_llama4_of_any_number_of_tiles_share_a_batch(tmp_path):
+    chosen = params(save_vlm("llama4", tmp_path / "llama4"), lora_rank=2, lora_targets=("q_proj",))
+    model, processor = build_model(chosen)
+    batch = replace(processor, max_length=400)([TEXT, ONE, TURNS])
+    assert batch.size == 3 and batch.media["pixel_values"].dtype is torch.float32
+    assert torch.isfinite(model(**batch.inputs()).loss)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "llava_onevision"])
+def test_an_adapter_has_all_that_trains(folders, tmp_path, family):
+    """Qwen3-VL's mergers are a list, and LLaVA-OneVision's image_newline is in no module that trains whole."""
+    chosen = params(folders[family], lora_rank=2)
+    model, processor = build_model(chosen)
+    freeze_model(model, chosen)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    save_adapter(model, RunParams(model=chosen), tmp_path)
+    base, _ = build_model(params(folders[family]))
+    adapted = PeftModel.from_pretrained(base, tmp_path).eval()
+    inputs = replace(processor, max_length=400)([ONE, TURNS]).inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(**inputs).logits, model.eval()(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
 def test_the_plan_has_an_example_and_pictures_must_fit(folders):
     run = RunParams(model=params(folders["gemma3"], lora_rank=2), data={"max_length": 64}, train={"batch_size": 2})
     plan, cost = preview(run)
@@ -141,7 +185,7 @@ def test_a_plan_needs_the_configuration_only(folders):
     assert [p.name for p in plan.params if p.trainable] == ["model.connector.modality_projection.proj.weight"]
 
 
-def test_every_mistake_has_one_clear_error(folders, tmp_path):
+def test_every_mistake_has_one_clear_error(folders, tmp_path, monkeypatch):
     llava = folders["llava"]
 
     def refuse(match: str, folder=llava, **changes) -> None:
@@ -173,6 +217,19 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path):
         transformers.AutoModelForImageTextToText.from_pretrained(llava).save_pretrained(folder)
         processor.save_pretrained(folder)
         refuse(match, folder)
+    config = transformers.AutoConfig.from_pretrained(llava)
+    config.is_encoder_decoder = True  # as T5Gemma 2's, whose encoder would read the answer
+    processor.chat_template = processor.tokenizer.chat_template = "<image>{{ messages }}"
+    processor.save_pretrained(tmp_path / "encoder-decoder")
+    config.save_pretrained(tmp_path / "encoder-decoder")
+    refuse("model.name: .* is an encoder-decoder; choose a model that continues", tmp_path / "encoder-decoder")
+    with monkeypatch.context() as patches:  # as SmolVLM's
+
+        def without_num2words(*args, **kwargs):
+            raise ImportError("pip install num2words")
+
+        patches.setattr(transformers.AutoProcessor, "from_pretrained", without_num2words)
+        refuse("model.name: .* gives no Processor .*pip install num2words")
     with pytest.raises(ParamError, match="model.weights: .* lacks .* weights"):
         build_model(params(llava, weights=str(folders["idefics3"])))
 
@@ -197,3 +254,25 @@ def test_open_clips_tower_is_transformers_under_other_names():
     with torch.no_grad():
         tokens = model.post_layernorm(model(pixels).last_hidden_state)
         torch.testing.assert_close(tower.eval()(pixels)[1], tokens[:, 1:])
+
+
+PER_PICTURE = {
+    "fsdp.sharding_strategy: FULL_SHARD all-gathers .*multi_modal_projector.* set it to SHARD_GRAD_OP": {},
+    "fsdp.frozen_policy: SHARD all-gathers .*multi_modal_projector.* set it to KEEP or REPLICATE": {
+        "model.freeze": ["vision", "projector"]
+    },
+    "fsdp.backend: FSDP all-gathers .*multi_modal_projector.* set it to DDP": {"model.freeze": ["language"]},
+    None: {"fsdp.sharding_strategy": "SHARD_GRAD_OP"},
+}
+
+
+@pytest.mark.parametrize("message", PER_PICTURE)
+def test_what_would_be_gathered_for_each_picture_is_refused_with_what_to_set(message):
+    """LFM2-VL calls its projector for each picture: two ranks with unlike numbers of pictures ended in an abort."""
+    config = {"model_type": "lfm2_vl", "image_token_id": 150, **families.FAMILIES["lfm2_vl"].config}
+    run = RunParams(model=ModelParams(kind="transformers", config=config)).change(**PER_PICTURE[message])
+    if message is None:
+        preview(run)
+        return
+    with pytest.raises(ParamError, match=message):
+        preview(run)
