@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
 import os
@@ -102,6 +103,7 @@ def _works(cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def _one_way(fields: dict[str, Any]) -> dict[str, Any]:
     case = peaks.Case("flamingo", fields)
     plan = case.plan(dist.get_world_size())
+    gc.collect()  # wrapped models are in cycles: the one before would be freed, and counted, while this one is measured
     peak, model, optimizer, wire, losses = 0, None, None, [], []
 
     def steps(mark: Callable[[], None]) -> None:
