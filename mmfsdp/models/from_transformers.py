@@ -14,6 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedM
 from ..core.plan import WrapPlan
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
+from ..params.base import did_you_mean
 from ..params.model import PARTS
 from .backbones import add_lora, load_config, load_from_transformers, load_model
 from .weight_files import Weights, tensor_sources
@@ -136,12 +137,15 @@ def spell_out_parts(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     """Return the patterns with the parts of the model among them (vision, projector, language, lora) spelled out.
 
     The projector is what belongs neither to the vision encoder nor to the language model, by whatever name a family has
-    for it. Raises ParamError for a part that the model does not have.
+    for it. Raises ParamError for a part that the model does not have, or a word that is none.
     """
     assert isinstance(model, PreTrainedModel)
+    names = dict(model.named_parameters(remove_duplicate=False))
     spelled_out: list[str] = []
     for pattern in patterns:
         part = pattern.removeprefix("!")
+        if part.isidentifier() and part not in (*PARTS, *names):
+            raise ParamError("model.freeze", f"{pattern!r} is neither a pattern nor a part{did_you_mean(part, PARTS)}")
         if part not in PARTS:
             spelled_out.append(pattern)
             continue

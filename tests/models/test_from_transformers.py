@@ -276,3 +276,9 @@ def test_what_would_be_gathered_for_each_picture_is_refused_with_what_to_set(mes
         return
     with pytest.raises(ParamError, match=message):
         preview(run)
+
+
+def test_a_misspelled_part_is_refused_with_the_parts(folders):
+    chosen = params(folders["llava"], freeze=("languge",))
+    with pytest.raises(ParamError, match="model.freeze: 'languge' is neither .*; did you mean language.*projector"):
+        freeze_model(build_model(chosen, meta=True)[0], chosen)
