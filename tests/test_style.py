@@ -35,7 +35,7 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 # and 120 for the whole are where they are going.
 CORE_LINES, CORE_FILES = 2_995, 18
 SMALL_PACKAGE_LINES = 4_717
-PACKAGE_LINES, PACKAGE_FILES = 14_220, 125
+PACKAGE_LINES, PACKAGE_FILES = 14_222, 125
 LARGEST_CORE_FILE = 250
 
 

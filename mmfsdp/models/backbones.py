@@ -145,6 +145,8 @@ def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] =
     With `targets`, only to those of these names. Raises ParamError if peft is missing, or if there are none.
     """
     config = lora_config(rank, targets)
+    if not targets and any(name.endswith(".router") for name, _ in language.named_modules()):
+        config.exclude_modules = {"router"}  # Llama 4's is a Linear that returns a tuple
     from peft import inject_adapter_in_model
 
     try:
