@@ -188,7 +188,9 @@ def step() -> list[dict[str, Any]]:
         print(done.stdout, done.stderr[-500:], flush=True)
         if done.returncode:
             return rows or [{"samples": samples, "failed": done.stderr.strip().splitlines()[-1]}]
-        rows = [{"samples": samples} | row for row in json.loads(Path("bench_step.json").read_text())["rows"]]
+        written = Path("bench_step.json")
+        rows = [{"samples": samples} | row for row in json.loads(written.read_text())["rows"]]
+        written.unlink()
         samples *= 2
         if time.monotonic() > until:
             return rows
