@@ -291,7 +291,7 @@ class MemoryRecorder(TorchDispatchMode):
 
     def finish(self) -> None:
         """End backward: units whose inputs needed no gradient are reduced now."""
-        for event in list(self.events):  # it adds events
+        for event in list(self.events):  # a copy: post_backward adds events
             self.post_backward(event.unit)
         self.note("end", 0)
 

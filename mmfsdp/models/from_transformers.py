@@ -104,7 +104,7 @@ def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | 
 
 
 def check_calls(model: nn.Module, plan: WrapPlan) -> None:
-    """Raise ParamError if ranks whose batches have unlike numbers of pictures would call unlike many collectives."""
+    """Raise ParamError if the number of collectives that a rank calls would depend on the pictures in its batch."""
     assert isinstance(model, PreTrainedModel)
     part = CALLED_PER_PICTURE.get(model.config.model_type)
     if part is None:
@@ -112,7 +112,7 @@ def check_calls(model: nn.Module, plan: WrapPlan) -> None:
     trained_before = False
     for unit in sorted(plan.units, key=lambda unit: unit.forward_end):
         if unit.sharded and any(name.endswith(part) for name in unit.modules):
-            per_picture = f"all-gathers {unit.name} for each picture, and ranks with fewer pictures would not join"
+            per_picture = f"all-gathers {unit.name} for each picture, so ranks with different numbers would hang"
             if trained_before:  # FSDP2 also reshards, and reduces, after the backward of each call
                 raise ParamError("fsdp.backend", f"FSDP {per_picture}; set it to DDP")
             if unit.reshard_after_forward and unit.kind == "frozen":
