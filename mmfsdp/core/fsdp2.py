@@ -168,7 +168,7 @@ def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
             if unit.grad_flow and unit.params and not unit.is_root:
                 names += unit.modules
         every = 1 if choice == "all" else int(choice.removeprefix("every:"))
-        return outermost(layers_of(names))[::every]
+        return outermost(layers_of(model, names))[::every]
     for name, module in model.named_modules():
         if name and fnmatchcase(name, choice) and has_forward(module):
             names.append(name)
@@ -177,11 +177,16 @@ def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
     return outermost(names)
 
 
-def layers_of(names: list[str]) -> list[str]:
-    """Return the modules that are layers. A stack of them saves little: all its activations exist again at one time."""
+def layers_of(model: nn.Module, names: list[str]) -> list[str]:
+    """Return the modules that are layers.
+
+    A stack of them saves little: all its activations exist again at one time. A language model with its embedding
+    cannot run again: the features that took the place of image tokens in its first run are gone.
+    """
     layers = []
     for name in names:
-        if sum(contains([name], [other]) for other in names) <= MAX_UNITS_IN_LAYER:
+        embeds = any(isinstance(module, nn.Embedding) for module in model.get_submodule(name).modules())
+        if not embeds and sum(contains([name], [other]) for other in names) <= MAX_UNITS_IN_LAYER:
             layers.append(name)
     return layers
 

@@ -31,41 +31,17 @@ def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[l
     elif params.auto_wrap_policy is AutoWrapPolicy.NO_WRAP:
         groups = []
     else:
-        chosen = chosen_by_torch(model, torch_policy(model, params))
-        groups = [[name] for name in chosen if trace.runs(name, model.get_submodule(name))]
+        groups = [[name] for name in chosen_by_torch(model, params) if trace.runs(name, model.get_submodule(name))]
     if params.effective_backend is Backend.FSDP1:
         return split_for_fsdp1(model, groups)
     return join_tied(model, groups, trace), set()
 
 
-def torch_policy(model: nn.Module, params: FSDPParams) -> Callable[..., bool]:
-    """Return torch's policy function with its settings."""
-    if params.auto_wrap_policy is AutoWrapPolicy.SIZE_BASED_WRAP:
-        return partial(size_based_auto_wrap_policy, min_num_params=params.min_num_params)
-    layer_classes = params.layer_classes or guessed_layer_classes(model)
-    if not layer_classes:
-        raise ParamError("transformer_layer_cls", "is not set, and the model has no list of layers; name their class")
-    classes = set()
-    known = {type(module).__name__: type(module) for module in model.modules() if has_forward(module)}
-    for name in layer_classes:
-        if name not in known:
-            fix = did_you_mean(name, sorted(known))
-            raise ParamError("transformer_layer_cls", f"the model has no {name} with a forward{fix}")
-        classes.add(known[name])
-    return partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
-
-
-def guessed_layer_classes(model: nn.Module) -> tuple[str, ...]:
-    """Return the class names of the layers in the model's lists of layers."""
-    names: set[str] = set()
-    for module in model.modules():
-        if is_layer_list(module):
-            names.update(type(layer).__name__ for layer in module.children())
-    return tuple(sorted(names))
-
-
-def chosen_by_torch(model: nn.Module, policy: Callable[..., bool]) -> list[str]:
-    """Return the modules that torch would wrap by this policy: its own function, private in torch 2.11, is asked."""
+def chosen_by_torch(model: nn.Module, params: FSDPParams) -> list[str]:
+    """Return the modules that torch would wrap by its policy: its own function, private in torch 2.11, is asked."""
+    policy: Callable[..., bool] = partial(size_based_auto_wrap_policy, min_num_params=params.min_num_params)
+    if params.auto_wrap_policy is AutoWrapPolicy.TRANSFORMER_BASED_WRAP:
+        policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=layer_classes(model, params))
     chosen: dict[nn.Module, None] = {}
 
     def note(module: nn.Module) -> nn.Module:
@@ -75,6 +51,28 @@ def chosen_by_torch(model: nn.Module, policy: Callable[..., bool]) -> list[str]:
     _recursive_wrap(model, policy, note, ignored_modules=set(), ignored_params=set(), only_wrap_children=True)
     names = {module: name for name, module in model.named_modules()}
     return [names[module] for module in chosen]
+
+
+def layer_classes(model: nn.Module, params: FSDPParams) -> set[type[nn.Module]]:
+    """Return the classes that `transformer_layer_cls` names; where it is not set, those of the model's layers."""
+    names = params.layer_classes or guessed_layer_classes(model)
+    if not names:
+        raise ParamError("transformer_layer_cls", "is not set, and the model has no list of layers; name their class")
+    classes = {type(module).__name__: type(module) for module in model.modules() if has_forward(module)}
+    for name in names:
+        if name not in classes:
+            fix = did_you_mean(name, sorted(classes))
+            raise ParamError("transformer_layer_cls", f"the model has no {name} with a forward{fix}")
+    return {classes[name] for name in names}
+
+
+def guessed_layer_classes(model: nn.Module) -> tuple[str, ...]:
+    """Return the class names of the layers in the model's lists of layers."""
+    names: set[str] = set()
+    for module in model.modules():
+        if is_layer_list(module):
+            names.update(type(layer).__name__ for layer in module.children())
+    return tuple(sorted(names))
 
 
 class FrozenAware:

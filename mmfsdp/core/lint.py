@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ..params import AutoWrapPolicy, Backend, ParamError
 from .collectives import rank
@@ -48,13 +47,6 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _left_in_root(plan)
     findings += _batch_norms(model)
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
-
-
-def lint_training(model: nn.Module, plan: WrapPlan, optimizer: Optimizer) -> tuple[Finding, ...]:
-    """Return the findings on a wrapped model and its optimizer: cheap enough for every step."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    return (*model_changed(model, plan), *_optimizer(model, optimizer))
 
 
 def plain_name(name: str) -> str:
@@ -300,31 +292,4 @@ def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
             "left-in-root",
             f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
             f"the end of backward; {fix}",
-        )
-
-
-# ---- the optimizer ----
-
-
-def _optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Finding]:
-    optimized: set[int] = set()
-    for group in optimizer.param_groups:
-        optimized.update(map(id, group["params"]))
-    frozen = []
-    trainable = []
-    for full_name, p in model.named_parameters():
-        if p.requires_grad:
-            trainable.append(p)
-        elif id(p) in optimized:
-            frozen.append(plain_name(full_name))
-    if frozen:
-        yield _error(
-            "frozen-in-optimizer",
-            f"{_list(frozen)}: frozen, yet given to the optimizer, which may decay it; give it only the parameters "
-            "with requires_grad (build_optimizer does)",
-        )
-    # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
-    if trainable and optimized.isdisjoint(map(id, trainable)):
-        yield _error(
-            "not-in-optimizer", "nothing that trains was given to the optimizer; make it after the model is wrapped"
         )

@@ -51,8 +51,12 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     """
     mode = fake_mode()
     buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None
+    dtypes = {}  # in which parameters are computed with; DDP leaves casting to autocast
+    for unit in plan.units:
+        for p in unit.params:
+            dtypes[p.name] = torch_dtype(p.dtype if plan.backend is Backend.DDP else unit.computed_dtype(p))
     # In training mode: dropout and batch norm then keep tensors for backward.
-    fake = fake_model(quantized_copy(model, plan.fsdp), mode, compute_dtypes(plan), buffer_dtype).train()
+    fake = fake_model(quantized_copy(model, plan.fsdp), mode, dtypes, buffer_dtype).train()
     inputs = copy_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
     for unit in plan.units:
         # In FSDP1, frozen parameters of a mixed unit get gradients, too: all are views of one flat parameter.
@@ -91,15 +95,6 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
     return replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
 
 
-def compute_dtypes(plan: WrapPlan) -> dict[str, torch.dtype]:
-    """Return the dtype that each parameter (by first name) is computed with; DDP leaves casting to autocast."""
-    dtypes = {}
-    for unit in plan.units:
-        for p in unit.params:
-            dtypes[p.name] = torch_dtype(p.dtype if plan.backend is Backend.DDP else unit.computed_dtype(p))
-    return dtypes
-
-
 def loss_of(output: Any) -> torch.Tensor | None:
     """Return the model's loss in fp32, or the sum of its outputs where it has none; None where nothing trains it."""
     loss = getattr(output, "loss", None)
@@ -135,8 +130,6 @@ class MemoryRecorder(TorchDispatchMode):
         self.in_backward: set[int] = set()
         self.finished: set[int] = set()
         self.without_gradient: set[int] = set()
-        # FSDP1: units whose backward ends with the last of their gradients.
-        self.end_with_gradients: set[int] = set()
         for unit in plan.units:
             self.register_hooks(unit, model)
 
@@ -229,10 +222,6 @@ class MemoryRecorder(TorchDispatchMode):
             outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
             for i, tensor in zip(indices, outputs, strict=True):
                 leaves[i] = tensor
-        elif self.plan.backend is Backend.FSDP1:
-            # FSDP1 reduces when autograd adds to the flat gradient (_runtime_utils.py, _register_post_backward_hook);
-            # FSDP2 leaves a unit without inputs that need gradients to the end of backward.
-            self.end_with_gradients.add(unit.order)
         return tree_unflatten(leaves, spec)
 
     def post_forward(self, unit: Unit, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -264,8 +253,6 @@ class MemoryRecorder(TorchDispatchMode):
         self.gradients += parameter.grad.untyped_storage().nbytes()
         if not unit.sharded:  # DDP copies it into a bucket that is always allocated
             self.drop_gradients([parameter])
-        elif unit.order in self.end_with_gradients and all(p.grad is not None for p in self.params[unit.order]):
-            self.post_backward(unit.order)
 
     def post_backward(self, order: int) -> None:
         """Note that the unit's backward is over, with or without gradients."""

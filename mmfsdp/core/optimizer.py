@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..params import Precision, Schedule, TrainParams
+from ..params import ParamError, Precision, Schedule, TrainParams
 from .collectives import compute_device
-from .lint import lint_training, plain_name
-from .plan import plan_of, stop_at_errors
+from .lint import plain_name
+from .plan import plan_of
 from .trace import named_tensors
 from .units import decays
 
@@ -23,8 +23,7 @@ from .units import decays
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
     """Return AdamW over the trainable parameters, and its schedule: call `schedule.step()` after each step.
 
-    Weight decay is for matrices: norms, biases, gates and embeddings have none. Raises ParamError if the model is no
-    longer frozen as it was planned.
+    Weight decay is for matrices: norms, biases, gates and embeddings have none.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -37,7 +36,6 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
             groups.setdefault(weight_decay, {"params": [], "weight_decay": weight_decay})["params"].append(p)
     # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
     optimizer = LocalAdamW(list(groups.values()), lr=params.lr, fused=True)
-    check_trainable(model, optimizer)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
 
 
@@ -88,25 +86,29 @@ def lr_factor(step: int, params: TrainParams) -> float:
     return 1.0
 
 
-def check_trainable(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise ParamError if the optimizer has a frozen parameter, or if what trains is not what the plan says."""
-    plan = plan_of(model)
-    if plan is None:
-        return
-    in_optimizer: set[torch.Tensor] = set()
-    for group in optimizer.param_groups:
-        in_optimizer.update(group["params"])
-    trainable = {p for p in model.parameters() if p.requires_grad}
-    # Cheap, for every step: the lint compares names only if these differ.
-    if in_optimizer != trainable or len(trainable) != sum(p.trainable for p in plan.params):
-        stop_at_errors(lint_training(model, plan, optimizer))
-
-
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
-    """Raise before a step that would train wrongly: ParamError as above, ValueError for fp16 without a scaler."""
+    """Raise before a step that would train wrongly.
+
+    ParamError if the optimizer has a frozen parameter, or none that trains; ValueError for fp16 without a scaler.
+    """
     if scaler is None and computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
-    check_trainable(model, optimizer)
+    optimized: set[torch.Tensor] = set()
+    for group in optimizer.param_groups:
+        optimized.update(group["params"])
+    trainable = {p for p in model.parameters() if p.requires_grad}
+    # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
+    if optimized.isdisjoint(trainable):
+        raise ParamError(
+            "optimizer", "nothing that trains was given to the optimizer; make it after the model is wrapped"
+        )
+    if not optimized <= trainable:
+        frozen = [plain_name(name) for name, p in model.named_parameters() if p in optimized - trainable]
+        raise ParamError(
+            "optimizer",
+            f"{frozen[0]}: frozen, yet given to the optimizer, which may decay it; give it only the parameters with "
+            "requires_grad (build_optimizer does)",
+        )
 
 
 class Scaler:

@@ -8,6 +8,7 @@ from mmfsdp.core.memory_events import record_memory
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.trace import fake_mode, fake_model, fake_tensor
 from mmfsdp.params import FSDPParams, TrainParams
+from tests.bench.peaks import Case
 from tests.tiny import tiny_batch, tiny_flamingo
 
 WIDTH = 64
@@ -63,3 +64,8 @@ def test_the_peak_of_a_step():
     assert large.bytes > small.bytes and large.when.split(" of ")[0] in ("forward", "backward")
     again = step_peak(plan, TrainParams(accumulation=2))
     assert again.bytes >= large.bytes, "whole gradients wait for the last micro-step"
+
+
+def test_a_language_model_with_its_embedding_is_not_checkpointed_as_a_whole():
+    by_size = {"auto_wrap_policy": "SIZE_BASED_WRAP", "frozen_dtype": "nf4", "activation_checkpointing": "all"}
+    assert Case("projector", by_size).plan(2).memory_events
