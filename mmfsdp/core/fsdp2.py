@@ -81,18 +81,7 @@ def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
 def set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
     """Set which units FSDP2 gathers ahead of need, as the plan says."""
     for unit in plan.units:
-        at_start: list[FSDPModule] = []
-        next_modules: list[FSDPModule] = []
-        for name in unit.ahead_forward:
-            other = plan.units_by_name[name]
-            module = fsdp_module(model, other)
-            if other.reshard_after_forward:
-                next_modules.append(module)
-            else:
-                at_start.append(module)
-        if at_start:
-            # They stay unsharded until backward whenever they are gathered, so early costs no more memory.
-            model.register_forward_pre_hook(partial(unshard_all, at_start))
+        next_modules = [fsdp_module(model, plan.units_by_name[name]) for name in unit.ahead_forward]
         if next_modules:
             fsdp_module(model, unit).set_modules_to_forward_prefetch(next_modules)
             if plan.fsdp.activation_checkpointing != "none":
@@ -101,12 +90,6 @@ def set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
             module = fsdp_module(model, unit)
             # To FSDP2 an empty list means its default order. The unit itself is unsharded by then: a no-op.
             module.set_modules_to_backward_prefetch([module])
-
-
-def unshard_all(modules: list[FSDPModule], *_: Any) -> None:
-    """Start the all-gathers of several units. A forward pre-hook."""
-    for module in modules:
-        module.unshard(async_op=True)
 
 
 def prefetch_in_forward_only(model: nn.Module, unit: Unit, next_modules: list[FSDPModule]) -> None:

@@ -58,12 +58,14 @@ def layer_classes(model: nn.Module, params: FSDPParams) -> set[type[nn.Module]]:
     names = params.layer_classes or guessed_layer_classes(model)
     if not names:
         raise ParamError("transformer_layer_cls", "is not set, and the model has no list of layers; name their class")
-    classes = {type(module).__name__: type(module) for module in model.modules() if has_forward(module)}
+    known = {type(module).__name__: type(module) for module in model.modules() if has_forward(module)}
+    classes = set()
     for name in names:
-        if name not in classes:
-            fix = did_you_mean(name, sorted(classes))
+        if name not in known:
+            fix = did_you_mean(name, sorted(known))
             raise ParamError("transformer_layer_cls", f"the model has no {name} with a forward{fix}")
-    return {classes[name] for name in names}
+        classes.add(known[name])
+    return classes
 
 
 def guessed_layer_classes(model: nn.Module) -> tuple[str, ...]:

@@ -249,14 +249,12 @@ class StepWalk:
         if unit.order not in self.gather_outputs:
             return
         # FSDP2 copies the output to the parameters. In forward it keeps the output until the next unit is copied
-        # (_fsdp_param_group.py, wait_for_unshard), but not of `unshard(async_op=True)`, with which what stays gathered
-        # is prefetched.
+        # (_fsdp_param_group.py, wait_for_unshard).
         self.copied_output = 0
         self.unsharded[unit.order] = unit.unsharded_bytes
         self.compare()
         output = self.gather_outputs.pop(unit.order)
-        prefetched = self.plan.fsdp.forward_prefetch and not unit.reshard_after_forward and not unit.is_root
-        if self.phase == "forward" and not prefetched:
+        if self.phase == "forward":
             self.copied_output = output
 
     def reshard(self, unit: Unit) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from math import ceil
 from typing import Any
 
 import torch
@@ -46,8 +45,6 @@ CODES, SCALES = "_codes", "_scales"
 
 def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
     """Return the codes and scales of a matrix (rows, columns), each weight as its nearest level."""
-    if matrix.is_meta:
-        return empty_codes(matrix, form)
     if form is FrozenDtype.INT8:
         scales = matrix.abs().amax(dim=1, keepdim=True)
         return (_divide(matrix, scales) * 127).round().to(torch.int8).contiguous(), scales
@@ -60,15 +57,6 @@ def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
     codes = torch.bucketize(normalized, boundaries.to(matrix.device), out_int32=True).to(torch.uint8).view(rows, -1)
     # Two codes of 4 bits in a byte: the even columns' in its upper half.
     return codes[:, ::2] * 16 + codes[:, 1::2], scales
-
-
-def empty_codes(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
-    """Return codes and scales without values. Computing them on the meta device takes seconds for a large model."""
-    rows, columns = matrix.shape
-    if form is FrozenDtype.INT8:
-        return matrix.new_empty(rows, columns, dtype=torch.int8), matrix.new_empty(rows, 1)
-    blocks = ceil(columns / BLOCK)
-    return matrix.new_empty(rows, blocks * BLOCK // 2, dtype=torch.uint8), matrix.new_empty(rows, blocks)
 
 
 def _divide(matrix: Tensor, scales: Tensor) -> Tensor:

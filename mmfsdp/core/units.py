@@ -298,18 +298,11 @@ def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
 def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
     """Return the units with the names of those that FSDP gathers ahead of need while each runs."""
     gathered = [unit for unit in units if unit.sharded and unit.gathers_forward]
-    # By order; 0 is the start of the model, even if the root has no unit of its own.
-    forward: dict[int, list[str]] = defaultdict(list)
+    forward: dict[int, tuple[str, ...]] = {}  # by order
     backward: dict[int, str] = {}
     if fsdp.forward_prefetch:
-        fsdp2 = fsdp.effective_backend is Backend.FSDP2
-        for unit in gathered:
-            if fsdp2 and not unit.reshard_after_forward:
-                # It stays unsharded until backward, so it takes no more memory if it comes when the model starts.
-                forward[0].append(unit.name)
         for unit, following in pairwise(gathered):
-            if following.name not in forward[0]:
-                forward[unit.order].append(following.name)
+            forward[unit.order] = (following.name,)
     if fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
         # Backward runs the units in the opposite order.
         for earlier, unit in pairwise(sorted(gathered, key=lambda unit: unit.forward_end)):
@@ -317,8 +310,8 @@ def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
                 backward[unit.order] = earlier.name
     result = []
     for unit in units:
-        ahead = tuple(forward[unit.order])
-        result.append(replace(unit, ahead_forward=ahead, ahead_backward=backward.get(unit.order, "")))
+        ahead_forward, ahead_backward = forward.get(unit.order, ()), backward.get(unit.order, "")
+        result.append(replace(unit, ahead_forward=ahead_forward, ahead_backward=ahead_backward))
     return tuple(result)
 
 

@@ -144,8 +144,7 @@ class FSDPParams(Params):
     Backends: FSDP1 all; FSDP2 BACKWARD_PRE and NO_PREFETCH. Default BACKWARD_PRE."""
 
     forward_prefetch: bool = False
-    """Gather the next unit before the current one's forward; with FSDP2, what stays gathered until backward as the
-    model's forward begins. Backends: FSDP1, FSDP2. Default false."""
+    """Gather the next unit before the current one's forward. Backends: FSDP1, FSDP2. Default false."""
 
     cpu_offload: bool = False
     """Keep shards, gradients and optimizer states in CPU memory. Backends: FSDP2 everywhere; FSDP1 with CUDA only.
