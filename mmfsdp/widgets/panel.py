@@ -12,17 +12,17 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..run.folder import RECENT_EVENTS_BYTES, event_marks, read_events, read_json
+from ..run.folder import read_json
 from ..run.launch import Run
 from ..run.record import RunState, Status
 from ..run.state import RankProgress, read_ranks
 from ..run.watch import LogReader, MetricsReader, Progress, clock
 from .actions import Actions
 from .cell import CellWidget, ViewerPresence
-from .curves import History, charts
+from .curves import History
 from .log_view import LogView
 from .markup import note
-from .report import predicted_levels
+from .report import training_charts
 
 WATCHED_UPDATE_S = 0.5
 UNWATCHED_UPDATE_S = 30.0
@@ -154,23 +154,15 @@ class RunPanel(CellWidget):
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         self._rank_grid.value = rank_grid(ranks)
         self._tracebacks.value = tracebacks(ranks)
-        self._draw_curves()
-        cpu_s = time.thread_time() - cpu_start
-        self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
-
-    def _draw_curves(self) -> None:
-        """Draw the charts, the traffic of the newest step, and the newest events."""
-        events = read_events(self.run.path, last_bytes=RECENT_EVENTS_BYTES)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
-        row = self._progress.recent[-1] if self._progress.recent else {}
         result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
-        levels, marks = predicted_levels(estimate, result, row), event_marks(events)
-        html = charts(self._history, total=self.state.steps, predicted=levels, marks=marks)
-        sent, predicted = row.get("wire_bytes"), estimate.get("wire_bytes")
+        html = training_charts(self.run.path, self._history, self.state.steps, estimate, result)
+        sent, predicted = self._history.newest.get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
-        items = "".join(f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>" for event in events[-4:])
-        self._curves.value = html + (f'<ul class="mm-quiet">{items}</ul>' if items else "")
+        self._curves.value = html
+        cpu_s = time.thread_time() - cpu_start
+        self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
 
 
 def rank_grid(ranks: Sequence[RankProgress]) -> str:
