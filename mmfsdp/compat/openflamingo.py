@@ -102,8 +102,9 @@ def load_open_flamingo(model: Flamingo, path: str | Path) -> None:
             required.add(names[name])
     missing = sorted(required - checkpoint.keys())
     unknown = sorted(checkpoint.keys() - set(names.values()))
-    if missing or unknown:
-        raise ValueError(f"{path}: missing {_first_names(missing)}; not in the model {_first_names(unknown)}")
+    for names_there, problem in ((missing, "are missing"), (unknown, "are not in the model")):
+        if names_there:
+            raise ValueError(f"{path}: {len(names_there)} weights {problem}, such as {', '.join(names_there[:4])}")
     values = {}
     for name, their_name in names.items():
         if their_name in checkpoint:
@@ -162,9 +163,3 @@ def _rows_of(name: str, target: Tensor, value: Tensor, model: Flamingo) -> Tenso
     if value.shape != target.shape:
         raise ValueError(f"{_their_name(name)} is {tuple(value.shape)}, the model's is {tuple(target.shape)}")
     return value
-
-
-def _first_names(names: list[str]) -> str:
-    if not names:
-        return "none"
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

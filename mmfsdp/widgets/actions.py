@@ -41,26 +41,23 @@ class Actions(w.VBox):
 
     def update(self, state: RunState) -> None:
         """Enable what can be done in this state; the other buttons say why not."""
+        reasons = {}
+        if state.done:
+            reasons["Cancel"] = "the run has ended"
+        if not state.done:
+            reasons["Resume"] = "the run has not ended"
+        elif state.ok:
+            reasons["Resume"] = "all steps are done"
+        if state.status is not Status.RUNNING:
+            reasons["Drill"] = "only a run that trains can be preempted"
         for label, button in self.buttons.items():
-            reason = f"{self._busy} is under way" if self._busy else self._why_not(label, state)
+            reason = f"{self._busy} is under way" if self._busy else reasons.get(label)
             button.disabled = bool(reason)
             button.tooltip = f"not now: {reason}" if reason else BUTTONS[label][1]
 
     def say(self, message: str, *, error: bool = False) -> None:
         """Show a message below the buttons."""
         self._note.value = note(message, "error" if error else "quiet", role="status")
-
-    def _why_not(self, label: str, state: RunState) -> str:
-        """Return why an action is not possible in a state; empty if it is."""
-        if label == "Cancel" and state.done:
-            return "the run has ended"
-        if label == "Resume" and not state.done:
-            return "the run has not ended"
-        if label == "Resume" and state.ok:
-            return "all steps are done"
-        if label == "Drill" and state.status is not Status.RUNNING:
-            return "only a run that trains can be preempted"
-        return ""
 
     def _start(self, label: str) -> None:
         if not self._busy:

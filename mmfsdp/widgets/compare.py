@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import ipywidgets as w
 
@@ -47,9 +46,16 @@ def comparison(folders: Sequence[str | Path]) -> str:
             rows.append([name, *(str(value)[:40] for value in values)])
     figures = [run_figures(path) for path in paths]
     for name in figures[0] if figures else ():
-        rows.append(_figure_row(name, [each[name] for each in figures]))
-    words = "★ best of its line. Parameters that are equal are left out."
-    return table(["", *map(str, paths)], rows) + note(words) + _charts(paths)
+        values = [each[name] for each in figures]
+        known = {value for value in values if value is not None}
+        best = min(known, default=None) if name in LESS_IS_BETTER else max(known, default=None)
+        row: list[object] = [name]
+        for value in values:
+            words = "–" if value is None else f"{value:,.4g}"
+            row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
+        rows.append(row)
+    legend = note("★ best of its line. Parameters that are equal are left out.")
+    return table(["", *map(str, paths)], rows) + legend + _charts(paths)
 
 
 def run_figures(folder: Path) -> dict[str, float | None]:
@@ -70,23 +76,11 @@ def run_figures(folder: Path) -> dict[str, float | None]:
     }
 
 
-def _figure_row(name: str, values: Sequence[Any]) -> list[object]:
-    """Return the name of a figure and its value of each run, the best marked where they differ."""
-    known = {value for value in values if value is not None}
-    row: list[object] = [name]
-    for value in values:
-        words = "–" if value is None else f"{value:,.4g}"
-        best = min(known, default=None) if name in LESS_IS_BETTER else max(known, default=None)
-        row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
-    return row
-
-
 def _charts(paths: Sequence[Path]) -> str:
     """Return a chart of each metric with a line for each run, and their colors."""
     histories, legend = {}, ""
     for index, path in enumerate(paths):
-        histories[path] = History()
-        histories[path].add(read_metrics(path))
+        histories[path] = History(read_metrics(path))
         legend += f'<span style="color:{COLORS[index % len(COLORS)]}">{note(f"━ {path}")}</span>'
     pictures = ""
     for key, metric in METRICS.items():

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from html import escape
 from types import NoneType
 from typing import Any, get_args, get_origin
 
@@ -127,11 +126,10 @@ class FormField:
 class FieldRow(w.HBox):
     """Label, input, and help, reason or error. `value` is plain data; reading it raises ParamError for a bad text."""
 
-    def __init__(self, name: str, params: RunParams, *, changed: Callable[[str], None]):
+    def __init__(self, name: str, params: RunParams, *, changed: Callable[[], None]):
         self.field = FormField.named(name)
         self._filling = False
         self._disabled_reason = ""
-        self._unavailable_choices = ""  # HTML: why they cannot be chosen
         self._input = _input_for(self.field)
         self._input.description, self._input.tooltip = self.field.label, self.field.help
         self._input.style.description_width = "12.5em"
@@ -139,7 +137,7 @@ class FieldRow(w.HBox):
         super().__init__([self._input, self._words])
         self.add_class("mm-row")
         self.show(params)
-        self._input.observe(lambda _: None if self._filling else changed(name), "value")
+        self._input.observe(lambda _: None if self._filling else changed(), "value")
 
     @property
     def value(self) -> Any:
@@ -147,23 +145,10 @@ class FieldRow(w.HBox):
         return self.field.parse(self._input.value)
 
     def show(self, params: RunParams) -> None:
-        """Show the field's value, and offer only the choices that can be made beside these parameters."""
-        name = self.field.name
-        typed = self.field.format(value_of(params, name))
-        self._disabled_reason = short_reason(params.unavailable(name))
-        self._unavailable_choices, available = "", []
-        for choice in self.field.choices:
-            reason = short_reason(params.unavailable(name, self.field.parse(choice)))
-            if choice == typed or not reason:
-                available.append(choice)
-            else:
-                crossed_out = f'<s class="mm-off" aria-disabled="true">{escape(choice)}</s>'
-                self._unavailable_choices += f'<div class="mm-quiet">{crossed_out} not now: {escape(reason)}.</div>'
+        """Show the field's value, and disable the field if it has no effect beside these parameters."""
+        self._disabled_reason = params.unavailable(self.field.name).partition(";")[0]  # without the advice
         self._filling = True
-        with self._input.hold_sync():
-            if available and list(self._input.options) != available:
-                self._input.options = available
-            self._input.value = typed
+        self._input.value = self.field.format(value_of(params, self.field.name))
         self._filling = False
         self.mark("")
 
@@ -174,14 +159,9 @@ class FieldRow(w.HBox):
         elif self._disabled_reason:
             html = note(f"Not now: it {self._disabled_reason}.")
         else:
-            html = note(self.field.explain(self._input.value)) + self._unavailable_choices
+            html = note(self.field.explain(self._input.value))
         self._input.disabled = bool(self._disabled_reason) and not error
         self._words.value = html
-
-
-def short_reason(reason: str) -> str:
-    """Return why a choice is unavailable without the advice that follows."""
-    return reason.partition(";")[0]
 
 
 def _input_for(field: FormField) -> Any:

@@ -97,25 +97,22 @@ class RunPanel(CellWidget):
     def _watch(self) -> None:
         """Read and draw, in a thread, until the run ends or the panel is closed."""
         try:
-            while not self._is_over():
+            while True:
+                self._resumed = done = False
+                try:
+                    done = self._update()
+                except OSError as error:  # passes: a shared disk that does not answer, too many open files
+                    self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
+                with self._ending:  # it may have been resumed while its end was drawn
+                    if self._closing.is_set() or (done and not self._resumed):
+                        self._ended.set()
+                        return
                 self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
                 self._viewer.returned.clear()
         except Exception as error:  # the thread ends here: the panel says why it stands still
             self._ended.set()
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
             raise
-
-    def _is_over(self) -> bool:
-        """Read and draw. Return True once the run is over, unless it was resumed while its end was drawn."""
-        self._resumed = done = False
-        try:
-            done = self._update()
-        except OSError as error:  # passes: a shared disk that does not answer, too many open files
-            self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
-        with self._ending:
-            if self._closing.is_set() or (done and not self._resumed):
-                self._ended.set()
-            return self._ended.is_set()
 
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
@@ -130,13 +127,6 @@ class RunPanel(CellWidget):
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
         self._viewer.ask()
-        self._draw_state()
-        self.logs.draw()
-        self._draw_details(now=state.done)
-        return state.done
-
-    def _draw_state(self) -> None:
-        state = self.state
         html = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not state.done:
@@ -145,6 +135,9 @@ class RunPanel(CellWidget):
         self._bar.max, self._bar.value = max(1, state.steps), state.step
         self._bar.bar_style = BAR_STYLES.get(state.status, "info")
         self.actions.update(state)
+        self.logs.draw()
+        self._draw_details(now=state.done)
+        return state.done
 
     def _draw_details(self, *, now: bool) -> None:
         """Draw ranks and curves if it is time, or `now`."""

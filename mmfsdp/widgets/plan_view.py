@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import ipywidgets as w
 
+from ..core.plan import WrapPlan
 from ..params import ParamError, RunParams
 from .cell import CellWidget, import_lock
 from .form import RunForm
 from .markup import note
 from .plan_page import LAPTOP, PAGE_MACHINES, PlannedRun, plan_page, side_by_side
-
-if TYPE_CHECKING:
-    from ..core.plan import WrapPlan
-    from ..estimate import Estimate
 
 
 class PlanView(CellWidget):
@@ -39,7 +35,7 @@ class PlanView(CellWidget):
         self._machine.observe(lambda _: self._draw(), "value")
         about = "Pressed: this plan stays beside those of later choices"
         self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack", tooltip=about)
-        self.pin.observe(lambda change: self._pin_plan(change.new), "value")
+        self.pin.observe(self._pin_plan, "value")
         self._note, self.page = w.HTML(), w.HTML()
         bar = w.HBox([self._machine, self.pin, self._note])
         bar.add_class("mm-row")
@@ -100,13 +96,17 @@ class PlanView(CellWidget):
 
                     stages = previews(params)
                     if self._wanted(params):  # other choices may have been made while the lock was awaited
-                        self._show(params, *next(stages))
+                        self._show(PlannedRun(params, *next(stages)))
                 if self._wanted(params):
                     for plan, cost in stages:  # counts activations, which takes longer
-                        self._show(params, plan, cost)
+                        self._show(PlannedRun(params, plan, cost))
             except Exception as error:  # the thread goes on: the error is shown, and wait() raises it
                 if self._wanted(params):
-                    self._show_failure(error)
+                    self._failure = error
+                    self.page.layout.display = "none"
+                    self._note.value = note(str(error) or type(error).__name__, "error", role="status")
+                    if isinstance(error, ParamError):
+                        self._form.flag(error)
             with self._lock:
                 if self._closed or params is self._requested:
                     self._thread = None
@@ -116,26 +116,19 @@ class PlanView(CellWidget):
         """Return False once other choices were made, or the view is closed."""
         return params is self._requested and not self._closed
 
-    def _show(self, params: RunParams, plan: WrapPlan, cost: Estimate) -> None:
-        if not self._wanted(params):
+    def _show(self, planned: PlannedRun) -> None:
+        """Show a plan if it is of the newest choices."""
+        if not self._wanted(planned.params):
             return
         if isinstance(self._failure, ParamError):
             self._form.flag(None)
-        self._failure = None
-        self._shown = PlannedRun(params, plan, cost)
-        self._note.value = "" if self._shown.complete else note("counting activations…", role="status")
+        self._failure, self._shown = None, planned
+        self._note.value = "" if planned.complete else note("counting activations…", role="status")
         self.page.layout.display = None
         self._draw()
 
-    def _show_failure(self, error: Exception) -> None:
-        self._failure = error
-        self.page.layout.display = "none"
-        self._note.value = note(str(error) or type(error).__name__, "error", role="status")
-        if isinstance(error, ParamError):
-            self._form.flag(error)
-
-    def _pin_plan(self, pinned: bool) -> None:
-        self._pinned = self._shown if pinned else None
+    def _pin_plan(self, _: object) -> None:
+        self._pinned = self._shown if self.pin.value else None
         self._draw()
 
     def _draw(self) -> None:

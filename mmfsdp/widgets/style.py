@@ -28,6 +28,8 @@ STYLE = f"""<style>
 .mm-table td:first-child {{min-width: 15em; overflow-wrap: anywhere}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
 .mm-figures b {{display: block; font-size: 1.7em}}
+.mm-bar {{display: flex; height: 24px}} .mm-legend {{display: flex; flex-wrap: wrap; gap: 0 1.5em; font-size: 12px}}
+.mm-legend i {{display: inline-block; width: 12px; height: 12px; margin-right: 5px; vertical-align: -1px}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto; margin: .5em 0}}
 .mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
