@@ -47,7 +47,7 @@ def test_every_field_becomes_an_input_that_holds_its_value_and_its_help(preset):
     for name in field_names():
         row = FieldRow(name, params, changed=lambda: None)
         assert params.change(**{name: row.value}) == params
-        assert row.children[0].tooltip == row.field.help != "" and row.children[0].description and row.children[1].value
+        assert row.children[0].tooltip == row.help != "" and row.children[0].description and row.children[1].value
 
 
 def test_all_fields_are_in_the_form_those_of_beginners_in_sight(small):
@@ -142,6 +142,9 @@ def test_the_plan_follows_the_form_and_stands_beside_another(small):
     view = PlanView(small)
     assert view.wait().backend == "FSDP2"
     before = texts(view)
+    assert (
+        "(its share of a laptop)" in shown(view) and "frozen weights" in shown(view) and "DO NOT FIT" not in shown(view)
+    )
     view.pin.value = True
     choose(small, "fsdp.frozen_policy", "REPLICATE")
     plan = view.wait()

@@ -106,7 +106,8 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
             _save_open_clip(encoder, resolve_generated(params, "vision"), to / "vision")
         language: Any = model.language_model
         if isinstance(model, Flamingo):
-            tokenizer, layers = processor.tokenizer, model.layers
+            tokenizer = processor.tokenizer
+            layers: Any = model.layers
             for i, layer in enumerate(layers):
                 layers[i] = layer.decoder_layer  # without cross-attention
             merge_vocabulary(language, model.tokens)
@@ -157,7 +158,7 @@ def _is_own(name: str) -> bool:
 
 
 def _save_open_clip(encoder: Any, params: BackboneParams, folder: Path) -> None:
-    """Save an encoder as open_clip does. The part that the model does not use, its text tower, is tiny and untrained."""
+    """Save an encoder as open_clip does. The part that the model lacks, a text tower, is tiny and untrained."""
     import open_clip
 
     config = open_clip_config(params)

@@ -78,16 +78,12 @@ def run_figures(folder: Path) -> dict[str, float | None]:
 
 def _charts(paths: Sequence[Path]) -> str:
     """Return a chart of each metric with a line for each run, and their colors."""
-    histories, legend = {}, ""
+    legend = ""
+    lines: dict[str, list[Line]] = {key: [] for key in METRICS}
     for index, path in enumerate(paths):
-        histories[path] = History(read_metrics(path))
-        legend += f'<span style="color:{COLORS[index % len(COLORS)]}">{note(f"━ {path}")}</span>'
-    pictures = ""
-    for key, metric in METRICS.items():
-        lines = []
-        for index, (path, history) in enumerate(histories.items()):
-            if key in history:
-                lines.append(Line(str(path), history[key], COLORS[index % len(COLORS)]))
-        if lines:
-            pictures += chart(metric, lines)
+        color = COLORS[index % len(COLORS)]
+        legend += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
+        for key, series in History(read_metrics(path)).items():
+            lines[key].append(Line(str(path), series, color))
+    pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
     return f'{legend}<div class="mm-charts">{pictures}</div>'

@@ -123,11 +123,10 @@ def charts(
     *,
     total: int | None = None,
     predicted: Mapping[str, float] | None = None,
-    marks: Sequence[tuple[int, str]] = (),
 ) -> str:
     """Return charts of all that a run has measured, side by side where there is room.
 
-    total: steps of the whole run. predicted: values by the metric's key. marks: (step, words) of events.
+    total: steps of the whole run. predicted: values by the metric's key.
     """
     pictures = []
     for key, metric in METRICS.items():
@@ -136,7 +135,7 @@ def charts(
         lines = [Line("", history[key])]
         if key == "loss" and HELD_OUT in history:
             lines.append(Line("held-out", history[HELD_OUT], FROZEN))
-        pictures.append(chart(metric, lines, total=total, predicted=(predicted or {}).get(key), marks=marks))
+        pictures.append(chart(metric, lines, total=total, predicted=(predicted or {}).get(key)))
     return f'<div class="mm-charts">{"".join(pictures)}</div>' if pictures else ""
 
 
@@ -146,7 +145,6 @@ def chart(
     *,
     total: int | None = None,
     predicted: float | None = None,
-    marks: Sequence[tuple[int, str]] = (),
 ) -> str:
     """Return one metric over the steps as SVG.
 
@@ -162,10 +160,6 @@ def chart(
 
     title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
     parts = [text(0, 12, title, size=12), *_frame(axes)]
-    for step, words in marks:  # the mouse shows the words of an event
-        x, _ = axes.pixel(step, 0)
-        mark = path([(x, TOP), (x, HEIGHT - BOTTOM)], INK, width=1.4, dash="1 3") + text(x, TOP, "▼", anchor="middle")
-        parts.append(f"<g><title>{escape(f'step {step}: {words}')}</title>{mark}</g>")
     if predicted:
         _, y = axes.pixel(0, predicted)
         label = f"- - predicted {short_number(predicted / metric.scale)}"

@@ -51,7 +51,8 @@ class RunForm(CellWidget):
 
     def __init__(self, preset: str = "tiny", *, fields: Sequence[str] = MAIN, **changes: Any):
         """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name."""
-        self._changes, self._config = changes, config_file(preset)
+        params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
+        self._changes, self._config = changes, str(params_file) if params_file.is_file() else preset
         params = load(self._config).change(**changes)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
@@ -91,11 +92,6 @@ class RunForm(CellWidget):
             error = ParamError(full_names[0] if full_names else error.field, error.message)
         if not self.error:
             self._mark(error)
-
-    def close(self) -> None:
-        """Remove the form, and forget its observers."""
-        self.unobserve_all()
-        super().close()
 
     # Widgets
 
@@ -170,12 +166,6 @@ class RunForm(CellWidget):
         else:
             text, about = batch_file(self.params)
         self.texts[self.tabs.selected_index - 1].value = f'{note(about)}<pre class="mm-text">{escape(text)}</pre>'
-
-
-def config_file(name: str) -> str:
-    """Return the parameters' file of a run's folder; any other name as it is."""
-    params_file = Path(name).expanduser() / "params.yaml"
-    return str(params_file) if params_file.is_file() else name
 
 
 def batch_file(params: RunParams) -> tuple[str, str]:

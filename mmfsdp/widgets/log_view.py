@@ -34,7 +34,7 @@ class LogView(w.VBox):
         self._follow = w.ToggleButton(value=True, description="Follow", icon="arrow-down", tooltip=about, layout=narrow)
         controls = [self._rank, self._search, self._follow]
         for control in controls:
-            control.observe(lambda _: self._refresh(), "value")
+            control.observe(lambda _: self.draw(anew=True), "value")
         self._note, self._text = w.HTML(), w.HTML()
         # A box that is laid out from its bottom keeps the newest line in view.
         layout = w.Layout(height="20em", overflow="auto", flex_flow="column-reverse", flex="0 0 auto")
@@ -48,10 +48,10 @@ class LogView(w.VBox):
             self._added += len(lines)
             self._lines.extend(lines)
 
-    def draw(self) -> None:
-        """Bring the page up to date; costs nothing where it is."""
+    def draw(self, *, anew: bool = False) -> None:
+        """Bring the page up to date; costs nothing where it is. anew: since a filter or Follow has changed."""
         with self._lock:
-            if self._added == self._drawn:
+            if self._added == self._drawn and not anew:
                 return
             added = self._drawn = self._added
             lines = list(self._lines) if self._follow.value else []
@@ -74,13 +74,4 @@ class LogView(w.VBox):
             rows.append(f'<span class="mm-quiet">{line.rank} │</span> {html}')
         log = "\n".join(reversed(rows))
         self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{log}</pre></div>'
-        words = f"{len(rows):,} of {added:,} lines"
-        if len(lines) < added and len(rows) < MAX_SHOWN_LINES:
-            words += f"; filters reach the newest {len(lines):,}"
-        self._note.value = note(words)
-
-    def _refresh(self) -> None:
-        """Draw anew, since a filter or Follow has changed."""
-        with self._lock:
-            self._drawn = -1
-        self.draw()
+        self._note.value = note(f"{len(rows):,} of {added:,} lines")

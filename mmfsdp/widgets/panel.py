@@ -14,7 +14,7 @@ import ipywidgets as w
 
 from ..run.folder import read_json
 from ..run.launch import Run
-from ..run.record import RunState, Status
+from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
 from ..run.watch import LogReader, MetricsReader, Progress, clock
 from .actions import Actions
@@ -35,12 +35,6 @@ MAX_SHOWN_RANKS = 24
 """Up to so many ranks show their figures; of more, the mouse shows them."""
 RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
 """Signs beside the colors, so that nobody needs to tell colors apart."""
-BAR_STYLES = {
-    Status.FAILED: "danger",
-    Status.LOST: "danger",
-    Status.CANCELLED: "warning",
-    Status.COMPLETED: "success",
-}
 
 
 class RunPanel(CellWidget):
@@ -133,7 +127,6 @@ class RunPanel(CellWidget):
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
         self._head.value = html
         self._bar.max, self._bar.value = max(1, state.steps), state.step
-        self._bar.bar_style = BAR_STYLES.get(state.status, "info")
         self.actions.update(state)
         self.logs.draw()
         self._draw_details(now=state.done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
@@ -42,11 +41,6 @@ class PlannedRun:
     params: RunParams
     plan: WrapPlan
     cost: Estimate
-
-    @property
-    def complete(self) -> bool:
-        """True with activations; a plan with errors does not run, and has none."""
-        return self.cost.peak is not None or any(finding.level == "error" for finding in self.plan.lint)
 
 
 def plan_page(planned: PlannedRun, *, machine: str) -> str:
@@ -93,7 +87,7 @@ def _figures(planned: PlannedRun, machine: str) -> str:
 
 
 def _memory(planned: PlannedRun, machine: str, *, width_percent: float = 100) -> str:
-    """Return the memory of a rank by kind, as a bar of this width, and how much of the machine's it fills."""
+    """Return the memory of a rank as a bar of this width, with a legend, and whether it fits into the machine's."""
     plan, cost = planned.plan, planned.cost
     memory = cost.peak or cost.memory
     frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind == "frozen")
@@ -101,14 +95,25 @@ def _memory(planned: PlannedRun, machine: str, *, width_percent: float = 100) ->
     parts.append(("trainable weights", TRAINABLE, memory.parameters - frozen_bytes))
     for field, (name, color) in MEMORY_KINDS.items():
         parts.append((name, color, getattr(memory, field, 0)))
+    bar = legend = ""
+    for name, color, nbytes in parts:
+        if nbytes:
+            words = f"{name} {size(nbytes)}"
+            bar += f'<span title="{words}" style="flex: {nbytes}; background: {color}"></span>'
+            legend += f'<span><i style="background: {color}"></i>{words}</span>'
+
+    total, device = sum(nbytes for _, _, nbytes in parts), machine
     capacity = next(gib for name, gib in MEMORY_GIB.items() if machine.startswith(name)) * 2**30
-    device = machine
     if machine == LAPTOP:
         capacity, device = capacity // plan.world_size, "its share of a laptop"
+    sentence = f"{size(total)} of {size(capacity)} ({device}), {total / capacity:.1%}"
+    if total > capacity:
+        sentence = f"{size(total)} DO NOT FIT into {size(capacity)} ({device})"
     label = "Memory of each rank, without activations"
     if cost.peak:
-        label = f"Memory of each rank at its peak, in {cost.peak_when}"
-    return memory_bar(parts, capacity=capacity, device=device, label=label, width_percent=width_percent)
+        label = f"Memory of each rank at its peak, in {escape(cost.peak_when)}"
+    bar = f'<div class="mm-bar" style="width: {width_percent:.1f}%">{bar}</div>'
+    return f'<p>{label}<br>{sentence}</p>{bar}<div class="mm-legend">{legend}</div>'
 
 
 def _memory_bytes(planned: PlannedRun) -> int:
@@ -118,22 +123,3 @@ def _memory_bytes(planned: PlannedRun) -> int:
 def _units(planned: PlannedRun, *, picture_width: float = WIDTH) -> str:
     table = f"<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
     return plan_picture(planned.plan, width=picture_width) + table
-
-
-def memory_bar(
-    parts: Sequence[tuple[str, str, int]], *, capacity: float, device: str, label: str, width_percent: float = 100
-) -> str:
-    """Return (name, color, bytes) side by side as a bar, its legend, and whether they fit into the device."""
-    total = sum(nbytes for _, _, nbytes in parts)
-    percent = "less than 1%" if total < 0.01 * capacity else f"{total / max(capacity, 1):.0%}"
-    sentence = f"{size(total)} of {size(capacity)} ({device}), {percent}"
-    if total > capacity:
-        sentence = f"{size(total)} DO NOT FIT into {size(capacity)} ({device})"
-    bar = legend = ""
-    for name, color, nbytes in parts:
-        if nbytes:
-            words = escape(f"{name} {size(nbytes)}")
-            bar += f'<span title="{words}" style="flex: {nbytes}; background: {color}"></span>'
-            legend += f'<span><i style="background: {color}"></i>{words}</span>'
-    bar = f'<div class="mm-bar" style="width: {width_percent:.1f}%">{bar}</div>'
-    return f'<p>{escape(label)}<br>{escape(sentence)}</p>{bar}<div class="mm-legend">{legend}</div>'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 import ipywidgets as w
 
@@ -41,8 +40,6 @@ class PlanView(CellWidget):
         bar.add_class("mm-row")
         super().__init__([bar, self.page])
         self.add_class("mm-form")
-        self._on_params = lambda change: self._request(change.new)
-        self._on_successor = lambda change: self._follow(change.new)
         self._follow(form)
         self.replace_older()
 
@@ -63,22 +60,22 @@ class PlanView(CellWidget):
 
     def close(self) -> None:
         """Remove the view; its thread ends."""
-        if not self._closed:
-            self._closed = True
-            with suppress(ValueError):  # a form that was closed first has no observers any more
-                self._form.unobserve(self._on_params, "params")
-                self._form.unobserve(self._on_successor, "successor")
+        self._closed = True
         super().close()
 
     def _follow(self, form: RunForm) -> None:
         """Show the plans of this form, and of the one that replaces it."""
+        if self._closed:
+            return
         self._form = form
-        form.observe(self._on_params, "params")
-        form.observe(self._on_successor, "successor")
+        form.observe(lambda change: self._request(change.new), "params")
+        form.observe(lambda change: self._follow(change.new), "successor")
         self._request(form.params)
 
     def _request(self, params: RunParams) -> None:
         """Plan these choices, after what the thread is doing now; older choices that wait are dropped."""
+        if self._closed:
+            return
         self._note.value = note("planning…", role="status")
         with self._lock:
             self._requested = params
@@ -123,7 +120,8 @@ class PlanView(CellWidget):
         if isinstance(self._failure, ParamError):
             self._form.flag(None)
         self._failure, self._shown = None, planned
-        self._note.value = "" if planned.complete else note("counting activations…", role="status")
+        complete = planned.cost.peak is not None or planned.plan.refused  # what is refused has no activations
+        self._note.value = "" if complete else note("counting activations…", role="status")
         self.page.layout.display = None
         self._draw()
 

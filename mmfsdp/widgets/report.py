@@ -16,7 +16,6 @@ from ..core.plan import WrapPlan, count, size
 from ..run.folder import (
     RECENT_EVENTS_BYTES,
     current_plan,
-    event_marks,
     read_events,
     read_json,
     read_metrics,
@@ -32,6 +31,7 @@ from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
 Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
+NEWEST_EVENTS = 6
 SKIPPED_NAMES = 5
 """Names of skipped records that are shown for each source."""
 
@@ -174,9 +174,11 @@ def training_charts(
         if history.newest.get("samples"):
             predicted["samples_per_s"] = history.newest["samples"] / step_s
     events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
-    html = charts(history, total=steps, predicted=predicted, marks=event_marks(events))
-    items = "".join(f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>" for event in events[-4:])
-    return html + (f'<ul class="mm-quiet">{items}</ul>' if items else "")
+    html = charts(history, total=steps, predicted=predicted)
+    items = ""
+    for event in events[-NEWEST_EVENTS:]:
+        items += f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>"
+    return f'{html}<ul class="mm-quiet">{items}</ul>' if items else html
 
 
 def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Row]) -> str:
