@@ -54,8 +54,16 @@ def comparison(folders: Sequence[str | Path]) -> str:
             words = "–" if value is None else f"{value:,.4g}"
             row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
         rows.append(row)
-    legend = note("★ best of its line. Parameters that are equal are left out.")
-    return table(["", *map(str, paths)], rows) + legend + _charts(paths)
+    html = table(["", *map(str, paths)], rows)
+    html += note("★ best of its line. Parameters that are equal are left out.")
+    lines: dict[str, list[Line]] = {key: [] for key in METRICS}  # of all runs, by metric
+    for index, path in enumerate(paths):
+        color = COLORS[index % len(COLORS)]
+        html += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
+        for key, series in History(read_metrics(path)).items():
+            lines[key].append(Line(str(path), series, color))
+    pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
+    return f'{html}<div class="mm-charts">{pictures}</div>'
 
 
 def run_figures(folder: Path) -> dict[str, float | None]:
@@ -74,16 +82,3 @@ def run_figures(folder: Path) -> dict[str, float | None]:
         "MiB sent in a step": newest["wire_bytes"] / 2**20 if "wire_bytes" in newest else None,
         "peak MiB": newest["memory_bytes"] / 2**20 if "memory_bytes" in newest else None,
     }
-
-
-def _charts(paths: Sequence[Path]) -> str:
-    """Return a chart of each metric with a line for each run, and their colors."""
-    legend = ""
-    lines: dict[str, list[Line]] = {key: [] for key in METRICS}
-    for index, path in enumerate(paths):
-        color = COLORS[index % len(COLORS)]
-        legend += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
-        for key, series in History(read_metrics(path)).items():
-            lines[key].append(Line(str(path), series, color))
-    pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
-    return f'{legend}<div class="mm-charts">{pictures}</div>'

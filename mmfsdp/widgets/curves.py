@@ -118,12 +118,7 @@ class Axes:
         return LEFT + (WIDTH - LEFT - RIGHT) * across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - up)
 
 
-def charts(
-    history: History,
-    *,
-    total: int | None = None,
-    predicted: Mapping[str, float] | None = None,
-) -> str:
+def charts(history: History, *, total: int | None = None, predicted: Mapping[str, float] | None = None) -> str:
     """Return charts of all that a run has measured, side by side where there is room.
 
     total: steps of the whole run. predicted: values by the metric's key.
@@ -139,13 +134,7 @@ def charts(
     return f'<div class="mm-charts">{"".join(pictures)}</div>' if pictures else ""
 
 
-def chart(
-    metric: Metric,
-    lines: Sequence[Line],
-    *,
-    total: int | None = None,
-    predicted: float | None = None,
-) -> str:
+def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, predicted: float | None = None) -> str:
     """Return one metric over the steps as SVG.
 
     total: steps of the whole run; the axis shows at most twice the steps that are done. predicted: drawn as a

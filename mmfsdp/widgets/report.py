@@ -13,14 +13,7 @@ import ipywidgets as w
 import yaml
 
 from ..core.plan import WrapPlan, count, size
-from ..run.folder import (
-    RECENT_EVENTS_BYTES,
-    current_plan,
-    read_events,
-    read_json,
-    read_metrics,
-    write_text,
-)
+from ..run.folder import RECENT_EVENTS_BYTES, current_plan, read_events, read_json, read_metrics, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -57,12 +50,13 @@ def report_html(folder: str | Path) -> str:
     estimate = planned.get("estimate") or {}
     result = read_json(folder / "result.json") or {}
     rows = read_metrics(folder)
-    steps = (params.get("train") or {}).get("steps")
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
-        "Training": lambda: training_charts(folder, History(rows), steps, estimate, result),
+        "Training": lambda: training_charts(
+            folder, History(rows), params.get("train", {}).get("steps"), estimate, result
+        ),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
         "Plan": lambda: plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), estimate) if planned else "",
@@ -160,7 +154,7 @@ def skipped_lines(result: Mapping[str, Any]) -> list[str]:
 def training_charts(
     folder: Path, history: History, steps: int | None, estimate: Mapping[str, Any], result: Mapping[str, Any]
 ) -> str:
-    """Return the curves of a run of so many steps, with what was predicted, its events, and the newest events in words.
+    """Return the curves of a run of so many steps, with what was predicted, and its newest events in words.
 
     The peak was predicted for the batch that was measured, so it is known with the result. No seconds are predicted on
     CPUs, though older runs have stored some.
