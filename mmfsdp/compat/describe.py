@@ -26,7 +26,7 @@ def describe(model: nn.Module) -> WrapPlan:
 
     Where backward goes is assumed from the order in which modules were registered, as in a plan without an example, and
     backward prefetches as FSDP2 does by default; a model that mmfsdp wrapped, with any backend, carries its plan.
-    Raises ValueError for a model that is not wrapped with FSDP2.
+    Raises ValueError for a model that is not wrapped with FSDP2, or only in part.
     """
     while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):
         model = model._orig_mod
@@ -53,7 +53,12 @@ def _read_plan(model: nn.Module) -> WrapPlan:
     trace = trace_registration(model, plain_name=plain_name)
     units = [_unit(group, auto, model, trace) for group, auto in groups.items()]
     units.sort(key=lambda unit: min(trace.forward_start.get(name, 0) for name in unit.modules))
-    units += _replicated(model, units)
+    in_units: set[str] = set()
+    for unit in units:
+        in_units.update(param.name for param in unit.params)
+    for name, _ in model.named_parameters():
+        if plain_name(name) not in in_units:
+            raise ValueError(f"{plain_name(name)}: is in no unit; call fully_shard on the whole model, last")
     mesh = next(iter(groups)).mesh_info
     replicate, shard = getattr(mesh, "replicate_mesh_size", 1), getattr(mesh, "shard_mesh_size", 1)
     fsdp = _params_of(list(groups), units, replicate, shard)
@@ -98,9 +103,13 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
     policy = None
     if kind == "frozen":
         policy = FrozenPolicy.KEEP if grad_flow and not reshards else FrozenPolicy.SHARD
-    return _unplaced_unit(
-        modules,
-        params,
+    return Unit(
+        name=unit_name(modules),
+        modules=modules,
+        params=tuple(params),
+        order=0,  # the places among the other units are found later
+        forward_end=0,
+        kind=kind,
         compute_dtype=str(dtype).removeprefix("torch.") if dtype else "",
         grad_flow=grad_flow,
         frozen_policy=policy,
@@ -111,12 +120,6 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
         gathers_forward=int(bool(params)),
         gathers_backward=int(bool(params) and grad_flow and reshards),
     )
-
-
-def _unplaced_unit(modules: tuple[str, ...], params: list[Param], **fields: Any) -> Unit:
-    """Return a unit of which the place among the others is found later."""
-    name, kind = unit_name(modules), kind_of(params)
-    return Unit(name=name, modules=modules, params=tuple(params), order=0, forward_end=0, kind=kind, **fields)
 
 
 def _param(name: str, p: nn.Parameter, model: nn.Module, shape: torch.Size) -> Param:
@@ -132,38 +135,13 @@ def _param(name: str, p: nn.Parameter, model: nn.Module, shape: torch.Size) -> P
     )
 
 
-def _replicated(model: nn.Module, units: list[Unit]) -> list[Unit]:
-    """Return the parameters in no unit as one that is not sharded."""
-    sharded: set[str] = set()
-    for unit in units:
-        sharded.update(param.name for param in unit.params)
-    params: list[Param] = []
-    for name, p in model.named_parameters():
-        if plain_name(name) not in sharded:
-            params.append(_param(name, p, model, p.shape))
-    if not params:
-        return []
-    modules = tuple(dict.fromkeys(param.name.rpartition(".")[0] for param in params))
-    replicated = _unplaced_unit(
-        modules,
-        params,
-        compute_dtype="",
-        grad_flow=True,
-        frozen_policy=FrozenPolicy.REPLICATE if kind_of(params) == "frozen" else None,
-        sharded=False,
-        reshard_after_forward=False,
-        reshard_after_backward=True,
-    )
-    return [replicated]
-
-
 def _params_of(groups: list[Any], units: list[Unit], replicate: int, shard: int) -> FSDPParams:
     """Return the parameters that would have led to these units."""
-    hybrid, reshards = replicate > 1, any(unit.reshard_after_forward for unit in units)
+    reshards = any(unit.reshard_after_forward for unit in units)
+    strategy = ShardingStrategy.FULL_SHARD if reshards else ShardingStrategy.SHARD_GRAD_OP
+    hybrid = replicate > 1
     if hybrid:
         strategy = ShardingStrategy.HYBRID_SHARD if reshards else ShardingStrategy.HYBRID_SHARD_ZERO2
-    else:
-        strategy = ShardingStrategy.FULL_SHARD if reshards else ShardingStrategy.SHARD_GRAD_OP
     dtypes = groups[0].fsdp_params[0].mp_policy
     own_dtype = torch.float32
     for unit in units:

@@ -96,27 +96,35 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
     config.json        the model's parameters, for `load_pretrained`
     """
     with _new_folder(to):
-        _write_parts(model, processor, params, to)
-
-
-def _write_parts(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
-    state = model.state_dict()
-    save_file({name: t.contiguous() for name, t in state.items() if _is_own(name)}, to / WEIGHTS_FILE)
-    encoder = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
-    _save_encoder(encoder, resolve_generated(params, "vision"), to / "vision")
-    tokenizer = processor.tokenizer
-    if isinstance(model, MultimodalModel):  # its placeholders have no rows, and are added at each load
-        tokenizer = load_tokenizer(resolve_generated(params, "language"))
-    _save_language(model, tokenizer, to / "language")
-    exported = params.change(
-        vision=_in_folder(params.vision, "vision"),
-        language=_in_folder(params.language, "language"),
-        freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
-        lora_rank=None,
-    )
-    config = {"model": type(model).__name__, **RunParams(model=exported).to_dict()["model"]}
-    (to / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
-    make_readable(to)
+        own = {name: value.contiguous() for name, value in model.state_dict().items() if _is_own(name)}
+        save_file(own, to / WEIGHTS_FILE)
+        encoder = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
+        visual: Any = getattr(encoder, "visual", None)
+        if hasattr(visual, "save_pretrained"):
+            visual.save_pretrained(to / "vision")
+        else:
+            _save_open_clip(encoder, resolve_generated(params, "vision"), to / "vision")
+        language: Any = model.language_model
+        if isinstance(model, Flamingo):
+            tokenizer = processor.tokenizer
+            layers: Any = model.layers
+            for i, layer in enumerate(layers):
+                layers[i] = layer.decoder_layer  # without cross-attention
+            merge_vocabulary(language, model.tokens)
+        else:  # its placeholders have no rows, and are added at each load
+            tokenizer = load_tokenizer(resolve_generated(params, "language"))
+        merge_lora(language)
+        language.save_pretrained(to / "language")
+        tokenizer.save_pretrained(to / "language")
+        exported = params.change(
+            vision=params.vision.change(name="vision", weights="vision", config={}),
+            language=params.language.change(name="language", weights="language", config={}),
+            freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
+            lora_rank=None,
+        )
+        config = {"model": type(model).__name__, **RunParams(model=exported).to_dict()["model"]}
+        (to / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
+        make_readable(to)
 
 
 def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
@@ -149,37 +157,8 @@ def _is_own(name: str) -> bool:
     return name.startswith(("perceiver.", "projectors.")) or ".cross_attention." in name
 
 
-def _in_folder(backbone: Any, folder: str) -> Any:
-    """Return a backbone's parameters that point to the export's own folder."""
-    return backbone.change(name=folder, weights=folder, config={})
-
-
-def _save_language(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save the language model as transformers does, with new tokens and adapters merged, without cross-attention."""
-    language = model.language_model
-    if isinstance(model, Flamingo):
-        layers: Any = model.layers
-        for i, layer in enumerate(layers):
-            layers[i] = layer.decoder_layer
-        merge_vocabulary(language, model.tokens)
-    merge_lora(language)
-    language.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _save_encoder(encoder: nn.Module, params: BackboneParams, folder: Path) -> None:
-    """Save an encoder as its library does.
-
-    The part that the model does not use (a CLIP's text tower) is saved tiny and untrained.
-    """
-    visual: Any = getattr(encoder, "visual", None)
-    if hasattr(visual, "save_pretrained"):
-        visual.save_pretrained(folder)
-    else:
-        _save_open_clip(encoder, params, folder)
-
-
 def _save_open_clip(encoder: Any, params: BackboneParams, folder: Path) -> None:
+    """Save an encoder as open_clip does. The part that the model lacks, a text tower, is tiny and untrained."""
     import open_clip
 
     config = open_clip_config(params)

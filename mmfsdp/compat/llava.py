@@ -18,10 +18,10 @@ def load_llava(model_or_folder: Any) -> MultimodalModel:
     Takes the model itself, whose parts are used and not copied, or a folder or hub name of one, loaded in fp32. Raises
     ValueError for a model that is not supported.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
     model = model_or_folder
     if isinstance(model, (str, Path)):
-        from transformers import AutoConfig, AutoModelForImageTextToText
-
         source = str(model)
         _check_supported(load_from_transformers(AutoConfig, source, "load_llava"))  # before its weights are read
         model = load_from_transformers(AutoModelForImageTextToText, source, "load_llava", dtype=torch.float32)
@@ -36,8 +36,13 @@ def load_llava(model_or_folder: Any) -> MultimodalModel:
         layers=_layers(config),
         first=config.vision_feature_select_strategy == "default",
     )
+    with torch.device("meta"):
+        language = AutoModelForCausalLM.from_config(config.text_config)
+    setattr(language, language.base_model_prefix, model.model.language_model)
+    language.set_output_embeddings(model.lm_head)
+    language.generation_config = model.generation_config
     encoders = {"vision": ModalEncoder(vision, model.model.multi_modal_projector)}
-    llava = MultimodalModel(encoders, _language_model(model), placeholders={"vision": config.image_token_id})
+    llava = MultimodalModel(encoders, language, placeholders={"vision": config.image_token_id})
     return llava.train(model.training)  # type: ignore[return-value]
 
 
@@ -79,15 +84,3 @@ def _check_supported(config: Any) -> None:
                 f"load_llava: vision_feature_layer {layer} is not of the vision encoder, which has {count} layers; "
                 f"choose from {-count - 1} to {count}"
             )
-
-
-def _language_model(model: Any) -> Any:
-    """Return a causal language model made of the decoder and the output matrix of a LLaVA."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        language = AutoModelForCausalLM.from_config(model.config.text_config)
-    setattr(language, language.base_model_prefix, model.model.language_model)
-    language.set_output_embeddings(model.lm_head)
-    language.generation_config = model.generation_config
-    return language

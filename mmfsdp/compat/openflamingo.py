@@ -25,8 +25,22 @@ TABLE, NEW_TOKENS = ".table.weight", ".new_tokens.weight"
 
 
 def wrap_flamingo(model: Flamingo, wrapper_kwargs: dict[str, Any], device_id: torch.device) -> None:
-    """Wrap a Flamingo with FSDP1 in place; see `Flamingo.wrap_fsdp`."""
-    _check_can_wrap(model, wrapper_kwargs)
+    """Wrap a Flamingo with FSDP1 in place; see `Flamingo.wrap_fsdp`.
+
+    Raises ValueError for wrong arguments, a wrapped model, or an optimizer that has its parameters already.
+    """
+    if not isinstance(wrapper_kwargs, dict):
+        raise ValueError(f"wrapper_kwargs: {wrapper_kwargs!r} is no dict of FullyShardedDataParallel's arguments")
+    if any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules()):
+        raise ValueError("wrap_fsdp: the model is wrapped already; call it once, on a model as it was built")
+    own = set(model.parameters())
+    for optimizer in gc.get_objects():
+        if issubclass(type(optimizer), Optimizer):  # isinstance would ask lazy modules, too
+            if any(p in own for group in optimizer.param_groups for p in group["params"]):
+                raise ValueError(
+                    "wrap_fsdp: an optimizer has the parameters already, and would update none of the new ones; "
+                    "call wrap_fsdp first, then make the optimizer"
+                )
     wrapper_kwargs = {"device_id": device_id, **wrapper_kwargs}
     if wrapper_kwargs.get("sync_module_states"):  # FSDP1 does it on GPUs only, and for what is in units
         copy_from_rank0(model, torch.device(device_id))
@@ -43,22 +57,6 @@ def wrap_flamingo(model: Flamingo, wrapper_kwargs: dict[str, Any], device_id: to
         inner = FullyShardedDataParallel(model.get_submodule(name), **wrapper_kwargs)
         setattr(model.get_submodule(parent), key, FullyShardedDataParallel(inner, **wrapper_kwargs))
     _replicate_other_modules(model, device_id)
-
-
-def _check_can_wrap(model: nn.Module, wrapper_kwargs: Any) -> None:
-    """Raise ValueError for wrong arguments, a wrapped model, or an optimizer that has its parameters already."""
-    if not isinstance(wrapper_kwargs, dict):
-        raise ValueError(f"wrapper_kwargs: {wrapper_kwargs!r} is no dict of FullyShardedDataParallel's arguments")
-    if any(isinstance(m, (FullyShardedDataParallel, FSDPModule)) for m in model.modules()):
-        raise ValueError("wrap_fsdp: the model is wrapped already; call it once, on a model as it was built")
-    own = set(model.parameters())
-    for optimizer in gc.get_objects():
-        if issubclass(type(optimizer), Optimizer):  # isinstance would ask lazy modules, too
-            if any(p in own for group in optimizer.param_groups for p in group["params"]):
-                raise ValueError(
-                    "wrap_fsdp: an optimizer has the parameters already, and would update none of the new ones; "
-                    "call wrap_fsdp first, then make the optimizer"
-                )
 
 
 def _replicate_other_modules(model: nn.Module, device: torch.device) -> None:
@@ -91,7 +89,16 @@ def load_open_flamingo(model: Flamingo, path: str | Path) -> None:
     gated cross-attention and the embeddings, whose last rows are the new tokens'. Raises ValueError naming weights that
     are missing for these parts, that the model does not have, or whose shapes differ.
     """
-    checkpoint = _read(Path(path), model)
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    tensors = tensors.get("model_state_dict", tensors)  # a training checkpoint
+    layers = f"lang_encoder.{model.layers_name}"
+    checkpoint: dict[str, Tensor] = {}  # without `module.`, and without the second names of OpenFlamingo's lists
+    for name, value in tensors.items():
+        name = name.removeprefix("module.")
+        name = re.sub(r"^lang_encoder\.gated_cross_attn_layers\.(\d+)", rf"{layers}.\1.gated_cross_attn_layer", name)
+        name = re.sub(r"^lang_encoder\.old_decoder_blocks\.(\d+)", rf"{layers}.\1.decoder_layer", name)
+        checkpoint[name.replace("lang_encoder.embed_out.", "lang_encoder.lm_head.")] = value  # GPT-NeoX of old
+
     state = model.state_dict()
     names = {name: _their_name(name) for name in state}
     parameters = {name for name, _ in model.named_parameters()}  # of tied parameters, one name
@@ -102,8 +109,9 @@ def load_open_flamingo(model: Flamingo, path: str | Path) -> None:
             required.add(names[name])
     missing = sorted(required - checkpoint.keys())
     unknown = sorted(checkpoint.keys() - set(names.values()))
-    if missing or unknown:
-        raise ValueError(f"{path}: missing {_first_names(missing)}; not in the model {_first_names(unknown)}")
+    for problem, wrong in (("missing", missing), ("not in the model", unknown)):
+        if wrong:
+            raise ValueError(f"{path}: {problem} {', '.join(wrong[:4])}; {len(wrong)} in all")
     values = {}
     for name, their_name in names.items():
         if their_name in checkpoint:
@@ -127,23 +135,6 @@ def save_open_flamingo(model: Flamingo, path: str | Path) -> None:
     torch.save(tensors, path)
 
 
-def _read(path: Path, model: Flamingo) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors with one name each.
-
-    That is without `module.`, and without the second names that OpenFlamingo's lists give to layers.
-    """
-    values = torch.load(path, map_location="cpu", weights_only=True)
-    values = values.get("model_state_dict", values)  # a training checkpoint
-    layers = f"lang_encoder.{model.layers_name}"
-    renamed = {}
-    for name, value in values.items():
-        name = name.removeprefix("module.")
-        name = re.sub(r"^lang_encoder\.gated_cross_attn_layers\.(\d+)", rf"{layers}.\1.gated_cross_attn_layer", name)
-        name = re.sub(r"^lang_encoder\.old_decoder_blocks\.(\d+)", rf"{layers}.\1.decoder_layer", name)
-        renamed[name.replace("lang_encoder.embed_out.", "lang_encoder.lm_head.")] = value  # GPT-NeoX of old
-    return renamed
-
-
 def _their_name(name: str) -> str:
     """Return OpenFlamingo's name of a weight of ours."""
     name = re.sub(r"^vision_encoder\.visual\.", "vision_encoder.", name)
@@ -162,9 +153,3 @@ def _rows_of(name: str, target: Tensor, value: Tensor, model: Flamingo) -> Tenso
     if value.shape != target.shape:
         raise ValueError(f"{_their_name(name)} is {tuple(value.shape)}, the model's is {tuple(target.shape)}")
     return value
-
-
-def _first_names(names: list[str]) -> str:
-    if not names:
-        return "none"
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

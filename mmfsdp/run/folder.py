@@ -211,11 +211,6 @@ def read_events(folder: PathLike, *, last_bytes: int = -1) -> list[Row]:
     return [row for row in rows if row.get("kind") in EVENT_KINDS and isinstance(row.get("step"), int)]
 
 
-def event_marks(events: list[Row]) -> list[tuple[int, str]]:
-    """Return (step, text) of the newest 50 events that a curve marks: all but saves."""
-    return [(event["step"], str(event.get("text", ""))) for event in events if event["kind"] != "saved"][-50:]
-
-
 # ---- plan.json of earlier versions ----
 
 OLD_NAMES = {

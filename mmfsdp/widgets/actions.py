@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from html import escape
 
 import ipywidgets as w
 
@@ -18,13 +17,13 @@ BUTTONS = {
     "Cancel": ("stop", "Stop every rank of this run"),
     "Resume": ("play", "Continue from the newest checkpoint"),
     "Drill": ("life-ring", "Preempt the ranks as a cluster would: they save, exit and start again"),
-    "Open report": ("file-text", "Write report.html and show it below; again: close it"),
+    "Report": ("file-text", "Write report.html into the folder of the run"),
 }
 """Icon and help by label."""
 
 
 class Actions(w.VBox):
-    """Cancel, Resume, Drill, Open report. None of them blocks the kernel."""
+    """Cancel, Resume, Drill, Report. None of them blocks the kernel."""
 
     def __init__(self, run: Run, *, resumed: Callable[[], None]) -> None:
         """resumed: called when the run goes on."""
@@ -35,32 +34,29 @@ class Actions(w.VBox):
             button = w.Button(description=label, icon=icon, layout=w.Layout(width="9em"))
             button.on_click(lambda button: self._start(button.description))
             self.buttons[label] = button
-        self._note, self._report = w.HTML(), w.HTML()
+        self._note = w.HTML()
         row = w.HBox(list(self.buttons.values()), layout=w.Layout(flex_flow="row wrap"))
-        super().__init__([row, self._note, self._report])
+        super().__init__([row, self._note])
 
     def update(self, state: RunState) -> None:
         """Enable what can be done in this state; the other buttons say why not."""
+        reasons = {}
+        if state.done:
+            reasons["Cancel"] = "the run has ended"
+        if not state.done:
+            reasons["Resume"] = "the run has not ended"
+        elif state.ok:
+            reasons["Resume"] = "all steps are done"
+        if state.status is not Status.RUNNING:
+            reasons["Drill"] = "only a run that trains can be preempted"
         for label, button in self.buttons.items():
-            reason = f"{self._busy} is under way" if self._busy else self._why_not(label, state)
+            reason = f"{self._busy} is under way" if self._busy else reasons.get(label)
             button.disabled = bool(reason)
             button.tooltip = f"not now: {reason}" if reason else BUTTONS[label][1]
 
     def say(self, message: str, *, error: bool = False) -> None:
         """Show a message below the buttons."""
         self._note.value = note(message, "error" if error else "quiet", role="status")
-
-    def _why_not(self, label: str, state: RunState) -> str:
-        """Return why an action is not possible in a state; empty if it is."""
-        if label == "Cancel" and state.done:
-            return "the run has ended"
-        if label == "Resume" and not state.done:
-            return "the run has not ended"
-        if label == "Resume" and state.ok:
-            return "all steps are done"
-        if label == "Drill" and state.status is not Status.RUNNING:
-            return "only a run that trains can be preempted"
-        return ""
 
     def _start(self, label: str) -> None:
         if not self._busy:
@@ -82,21 +78,9 @@ class Actions(w.VBox):
                 self._run.drill()
                 self.say("preemption signal sent; the events below the curves follow")
             else:
-                self._toggle_report()
+                self.say(f"written: {write_report(self._run.path)}")
         except Exception as error:  # the thread ends here, and the person who pressed the button wants to know
             self.say(f"{label}: {error or type(error).__name__}", error=True)
         finally:
             self._busy = ""
             self.update(self._run.state())
-
-    def _toggle_report(self) -> None:
-        """Write report.html and show it in a sandboxed frame; close it if it is shown."""
-        if self._report.value:
-            self._report.value = ""
-            self.say("report closed")
-            return
-        path = write_report(self._run.path)
-        html = escape(path.read_text(encoding="utf-8"))
-        look = "width:100%;height:36em;border:1px solid #78787866"
-        self._report.value = f'<iframe sandbox title="{escape(path.name)}" srcdoc="{html}" style="{look}"></iframe>'
-        self.say(f"written: {path}")

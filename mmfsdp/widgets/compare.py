@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import ipywidgets as w
 
@@ -47,9 +46,24 @@ def comparison(folders: Sequence[str | Path]) -> str:
             rows.append([name, *(str(value)[:40] for value in values)])
     figures = [run_figures(path) for path in paths]
     for name in figures[0] if figures else ():
-        rows.append(_figure_row(name, [each[name] for each in figures]))
-    words = "★ best of its line. Parameters that are equal are left out."
-    return table(["", *map(str, paths)], rows) + note(words) + _charts(paths)
+        values = [each[name] for each in figures]
+        known = {value for value in values if value is not None}
+        best = min(known, default=None) if name in LESS_IS_BETTER else max(known, default=None)
+        row: list[object] = [name]
+        for value in values:
+            words = "–" if value is None else f"{value:,.4g}"
+            row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
+        rows.append(row)
+    html = table(["", *map(str, paths)], rows)
+    html += note("★ best of its line. Parameters that are equal are left out.")
+    lines: dict[str, list[Line]] = {key: [] for key in METRICS}  # of all runs, by metric
+    for index, path in enumerate(paths):
+        color = COLORS[index % len(COLORS)]
+        html += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
+        for key, series in History(read_metrics(path)).items():
+            lines[key].append(Line(str(path), series, color))
+    pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
+    return f'{html}<div class="mm-charts">{pictures}</div>'
 
 
 def run_figures(folder: Path) -> dict[str, float | None]:
@@ -68,32 +82,3 @@ def run_figures(folder: Path) -> dict[str, float | None]:
         "MiB sent in a step": newest["wire_bytes"] / 2**20 if "wire_bytes" in newest else None,
         "peak MiB": newest["memory_bytes"] / 2**20 if "memory_bytes" in newest else None,
     }
-
-
-def _figure_row(name: str, values: Sequence[Any]) -> list[object]:
-    """Return the name of a figure and its value of each run, the best marked where they differ."""
-    known = {value for value in values if value is not None}
-    row: list[object] = [name]
-    for value in values:
-        words = "–" if value is None else f"{value:,.4g}"
-        best = min(known, default=None) if name in LESS_IS_BETTER else max(known, default=None)
-        row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
-    return row
-
-
-def _charts(paths: Sequence[Path]) -> str:
-    """Return a chart of each metric with a line for each run, and their colors."""
-    histories, legend = {}, ""
-    for index, path in enumerate(paths):
-        histories[path] = History()
-        histories[path].add(read_metrics(path))
-        legend += f'<span style="color:{COLORS[index % len(COLORS)]}">{note(f"━ {path}")}</span>'
-    pictures = ""
-    for key, metric in METRICS.items():
-        lines = []
-        for index, (path, history) in enumerate(histories.items()):
-            if key in history:
-                lines.append(Line(str(path), history[key], COLORS[index % len(COLORS)]))
-        if lines:
-            pictures += chart(metric, lines)
-    return f'{legend}<div class="mm-charts">{pictures}</div>'

@@ -58,8 +58,9 @@ class Series:
 
     def add(self, step: Any, value: Any) -> None:
         """Add the value of a later step. Values that are no finite numbers are left out."""
-        if not (_is_finite(value) and _is_finite(step)):
-            return
+        for number in (step, value):
+            if type(number) not in (int, float) or not abs(number) < 1e300:  # math.isfinite raises on a huge int
+                return
         self.newest = Point(step, value)
         if self._values % self._values_per_point == 0:
             self.points.append(self.newest)
@@ -76,11 +77,16 @@ class Series:
 
 
 class History(dict[str, Series]):
-    """The series of METRICS that a run has written so far, by key."""
+    """The series of METRICS that a run has written so far, by key, and its newest row."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
+        self.newest: Mapping[str, Any] = {}
+        self.add(rows)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of metrics.jsonl, in their order."""
         for row in rows:
+            self.newest = row
             for key in METRICS:
                 if key in row:
                     self.setdefault(key, Series()).add(row.get("step"), row[key])
@@ -112,16 +118,10 @@ class Axes:
         return LEFT + (WIDTH - LEFT - RIGHT) * across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - up)
 
 
-def charts(
-    history: History,
-    *,
-    total: int | None = None,
-    predicted: Mapping[str, float] | None = None,
-    marks: Sequence[tuple[int, str]] = (),
-) -> str:
+def charts(history: History, *, total: int | None = None, predicted: Mapping[str, float] | None = None) -> str:
     """Return charts of all that a run has measured, side by side where there is room.
 
-    total: steps of the whole run. predicted: values by the metric's key. marks: (step, words) of events.
+    total: steps of the whole run. predicted: values by the metric's key.
     """
     pictures = []
     for key, metric in METRICS.items():
@@ -130,18 +130,11 @@ def charts(
         lines = [Line("", history[key])]
         if key == "loss" and HELD_OUT in history:
             lines.append(Line("held-out", history[HELD_OUT], FROZEN))
-        pictures.append(chart(metric, lines, total=total, predicted=(predicted or {}).get(key), marks=marks))
+        pictures.append(chart(metric, lines, total=total, predicted=(predicted or {}).get(key)))
     return f'<div class="mm-charts">{"".join(pictures)}</div>' if pictures else ""
 
 
-def chart(
-    metric: Metric,
-    lines: Sequence[Line],
-    *,
-    total: int | None = None,
-    predicted: float | None = None,
-    marks: Sequence[tuple[int, str]] = (),
-) -> str:
+def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, predicted: float | None = None) -> str:
     """Return one metric over the steps as SVG.
 
     total: steps of the whole run; the axis shows at most twice the steps that are done. predicted: drawn as a
@@ -156,17 +149,21 @@ def chart(
 
     title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
     parts = [text(0, 12, title, size=12), *_frame(axes)]
-    for step, words in marks:
-        parts.append(_mark(axes, step, words))
     if predicted:
-        parts += _level(axes, predicted)
+        _, y = axes.pixel(0, predicted)
+        label = f"- - predicted {short_number(predicted / metric.scale)}"
+        parts.append(path([(LEFT, y), (WIDTH - RIGHT, y)], FROZEN, width=1.4, dash="5 3"))
+        parts.append(text(WIDTH, 12, label, size=10, anchor="end"))
     of_one_run = not lines[0].name
+    summary = []
     for line in lines:
         parts += _line(axes, line, labeled=of_one_run or len(lines) == 1)
         if of_one_run and line.name:
             parts.append(text(WIDTH, 12, line.name, size=10, anchor="end", color=line.color))
-    summary = "; ".join(_summary(metric, line) for line in lines)
-    return svg(WIDTH, HEIGHT, summary, *parts)
+        drawn = line.series.drawn() or [Point(0, 0.0)]
+        first, newest = drawn[0].value / metric.scale, drawn[-1].value / metric.scale
+        summary.append(f"{line.name or metric.title}: {first:.4g} at first, {newest:.4g} now")
+    return svg(WIDTH, HEIGHT, "; ".join(summary), *parts)
 
 
 def _frame(axes: Axes) -> list[str]:
@@ -180,21 +177,6 @@ def _frame(axes: Axes) -> list[str]:
         x, _ = axes.pixel(step, 0)
         parts.append(text(x, HEIGHT - 5, short_number(step), size=10, anchor="middle"))
     return parts
-
-
-def _mark(axes: Axes, step: int, words: str) -> str:
-    """Return the vertical line of an event; the mouse shows its words."""
-    x, _ = axes.pixel(step, 0)
-    line = path([(x, TOP), (x, HEIGHT - BOTTOM)], INK, width=1.4, dash="1 3")
-    return f"<g><title>{escape(f'step {step}: {words}')}</title>{line}{text(x, TOP, '▼', anchor='middle')}</g>"
-
-
-def _level(axes: Axes, value: float) -> list[str]:
-    """Return the horizontal line of a predicted value."""
-    _, y = axes.pixel(0, value)
-    label = f"- - predicted {short_number(value / axes.scale)}"
-    line = path([(LEFT, y), (WIDTH - RIGHT, y)], FROZEN, width=1.4, dash="5 3")
-    return [line, text(WIDTH, 12, label, size=10, anchor="end")]
 
 
 def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
@@ -225,13 +207,3 @@ def _value_range(metric: Metric, points: Sequence[Point], predicted: float | Non
     if high > low:
         return low, high
     return low - 0.5 * abs(low) - 0.5, high + 0.5 * abs(high) + 0.5
-
-
-def _summary(metric: Metric, line: Line) -> str:
-    points = line.series.drawn() or [Point(0, 0.0)]
-    first, newest = points[0].value / metric.scale, points[-1].value / metric.scale
-    return f"{line.name or metric.title}: {first:.4g} at first, {newest:.4g} now"
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # math.isfinite raises on an int beyond any float

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from functools import cache
-from html import escape
 from types import NoneType
 from typing import Any, get_args, get_origin
 
 import ipywidgets as w
 import yaml
-from pydantic.fields import FieldInfo
 
 from ..params import RunParams
 from ..params.base import Params, plain, read_yaml
@@ -21,7 +17,6 @@ from .markup import note
 
 UNSET = "unset"
 TRUTH_VALUES = {"true": True, "false": False}
-UNITS = {"_gib": "(GiB)", "_s": "(s)", "_min": "(min)"}
 
 
 def field_names(model: type[Params] = RunParams, prefix: str = "") -> list[str]:
@@ -43,154 +38,89 @@ def value_of(params: RunParams, name: str) -> Any:
     return plain(value)
 
 
-@dataclass(frozen=True)
-class FormField:
-    """One parameter, as its model declares it."""
+class FieldRow(w.HBox):
+    """Label, input, and help, reason or error of one parameter. `value` is plain data; reading it raises ParamError.
 
-    name: str
-    """Dotted name, such as train.lr."""
-    info: FieldInfo
-    kind: type
-    """str, int, float, bool, an Enum, dict or tuple."""
-    optional: bool
-    """True if it may be unset."""
+    kind: str, int, float, bool, an Enum, dict or tuple. optional: True if it may be unset.
+    """
 
-    @classmethod
-    @cache
-    def named(cls, name: str) -> FormField:
-        """Return the field of RunParams with this dotted name. Raises KeyError if there is none."""
+    def __init__(self, name: str, params: RunParams, *, changed: Callable[[], None]):
+        """name: dotted, such as train.lr; raises KeyError for an unknown one. changed: called when it was edited."""
+        self.name = name
         *path, last = name.split(".")
         model: Any = RunParams
         for part in path:
             model = model.model_fields[part].annotation
         info = model.model_fields[last]
         types = get_args(info.annotation) or (info.annotation,)
-        optional = NoneType in types
-        annotation = types[0] if optional else info.annotation
-        return cls(name, info, get_origin(annotation) or annotation, optional)
+        self.optional = NoneType in types
+        annotation = types[0] if self.optional else info.annotation
+        self.kind: type = get_origin(annotation) or annotation
+        self.help = " ".join((info.description or "").split())
+        self._filling = False
+        self._disabled_reason = ""
+        self._input = self._make_input()
+        self._input.description, self._input.tooltip = last.replace("_", " "), self.help
+        self._input.style.description_width = "12.5em"
+        self._words = w.HTML()
+        super().__init__([self._input, self._words])
+        self.add_class("mm-row")
+        self.show(params)
+        self._input.observe(lambda _: None if self._filling else changed(), "value")
 
-    @property
-    def help(self) -> str:
-        """The docstring of the field on one line."""
-        return " ".join((self.info.description or "").split())
-
-    @property
-    def label(self) -> str:
-        """The name for people, with its unit."""
-        name = self.name.rpartition(".")[2]
-        for ending, unit in UNITS.items():
-            if name.endswith(ending):
-                return f"{name.removesuffix(ending).replace('_', ' ')} {unit}"
-        return name.replace("_", " ")
-
-    @property
-    def default(self) -> Any:
-        """The default as plain data."""
-        return plain(self.info.get_default(call_default_factory=True))
-
-    @property
-    def choices(self) -> list[str]:
-        """The choices; empty where text or a number is typed."""
+    def _make_input(self) -> Any:
         choices: list[str] = []
         if issubclass(self.kind, Enum):
             choices = [str(member.value) for member in self.kind]
         elif self.kind is bool:
             choices = list(TRUTH_VALUES)
-        return [UNSET, *choices] if choices and self.optional else choices
+        if choices:
+            return w.Dropdown(options=[UNSET, *choices] if self.optional else choices)
+        if self.kind in (dict, tuple):
+            return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
+        if self.kind is int and not self.optional:
+            return w.IntText()
+        if self.kind is float and not self.optional:
+            return w.FloatText(step=None)
+        return w.Text(placeholder=UNSET if self.optional else "", continuous_update=False)
 
-    def explain(self, typed: Any) -> str:
-        """Return the meaning of the chosen member of an enum, else the first sentence of the help."""
-        words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]
-        if issubclass(self.kind, Enum) and typed != UNSET:
-            words = getattr(self.kind(typed), "description", "") or words
-        return words.replace("`", "")
-
-    def parse(self, typed: Any) -> Any:
-        """Return plain data from the value of an input. Raises ParamError."""
+    @property
+    def value(self) -> Any:
+        """The plain value of the input."""
+        typed = self._input.value
         if self.optional and typed in ("", UNSET):
             return None
         if self.kind in (dict, tuple):
             return read_yaml(typed, name=self.name) or self.kind()
         return TRUTH_VALUES[typed] if self.kind is bool else typed
 
-    def format(self, value: Any) -> Any:
-        """Return the value of an input for plain data."""
-        if value is None:
-            return UNSET if self.choices else ""
-        if isinstance(value, bool):
-            return str(value).lower()
-        if self.kind in (dict, tuple):
-            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
-        return str(value) if self.optional else value
-
-
-class FieldRow(w.HBox):
-    """Label, input, and help, reason or error. `value` is plain data; reading it raises ParamError for a bad text."""
-
-    def __init__(self, name: str, params: RunParams, *, changed: Callable[[str], None]):
-        self.field = FormField.named(name)
-        self._filling = False
-        self._disabled_reason = ""
-        self._unavailable_choices = ""  # HTML: why they cannot be chosen
-        self._input = _input_for(self.field)
-        self._input.description, self._input.tooltip = self.field.label, self.field.help
-        self._input.style.description_width = "12.5em"
-        self._words = w.HTML()
-        super().__init__([self._input, self._words])
-        self.add_class("mm-row")
-        self.show(params)
-        self._input.observe(lambda _: None if self._filling else changed(name), "value")
-
-    @property
-    def value(self) -> Any:
-        """The plain value of the input."""
-        return self.field.parse(self._input.value)
-
     def show(self, params: RunParams) -> None:
-        """Show the field's value, and offer only the choices that can be made beside these parameters."""
-        name = self.field.name
-        typed = self.field.format(value_of(params, name))
-        self._disabled_reason = short_reason(params.unavailable(name))
-        self._unavailable_choices, available = "", []
-        for choice in self.field.choices:
-            reason = short_reason(params.unavailable(name, self.field.parse(choice)))
-            if choice == typed or not reason:
-                available.append(choice)
-            else:
-                crossed_out = f'<s class="mm-off" aria-disabled="true">{escape(choice)}</s>'
-                self._unavailable_choices += f'<div class="mm-quiet">{crossed_out} not now: {escape(reason)}.</div>'
+        """Show the field's value, and disable the field if it has no effect beside these parameters."""
+        self._disabled_reason = params.unavailable(self.name).partition(";")[0]  # without the advice
+        typed = value_of(params, self.name)
+        if typed is None:
+            typed = UNSET if isinstance(self._input, w.Dropdown) else ""
+        elif isinstance(typed, bool):
+            typed = str(typed).lower()
+        elif self.kind in (dict, tuple):
+            typed = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
+        elif self.optional:
+            typed = str(typed)
         self._filling = True
-        with self._input.hold_sync():
-            if available and list(self._input.options) != available:
-                self._input.options = available
-            self._input.value = typed
+        self._input.value = typed
         self._filling = False
         self.mark("")
 
     def mark(self, error: str) -> None:
-        """Show an error beside the field, or its help where `error` is empty."""
+        """Show an error beside the field; without one why it has no effect, or what its value means."""
         if error:
             html = note(error, "error", role="alert")
         elif self._disabled_reason:
             html = note(f"Not now: it {self._disabled_reason}.")
         else:
-            html = note(self.field.explain(self._input.value)) + self._unavailable_choices
+            words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]  # the first sentence
+            if issubclass(self.kind, Enum) and self._input.value != UNSET:
+                words = getattr(self.kind(self._input.value), "description", "") or words
+            html = note(words.replace("`", ""))
         self._input.disabled = bool(self._disabled_reason) and not error
         self._words.value = html
-
-
-def short_reason(reason: str) -> str:
-    """Return why a choice is unavailable without the advice that follows."""
-    return reason.partition(";")[0]
-
-
-def _input_for(field: FormField) -> Any:
-    if field.choices:
-        return w.Dropdown(options=field.choices)
-    if field.kind in (dict, tuple):
-        return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
-    if field.kind is int and not field.optional:
-        return w.IntText()
-    if field.kind is float and not field.optional:
-        return w.FloatText(step=None)
-    return w.Text(placeholder=UNSET if field.optional else "", continuous_update=False)

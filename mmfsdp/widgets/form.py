@@ -13,7 +13,7 @@ import traitlets
 from ..params import Executor, ParamError, RunParams, load, preset_names
 from ..params.flags import command_line
 from .cell import CellWidget
-from .fields import FieldRow, FormField, field_names, short_reason, value_of
+from .fields import FieldRow, field_names, value_of
 from .markup import note
 
 MAIN = (
@@ -51,7 +51,8 @@ class RunForm(CellWidget):
 
     def __init__(self, preset: str = "tiny", *, fields: Sequence[str] = MAIN, **changes: Any):
         """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name."""
-        self._changes, self._config = changes, config_file(preset)
+        params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
+        self._changes, self._config = changes, str(params_file) if params_file.is_file() else preset
         params = load(self._config).change(**changes)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
@@ -59,8 +60,13 @@ class RunForm(CellWidget):
         self.texts = w.HTML(), w.HTML(), w.HTML()
         self.tabs = w.Tab([sheet, *self.texts], titles=["Form", *TEXTS])
         self.tabs.observe(lambda _: self._write_text(), "selected_index")
+        names = list(dict.fromkeys([*preset_names(), self._config]))
+        wide = w.Layout(width="27em")
+        preset_input = w.Dropdown(options=names, value=self._config, description="preset", layout=wide)
+        preset_input.style.description_width = "12.5em"
+        preset_input.observe(lambda change: self._choose_preset(change.new), "value")
         self._note = w.HTML()
-        super().__init__([self._make_preset_row(), self._note, self.tabs], params=params)
+        super().__init__([preset_input, self._note, self.tabs], params=params)
         self.add_class("mm-form")
         self.replace_older()
 
@@ -86,11 +92,6 @@ class RunForm(CellWidget):
             error = ParamError(full_names[0] if full_names else error.field, error.message)
         if not self.error:
             self._mark(error)
-
-    def close(self) -> None:
-        """Remove the form, and forget its observers."""
-        self.unobserve_all()
-        super().close()
 
     # Widgets
 
@@ -121,15 +122,6 @@ class RunForm(CellWidget):
             self.rows[name] = FieldRow(name, self.params, changed=self._edited)
         self._panes.children[index].children = [self.rows[name] for name in self._folded[index]]
 
-    def _make_preset_row(self) -> w.HBox:
-        names = list(dict.fromkeys([*preset_names(), self._config]))
-        self._preset = w.Dropdown(options=names, value=self._config, description="preset")
-        self._preset.style.description_width = "12.5em"
-        self._preset.observe(lambda change: self._choose_preset(change.new), "value")
-        row = w.HBox([self._preset])
-        row.add_class("mm-row")
-        return row
-
     # Edits
 
     def _choose_preset(self, name: str) -> None:
@@ -140,39 +132,17 @@ class RunForm(CellWidget):
         except (OSError, ValueError) as error:
             self._note.value = note(error, "error", role="alert")
 
-    def _edited(self, name: str) -> None:
+    def _edited(self) -> None:
         """Take the rows as they stand: valid parameters, or the error beside its field."""
         try:
             edits = {}
-            for each, row in self.rows.items():
-                if row.value != value_of(self.params, each):
-                    edits[each] = row.value
-            resets = self._without_effect(name, edits.get(name))
-            for each in resets:
-                edits[each] = FormField.named(each).default
+            for name, row in self.rows.items():
+                if row.value != value_of(self.params, name):
+                    edits[name] = row.value
             self.show(self.params.change(**edits))
         except ParamError as error:
             self.error = error
             self._mark(error)
-        else:
-            for each, reason in resets.items():
-                self._note.value += note(f"{each} is unset: it {reason}", "warning", role="status")
-
-    def _without_effect(self, name: str, value: Any) -> dict[str, str]:
-        """Return (name, reason) of fields that are set and could have no effect once a field has this value."""
-        section, _, last = name.partition(".")
-        params = getattr(self.params, section)
-        if last not in type(params).model_fields:
-            return {}
-        kind = FormField.named(name).kind
-        if FormField.named(name).choices and value is not None:
-            value = kind(value)
-        changed = params.model_copy(update={last: value})  # not validated: only asked what it cannot honor
-        reasons = {}
-        for other in type(params).model_fields:
-            if other != last and changed.unavailable(other, getattr(params, other)) and changed.unavailable(other):
-                reasons[f"{section}.{other}"] = short_reason(changed.unavailable(other))
-        return reasons
 
     def _mark(self, error: ParamError | None) -> None:
         """Show a mistake beside its field, which is unfolded, or on top if it belongs to no field."""
@@ -184,28 +154,18 @@ class RunForm(CellWidget):
 
     def _write_text(self) -> None:
         """Write the text in sight."""
-        index = self.tabs.selected_index
-        if index:
-            self.texts[index - 1].value = run_text(TEXTS[index - 1], self.params, config=self._config)
-
-
-def config_file(name: str) -> str:
-    """Return the parameters' file of a run's folder; any other name as it is."""
-    params_file = Path(name).expanduser() / "params.yaml"
-    return str(params_file) if params_file.is_file() else name
-
-
-def run_text(label: str, params: RunParams, *, config: str) -> str:
-    """Return a run in one of TEXTS, as HTML. config: the preset or file that the command line starts from."""
-    if label == "YAML":
-        about = "All parameters. form.params.to_yaml('mine.yaml') writes them, and RunForm('mine.yaml') reads them."
-        text = params.to_yaml()
-    elif label == "Command line":
-        about = "The same run from a terminal, with all that differs from its preset or file."
-        text = command_line(params, config)
-    else:
-        text, about = batch_file(params)
-    return f'{note(about)}<pre class="mm-text">{escape(text)}</pre>'
+        if not self.tabs.selected_index:
+            return
+        label = TEXTS[self.tabs.selected_index - 1]
+        if label == "YAML":
+            about = "All parameters. form.params.to_yaml('mine.yaml') writes them, and RunForm('mine.yaml') reads them."
+            text = self.params.to_yaml()
+        elif label == "Command line":
+            about = "The same run from a terminal, with all that differs from its preset or file."
+            text = command_line(self.params, self._config)
+        else:
+            text, about = batch_file(self.params)
+        self.texts[self.tabs.selected_index - 1].value = f'{note(about)}<pre class="mm-text">{escape(text)}</pre>'
 
 
 def batch_file(params: RunParams) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from html import escape
 
 import ipywidgets as w
 
@@ -31,8 +30,7 @@ class Launcher(CellWidget):
         self._button = w.Button(description="Launch", icon="play", button_style="primary")
         self._button.on_click(lambda _: self._start())
         self._note, self._below = w.HTML(), w.VBox()
-        self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="100%", display="none"))
-        super().__init__([self._button, self._note, self._bar, self._below])
+        super().__init__([self._button, self._note, self._below])
         self._follow(form)
 
     def launch(self) -> None:
@@ -90,9 +88,7 @@ class Launcher(CellWidget):
             self._note.value = note(str(error) or type(error).__name__, "error", role="alert")
         finally:
             self._idle.set()
-            self._bar.layout.display = "none"
             self._update_button()
 
     def _show_progress(self, label: str, share: float) -> None:
-        self._note.value, self._bar.value = f"first time only: {escape(label)}", share
-        self._bar.layout.display = None
+        self._note.value = note(f"first time only: {label}, {share:.0%}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 from html import escape
 
 import ipywidgets as w
@@ -35,7 +34,7 @@ class LogView(w.VBox):
         self._follow = w.ToggleButton(value=True, description="Follow", icon="arrow-down", tooltip=about, layout=narrow)
         controls = [self._rank, self._search, self._follow]
         for control in controls:
-            control.observe(lambda _: self._refresh(), "value")
+            control.observe(lambda _: self.draw(anew=True), "value")
         self._note, self._text = w.HTML(), w.HTML()
         # A box that is laid out from its bottom keeps the newest line in view.
         layout = w.Layout(height="20em", overflow="auto", flex_flow="column-reverse", flex="0 0 auto")
@@ -49,47 +48,30 @@ class LogView(w.VBox):
             self._added += len(lines)
             self._lines.extend(lines)
 
-    def draw(self) -> None:
-        """Bring the page up to date; costs nothing where it is."""
+    def draw(self, *, anew: bool = False) -> None:
+        """Bring the page up to date; costs nothing where it is. anew: since a filter or Follow has changed."""
         with self._lock:
-            if self._added == self._drawn:
+            if self._added == self._drawn and not anew:
                 return
             added = self._drawn = self._added
             lines = list(self._lines) if self._follow.value else []
         if not self._follow.value:
             self._note.value = note(f"paused; {added:,} lines by now")
             return
-        matching = [line for line in lines if self._matches(line)]
-        shown: list[LogLine] = []
+        rank, search = self._rank.value, self._search.value.casefold()
+        rows: list[str] = []  # as escaped HTML, the newest first
         characters = 0
-        for line in reversed(matching[-MAX_SHOWN_LINES:]):
-            characters += len(line.text)
-            if characters > MAX_SHOWN_CHARACTERS:
+        for line in reversed(lines):
+            text = COLOR.sub("", line.text)
+            if rank not in (-1, line.rank) or search not in text.casefold():
+                continue
+            characters += len(text)
+            if len(rows) == MAX_SHOWN_LINES or characters > MAX_SHOWN_CHARACTERS:
                 break
-            shown.append(line)
-        rows = "\n".join(_row(line) for line in reversed(shown))
-        self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{rows}</pre></div>'
-        words = f"{len(shown):,} of {added:,} lines"
-        if len(lines) < added and len(matching) < len(lines):
-            words += f"; filters reach the newest {len(lines):,}"
-        self._note.value = note(words)
-
-    def _refresh(self) -> None:
-        """Draw anew, since a filter or Follow has changed."""
-        with self._lock:
-            self._drawn = -1
-        self.draw()
-
-    def _matches(self, line: LogLine) -> bool:
-        if self._rank.value not in (-1, line.rank):
-            return False
-        return self._search.value.casefold() in COLOR.sub("", line.text).casefold()
-
-
-@lru_cache(1024)
-def _row(line: LogLine) -> str:
-    """Return a line as escaped HTML, its level marked, without terminal colors."""
-    text, severity = escape(COLOR.sub("", line.text)), level(line.text)
-    if severity:
-        text = f'<b class="mm-is-{severity}">{text}</b>'
-    return f'<span class="mm-quiet">{line.rank} │</span> {text}'
+            html, severity = escape(text), level(line.text)
+            if severity:
+                html = f'<b class="mm-is-{severity}">{html}</b>'
+            rows.append(f'<span class="mm-quiet">{line.rank} │</span> {html}')
+        log = "\n".join(reversed(rows))
+        self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{log}</pre></div>'
+        self._note.value = note(f"{len(rows):,} of {added:,} lines")

@@ -32,19 +32,15 @@ def page(title: str, body: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return an HTML table that scrolls sideways on a narrow page."""
-    lines = [_row(head, tag="th")]
+    html = "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"
     for row in rows:
-        lines.append(_row(row, tag="td"))
-    return f'<div class="mm-scroll"><table class="mm-table">{"".join(lines)}</table></div>'
-
-
-def _row(cells: Sequence[object], *, tag: str) -> str:
-    html = ""
-    for cell in cells:
-        if not isinstance(cell, Html):
-            cell = escape(f"{cell:,}" if isinstance(cell, int) else str(cell))
-        html += f"<{tag}>{cell}</{tag}>"
-    return f"<tr>{html}</tr>"
+        html += "<tr>"
+        for cell in row:
+            if not isinstance(cell, Html):
+                cell = escape(f"{cell:,}" if isinstance(cell, int) else str(cell))
+            html += f"<td>{cell}</td>"
+        html += "</tr>"
+    return f'<div class="mm-scroll"><table class="mm-table">{html}</table></div>'
 
 
 def key_figures(figures: Iterable[tuple[str, str]]) -> str:

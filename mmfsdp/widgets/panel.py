@@ -12,17 +12,17 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..run.folder import RECENT_EVENTS_BYTES, event_marks, read_events, read_json
+from ..run.folder import read_json
 from ..run.launch import Run
-from ..run.record import RunState, Status
+from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
 from ..run.watch import LogReader, MetricsReader, Progress, clock
 from .actions import Actions
 from .cell import CellWidget, ViewerPresence
-from .curves import History, charts
+from .curves import History
 from .log_view import LogView
 from .markup import note
-from .report import predicted_levels
+from .report import training_charts
 
 WATCHED_UPDATE_S = 0.5
 UNWATCHED_UPDATE_S = 30.0
@@ -35,12 +35,6 @@ MAX_SHOWN_RANKS = 24
 """Up to so many ranks show their figures; of more, the mouse shows them."""
 RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
 """Signs beside the colors, so that nobody needs to tell colors apart."""
-BAR_STYLES = {
-    Status.FAILED: "danger",
-    Status.LOST: "danger",
-    Status.CANCELLED: "warning",
-    Status.COMPLETED: "success",
-}
 
 
 class RunPanel(CellWidget):
@@ -97,25 +91,22 @@ class RunPanel(CellWidget):
     def _watch(self) -> None:
         """Read and draw, in a thread, until the run ends or the panel is closed."""
         try:
-            while not self._is_over():
+            while True:
+                self._resumed = done = False
+                try:
+                    done = self._update()
+                except OSError as error:  # passes: a shared disk that does not answer, too many open files
+                    self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
+                with self._ending:  # it may have been resumed while its end was drawn
+                    if self._closing.is_set() or (done and not self._resumed):
+                        self._ended.set()
+                        return
                 self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
                 self._viewer.returned.clear()
         except Exception as error:  # the thread ends here: the panel says why it stands still
             self._ended.set()
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
             raise
-
-    def _is_over(self) -> bool:
-        """Read and draw. Return True once the run is over, unless it was resumed while its end was drawn."""
-        self._resumed = done = False
-        try:
-            done = self._update()
-        except OSError as error:  # passes: a shared disk that does not answer, too many open files
-            self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
-        with self._ending:
-            if self._closing.is_set() or (done and not self._resumed):
-                self._ended.set()
-            return self._ended.is_set()
 
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
@@ -130,21 +121,16 @@ class RunPanel(CellWidget):
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
         self._viewer.ask()
-        self._draw_state()
-        self.logs.draw()
-        self._draw_details(now=state.done)
-        return state.done
-
-    def _draw_state(self) -> None:
-        state = self.state
         html = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not state.done:
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
         self._head.value = html
         self._bar.max, self._bar.value = max(1, state.steps), state.step
-        self._bar.bar_style = BAR_STYLES.get(state.status, "info")
         self.actions.update(state)
+        self.logs.draw()
+        self._draw_details(now=state.done)
+        return state.done
 
     def _draw_details(self, *, now: bool) -> None:
         """Draw ranks and curves if it is time, or `now`."""
@@ -154,23 +140,15 @@ class RunPanel(CellWidget):
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         self._rank_grid.value = rank_grid(ranks)
         self._tracebacks.value = tracebacks(ranks)
-        self._draw_curves()
-        cpu_s = time.thread_time() - cpu_start
-        self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
-
-    def _draw_curves(self) -> None:
-        """Draw the charts, the traffic of the newest step, and the newest events."""
-        events = read_events(self.run.path, last_bytes=RECENT_EVENTS_BYTES)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
-        row = self._progress.recent[-1] if self._progress.recent else {}
         result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
-        levels, marks = predicted_levels(estimate, result, row), event_marks(events)
-        html = charts(self._history, total=self.state.steps, predicted=levels, marks=marks)
-        sent, predicted = row.get("wire_bytes"), estimate.get("wire_bytes")
+        html = training_charts(self.run.path, self._history, self.state.steps, estimate, result)
+        sent, predicted = self._history.newest.get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
-        items = "".join(f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>" for event in events[-4:])
-        self._curves.value = html + (f'<ul class="mm-quiet">{items}</ul>' if items else "")
+        self._curves.value = html
+        cpu_s = time.thread_time() - cpu_start
+        self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
 
 
 def rank_grid(ranks: Sequence[RankProgress]) -> str:

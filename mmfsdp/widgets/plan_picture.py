@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
+from ..core.plan import ITEMSIZE, Unit, WrapPlan, count, size
 from .markup import rect, svg, text, width_of
 from .style import FROZEN, TRAINABLE
-
-if TYPE_CHECKING:
-    from ..core.plan import Unit, WrapPlan
 
 WIDTH, MAP_TOP, MAP_HEIGHT, DETAILS_HEIGHT = 920, 24, 290, 54
 """Pixels: of the picture, of the legend above the map, of the map, and of the details below it."""
@@ -18,11 +15,11 @@ Box = tuple[float, float, float, float]
 """x, y, width and height in pixels."""
 
 
-def plan_picture(plan: WrapPlan, *, marked: Container[str] = (), width: float = WIDTH) -> str:
+def plan_picture(plan: WrapPlan, *, width: float = WIDTH) -> str:
     """Return the model as SVG: a unit's area is its bytes at rest, in the order in which units run.
 
-    The mouse on a unit, or the keyboard's focus, shows its name, parameters and traffic below. marked: names of units
-    to point out. width: pixels; with fewer, letters stay larger on a narrow page.
+    The mouse on a unit, or the keyboard's focus, shows its name, parameters and traffic below. width: pixels; with
+    fewer, letters stay larger on a narrow page.
     """
     parts = []
     for index, (name, color) in enumerate((("frozen", FROZEN), ("trainable", TRAINABLE))):
@@ -32,7 +29,7 @@ def plan_picture(plan: WrapPlan, *, marked: Container[str] = (), width: float = 
     all_bytes = [nbytes + _stored_bytes(unit, trainable=True) for nbytes, unit in zip(frozen_bytes, units, strict=True)]
     boxes = treemap(all_bytes, width=width, height=MAP_HEIGHT)
     for unit, frozen, total, box in zip(units, frozen_bytes, all_bytes, boxes, strict=True):
-        parts.append(_unit(unit, box, frozen_share=frozen / total, marked=unit.name in marked))
+        parts.append(_unit(unit, box, frozen_share=frozen / total))
     hint = text(0, MAP_TOP + MAP_HEIGHT + 15, "Point at a unit, or go to it with Tab, for its details.", size=12)
     parts.append(f'<g class="mm-hint">{hint}</g>')
     description = f"{len(units)} units of the model, area by bytes"
@@ -41,15 +38,11 @@ def plan_picture(plan: WrapPlan, *, marked: Container[str] = (), width: float = 
 
 def _stored_bytes(unit: Unit, *, trainable: bool) -> int:
     """Return the bytes of a unit's frozen or trainable parameters, on all ranks together."""
-    from ..core.plan import ITEMSIZE
-
     return sum(param.numel * ITEMSIZE[param.dtype] for param in unit.params if param.trainable == trainable)
 
 
-def _unit(unit: Unit, box: Box, *, frozen_share: float, marked: bool) -> str:
+def _unit(unit: Unit, box: Box, *, frozen_share: float) -> str:
     """Return a unit's rectangle and its details, which the mouse shows."""
-    from ..core.plan import count, size
-
     x, y, width, height = box
     y += MAP_TOP
     parts = [
@@ -68,10 +61,6 @@ def _unit(unit: Unit, box: Box, *, frozen_share: float, marked: bool) -> str:
     if unit.ahead_backward:
         traffic += f"; its backward prefetches {unit.ahead_backward}"
     title = f"{unit.name}: {facts}, {traffic}"
-    if marked:
-        title += ", differs"
-        dashes = 'stroke="white" stroke-width="2" stroke-dasharray="7 4"'
-        parts.append(rect(x + 2, y + 2, width - 4, height - 4, "none", outline=dashes))
     edge = 'stroke="white" stroke-width="1.5"'
     parts.append(rect(x, y, width, height, "transparent", title=title, outline=edge))
     details = ""

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import ipywidgets as w
 
+from ..core.plan import WrapPlan
 from ..params import ParamError, RunParams
 from .cell import CellWidget, import_lock
 from .form import RunForm
 from .markup import note
 from .plan_page import LAPTOP, PAGE_MACHINES, PlannedRun, plan_page, side_by_side
-
-if TYPE_CHECKING:
-    from ..core.plan import WrapPlan
-    from ..estimate import Estimate
 
 
 class PlanView(CellWidget):
@@ -39,14 +34,12 @@ class PlanView(CellWidget):
         self._machine.observe(lambda _: self._draw(), "value")
         about = "Pressed: this plan stays beside those of later choices"
         self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack", tooltip=about)
-        self.pin.observe(lambda change: self._pin_plan(change.new), "value")
+        self.pin.observe(self._pin_plan, "value")
         self._note, self.page = w.HTML(), w.HTML()
         bar = w.HBox([self._machine, self.pin, self._note])
         bar.add_class("mm-row")
         super().__init__([bar, self.page])
         self.add_class("mm-form")
-        self._on_params = lambda change: self._request(change.new)
-        self._on_successor = lambda change: self._follow(change.new)
         self._follow(form)
         self.replace_older()
 
@@ -67,22 +60,22 @@ class PlanView(CellWidget):
 
     def close(self) -> None:
         """Remove the view; its thread ends."""
-        if not self._closed:
-            self._closed = True
-            with suppress(ValueError):  # a form that was closed first has no observers any more
-                self._form.unobserve(self._on_params, "params")
-                self._form.unobserve(self._on_successor, "successor")
+        self._closed = True
         super().close()
 
     def _follow(self, form: RunForm) -> None:
         """Show the plans of this form, and of the one that replaces it."""
+        if self._closed:
+            return
         self._form = form
-        form.observe(self._on_params, "params")
-        form.observe(self._on_successor, "successor")
+        form.observe(lambda change: self._request(change.new), "params")
+        form.observe(lambda change: self._follow(change.new), "successor")
         self._request(form.params)
 
     def _request(self, params: RunParams) -> None:
         """Plan these choices, after what the thread is doing now; older choices that wait are dropped."""
+        if self._closed:
+            return
         self._note.value = note("planning…", role="status")
         with self._lock:
             self._requested = params
@@ -100,13 +93,17 @@ class PlanView(CellWidget):
 
                     stages = previews(params)
                     if self._wanted(params):  # other choices may have been made while the lock was awaited
-                        self._show(params, *next(stages))
+                        self._show(PlannedRun(params, *next(stages)))
                 if self._wanted(params):
                     for plan, cost in stages:  # counts activations, which takes longer
-                        self._show(params, plan, cost)
+                        self._show(PlannedRun(params, plan, cost))
             except Exception as error:  # the thread goes on: the error is shown, and wait() raises it
                 if self._wanted(params):
-                    self._show_failure(error)
+                    self._failure = error
+                    self.page.layout.display = "none"
+                    self._note.value = note(str(error) or type(error).__name__, "error", role="status")
+                    if isinstance(error, ParamError):
+                        self._form.flag(error)
             with self._lock:
                 if self._closed or params is self._requested:
                     self._thread = None
@@ -116,26 +113,20 @@ class PlanView(CellWidget):
         """Return False once other choices were made, or the view is closed."""
         return params is self._requested and not self._closed
 
-    def _show(self, params: RunParams, plan: WrapPlan, cost: Estimate) -> None:
-        if not self._wanted(params):
+    def _show(self, planned: PlannedRun) -> None:
+        """Show a plan if it is of the newest choices."""
+        if not self._wanted(planned.params):
             return
         if isinstance(self._failure, ParamError):
             self._form.flag(None)
-        self._failure = None
-        self._shown = PlannedRun(params, plan, cost)
-        self._note.value = "" if self._shown.complete else note("counting activations…", role="status")
+        self._failure, self._shown = None, planned
+        complete = planned.cost.peak is not None or planned.plan.refused  # what is refused has no activations
+        self._note.value = "" if complete else note("counting activations…", role="status")
         self.page.layout.display = None
         self._draw()
 
-    def _show_failure(self, error: Exception) -> None:
-        self._failure = error
-        self.page.layout.display = "none"
-        self._note.value = note(str(error) or type(error).__name__, "error", role="status")
-        if isinstance(error, ParamError):
-            self._form.flag(error)
-
-    def _pin_plan(self, pinned: bool) -> None:
-        self._pinned = self._shown if pinned else None
+    def _pin_plan(self, _: object) -> None:
+        self._pinned = self._shown if self.pin.value else None
         self._draw()
 
     def _draw(self) -> None:

@@ -7,20 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets as w
 import yaml
 
-from ..run.folder import (
-    RECENT_EVENTS_BYTES,
-    current_plan,
-    event_marks,
-    read_events,
-    read_json,
-    read_metrics,
-    write_text,
-)
+from ..core.plan import WrapPlan, count, size
+from ..run.folder import RECENT_EVENTS_BYTES, current_plan, read_events, read_json, read_metrics, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -29,11 +22,9 @@ from .markup import Html, key_figures, note, page, rect, svg, table, text, ticks
 from .plan_picture import WIDTH, plan_picture
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
-if TYPE_CHECKING:
-    from ..core.plan import WrapPlan
-
 Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
+NEWEST_EVENTS = 6
 SKIPPED_NAMES = 5
 """Names of skipped records that are shown for each source."""
 
@@ -53,8 +44,6 @@ def write_report(folder: str | Path) -> Path:
 
 def report_html(folder: str | Path) -> str:
     """Return the report as a self-contained HTML page."""
-    from ..core.plan import WrapPlan
-
     folder = Path(folder)
     params = read_params(folder)
     planned = read_json(folder / "plan.json") or {}
@@ -65,7 +54,9 @@ def report_html(folder: str | Path) -> str:
         "": lambda: result_figures(result),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
-        "Training": lambda: _charts(folder, params, estimate, rows),
+        "Training": lambda: training_charts(
+            folder, History(rows), params.get("train", {}).get("steps"), estimate, result
+        ),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
         "Plan": lambda: plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), estimate) if planned else "",
@@ -140,17 +131,12 @@ def caption_cards(folder: str | Path, *, max_cards: int = 12) -> str:
 def _card(folder: Path, row: Mapping[str, str]) -> str:
     caption, truth = escape(row.get("caption", "?")), escape(row.get("truth", "?"))
     words = f"✓ {caption}" if caption == truth else f'✗ {caption}<br><span class="mm-quiet">truth: {truth}</span>'
-    image = _image_data(folder, row.get("image", ""))
-    picture = f'<img src="{image}" alt="{truth}">' if image else ""
+    path = (folder / row.get("image", "")).resolve()
+    picture = ""
+    if path.suffix == ".png" and path.is_relative_to(folder.resolve()) and path.is_file():  # nothing from elsewhere
+        data = base64.b64encode(path.read_bytes()).decode()
+        picture = f'<img src="data:image/png;base64,{data}" alt="{truth}">'
     return f'<figure class="mm-card">{picture}<figcaption>{words}</figcaption></figure>'
-
-
-def _image_data(folder: Path, name: str) -> str:
-    """Return a PNG of the run folder as a data URI; empty if it is missing or lies outside."""
-    path = (folder / name).resolve()
-    if path.suffix != ".png" or not path.is_relative_to(folder.resolve()) or not path.is_file():
-        return ""
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
 def skipped_lines(result: Mapping[str, Any]) -> list[str]:
@@ -165,25 +151,28 @@ def skipped_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _charts(folder: Path, params: Mapping[str, Any], estimate: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    history = History()
-    history.add(rows)
-    steps = (params.get("train") or {}).get("steps")
-    levels = predicted_levels(estimate, read_json(folder / "result.json") or {}, rows[-1] if rows else {})
-    marks = event_marks(read_events(folder, last_bytes=RECENT_EVENTS_BYTES))
-    return charts(history, total=steps, predicted=levels, marks=marks)
+def training_charts(
+    folder: Path, history: History, steps: int | None, estimate: Mapping[str, Any], result: Mapping[str, Any]
+) -> str:
+    """Return the curves of a run of so many steps, with what was predicted, and its newest events in words.
 
-
-def predicted_levels(estimate: Mapping[str, Any], result: Mapping[str, Any], row: Row) -> dict[str, float]:
-    """Return the predicted values of metrics, by key. row: any of metrics.jsonl, for the samples of a step.
-
-    That of the peak is for the batch that was measured, so it is known with the result.
+    The peak was predicted for the batch that was measured, so it is known with the result. No seconds are predicted on
+    CPUs, though older runs have stored some.
     """
-    step_s = _times(estimate).get("step_s")
-    levels = {"memory_bytes": (result.get("peak") or {}).get("bytes"), "step_s": step_s}
-    if step_s and row.get("samples"):
-        levels["samples_per_s"] = row["samples"] / step_s
-    return {key: value for key, value in levels.items() if value}
+    predicted = {}
+    if (result.get("peak") or {}).get("bytes"):
+        predicted["memory_bytes"] = result["peak"]["bytes"]
+    step_s = (estimate.get("times") or {}).get("step_s")
+    if step_s and estimate.get("device") != "cpu":
+        predicted["step_s"] = step_s
+        if history.newest.get("samples"):
+            predicted["samples_per_s"] = history.newest["samples"] / step_s
+    events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
+    html = charts(history, total=steps, predicted=predicted)
+    items = ""
+    for event in events[-NEWEST_EVENTS:]:
+        items += f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>"
+    return f'{html}<ul class="mm-quiet">{items}</ul>' if items else html
 
 
 def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -209,25 +198,16 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
         lines.append(["peak memory for the longest texts that the parameters allow", "", "", longest, "", ""])
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     html = table(head, lines)
-
     if estimate.get("device") == "cpu":
         html += note("No seconds are predicted on CPUs: their small operators take as long to call as to run.")
     return html
 
 
-def _times(estimate: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the predicted seconds of a step; none on CPUs, though older runs have stored some."""
-    return {} if estimate.get("device") == "cpu" else estimate.get("times") or {}
-
-
 def _pair(predicted: float, measured: float | None) -> tuple[object, object, str]:
+    """Return both and their difference as cells of a row; nothing is said of what was not measured."""
     if measured is None:
         return predicted, "", ""
-    return predicted, measured, _difference(predicted, measured)
-
-
-def _difference(predicted: float, measured: float) -> str:
-    return f"{(measured - predicted) / (predicted or 1):+.1%}"
+    return predicted, measured, f"{(measured - predicted) / (predicted or 1):+.1%}"
 
 
 def profiles(folder: Path) -> str:
@@ -275,8 +255,6 @@ def timeline(lanes: Mapping[str, Sequence[Sequence[float]]], *, seconds: float, 
 
 def plan_html(plan: WrapPlan, estimate: Mapping[str, Any]) -> str:
     """Return a plan as picture and table, its cost for each rank, and the findings of the lint."""
-    from ..core.plan import count, size
-
     trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
     words = (
         f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trainable)}</b> of {count(numel)} parameters train. "
@@ -294,8 +272,6 @@ def findings(plan: WrapPlan) -> str:
 
 def unit_table(plan: WrapPlan) -> str:
     """Return every unit with its parameters, bytes and traffic."""
-    from ..core.plan import count, size
-
     head = ["unit", "kind", "policy", "parameters", "at rest", "unsharded", "all-gathers", "reduced"]
     rows: list[list[object]] = []
     for unit in plan.units:
@@ -312,13 +288,12 @@ def unit_table(plan: WrapPlan) -> str:
 
 def parameters(folder: Path, params: Mapping[str, Any], libraries: Mapping[str, str]) -> str:
     """Return all parameters, with the versions and the commit that are needed to make the run again."""
-    versions = [f"{name} {number}" for name, number in libraries.items()]
+    versions = dict(libraries)
     record = RunRecord.read(folder)
-    if record and record.commit:
-        versions.insert(0, f"commit {record.commit}")
     if record:
-        versions.insert(0, f"mmfsdp {record.version}")
-    html = note(f"made with {', '.join(versions)}") if versions else ""
+        versions = {"mmfsdp": record.version, "commit": record.commit, **libraries}
+    words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    html = note(f"made with {words}") if words else ""
     if params:
         text = escape(yaml.safe_dump(dict(params), sort_keys=False))
         html += f"<details><summary>all of them, as params.yaml</summary><pre>{text}</pre></details>"

@@ -28,6 +28,9 @@ STYLE = f"""<style>
 .mm-table td:first-child {{min-width: 15em; overflow-wrap: anywhere}}
 .mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
 .mm-figures b {{display: block; font-size: 1.7em}}
+.mm-bar {{display: flex; height: 24px}} .mm-legend {{display: flex; flex-wrap: wrap; gap: 0 1.5em;
+  margin: .4em 0; font-size: 12px}}
+.mm-legend i {{display: inline-block; width: 12px; height: 12px; margin-right: 5px; vertical-align: -1px}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto; margin: .5em 0}}
 .mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
@@ -45,8 +48,6 @@ svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:ho
 WIDGET_STYLE = f"""<style>
 .mm-widget .widget-html-content {{min-width: 0}}
 .mm-widget summary {{cursor: pointer}} .mm-widget p {{margin: .4em 0}} .mm-widget svg {{display: block; margin: .5em 0}}
-.mm-widget iframe {{color-scheme: light; background: Canvas}}
-[data-jp-theme-light="false"] .mm-widget iframe, .vscode-dark .mm-widget iframe {{color-scheme: dark}}
 .mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {{
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}}
 .mm-form .mm-row {{display: flex; flex-flow: row wrap; align-items: center; overflow: visible; gap: 0 .6em}}

@@ -56,11 +56,12 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     write(page, "steps", "60")
     expect(page.locator(".mm-error")).to_have_count(0)
     page.get_by_label("backend", exact=True).select_option("FSDP1")
-    expect(field(page, "frozen policy").locator(".mm-off")).to_have_text("AUTO")
-    assert "AUTO" not in policy.locator("option").all_inner_texts()
+    policy.select_option("AUTO")
+    expect(field(page, "frozen policy").locator(".mm-error")).to_contain_text("FSDP2")
+    policy.select_option("SHARD")
     page.get_by_label("backend", exact=True).select_option("FSDP2")
-    expect(page.get_by_label("memory budget (GiB)")).to_be_disabled()
-    expect(field(page, "memory budget (GiB)")).to_contain_text("unless frozen_policy is AUTO")
+    expect(page.get_by_label("memory budget gib")).to_be_disabled()
+    expect(field(page, "memory budget gib")).to_contain_text("unless frozen_policy is AUTO")
 
     sends = page.locator(".mm-figures div", has_text="sends a step")
     expect(sends).to_be_visible(timeout=120_000)  # torch is imported, by a thread

@@ -183,3 +183,6 @@ def test_other_wrappers_are_not_read_back():
     for model in (FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), tiny_flamingo()):
         with pytest.raises(ValueError, match="not wrapped with FSDP2.*make_plan"):
             describe(model)
+    partly = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh_of()), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="1.weight: is in no unit; call fully_shard on the whole model"):
+        describe(partly)
