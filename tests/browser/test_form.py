@@ -60,8 +60,8 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     expect(field(page, "frozen policy").locator(".mm-error")).to_contain_text("FSDP2")
     policy.select_option("SHARD")
     page.get_by_label("backend", exact=True).select_option("FSDP2")
-    expect(page.get_by_label("memory budget gib")).to_be_disabled()
-    expect(field(page, "memory budget gib")).to_contain_text("unless frozen_policy is AUTO")
+    expect(page.get_by_label("memory budget (GiB)")).to_be_disabled()
+    expect(field(page, "memory budget (GiB)")).to_contain_text("unless frozen_policy is AUTO")
 
     sends = page.locator(".mm-figures div", has_text="sends a step")
     expect(sends).to_be_visible(timeout=120_000)  # torch is imported, by a thread
