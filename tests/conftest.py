@@ -34,8 +34,7 @@ REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_envi
 REAL_ROOMS = "(launch|run|train|cli.bench_wrap|cli.bench_step|cli.spawn_ranks)"
 REAL_TESTS = r"(tests\.)?(ranks|tiny_run|bench\.peaks)"
 REAL_IMPORTS = re.compile(
-    rf"^\s*(from|import) ({REAL_TESTS}|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b",
-    re.MULTILINE,
+    rf"^\s*(from|import) ({REAL_TESTS}|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b", re.MULTILINE
 )
 
 

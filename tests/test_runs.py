@@ -13,14 +13,7 @@ import pytest
 
 from mmfsdp import ParamError
 from mmfsdp.run import local
-from mmfsdp.run.folder import (
-    MetricsWriter,
-    last_row,
-    metrics_path,
-    read_json,
-    read_metrics,
-    write_json,
-)
+from mmfsdp.run.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
 from mmfsdp.run.record import RunRecord, Status, check_entry
 from mmfsdp.run.state import run_state
 
@@ -173,10 +166,7 @@ HALF_WRITTEN = {
         Status.FAILED,
     ),
     "elsewhere": ({"run.json": record(host="another")}, Status.QUEUED),
-    "elsewhere, finished": (
-        {"run.json": record(host="another"), "status.json": '{"status": "FAILED"}'},
-        Status.FAILED,
-    ),
+    "elsewhere, finished": ({"run.json": record(host="another"), "status.json": '{"status": "FAILED"}'}, Status.FAILED),
 }
 
 

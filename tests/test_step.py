@@ -2,11 +2,10 @@
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny import tiny_batch, tiny_flamingo
+from tiny import Mapping, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.optim import SGD
 from transformers import (
@@ -29,27 +28,10 @@ from mmfsdp.core.step import label_tokens, train_step
 from mmfsdp.params import Schedule, TrainParams
 
 
-@dataclass
-class Texts:
-    """A batch of texts: every token is a label."""
-
-    ids: torch.Tensor
-    source: str = ""
-    weight: float = 1.0
-
-    @property
-    def size(self):
-        return len(self.ids)
-
-    @property
-    def label_tokens(self):
-        return self.ids[:, 1:].numel()
-
-    def to(self, device):
-        return self
-
-    def inputs(self):
-        return {"input_ids": self.ids, "labels": self.ids}
+def texts() -> Mapping:
+    """Two texts of which every token is a label."""
+    ids = torch.arange(12).view(2, 6)
+    return Mapping({"input_ids": ids, "labels": ids})
 
 
 TRAIN = TrainParams(steps=10, lr=1e-2, warmup_steps=4, weight_decay=0.1)
@@ -125,7 +107,7 @@ LOSSES = {
 @pytest.mark.parametrize("make, is_served", LOSSES.values(), ids=LOSSES)
 def test_a_loss_that_is_no_mean_over_the_counted_tokens_is_told_once(make, is_served):
     torch.manual_seed(0)
-    model, batch = make(), Texts(torch.arange(12).view(2, 6))
+    model, batch = make(), texts()
     for first in (True, False):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -145,7 +127,7 @@ def test_a_model_without_a_loss_is_named():
     model = BertModel(BertConfig(**SIZES))
     model.forward = lambda input_ids, labels: BertModel.forward(model, input_ids)
     with pytest.raises(ValueError, match="model: BertModel returns no loss"):
-        train_step(model, [Texts(torch.arange(12).view(2, 6))], SGD(model.parameters(), lr=0.1))
+        train_step(model, [texts()], SGD(model.parameters(), lr=0.1))
 
 
 def test_the_gradient_is_clipped_to_its_global_norm():

@@ -96,10 +96,7 @@ def test_a_cancelled_sweep_stops_all_of_it(folder):
 
 def test_no_member_starts_before_all_are_sound(folder, capsys):
     for words, match in [
-        (
-            {"grid": {"train.lr": [1, -1]}},
-            r"train.lr: -1 should be .* \(in the member train.lr=-1\)",
-        ),
+        ({"grid": {"train.lr": [1, -1]}}, r"train.lr: -1 should be .* \(in the member train.lr=-1\)"),
         ({"grid": {"train.rate": [1]}}, "train.rate: no such field"),
         ({"grid": {"train.lr": []}}, "makes 0 runs"),
         ({"overrides": [{"train.lr": 1}, {"train.lr": 1.0}]}, "two members are the same"),

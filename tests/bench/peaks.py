@@ -199,8 +199,6 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
     dist.all_gather_object(shares, texts)
     for share in shares:
         texts |= share
-    gc.collect()
-    gc.freeze()  # modules that are imported: each collection would look through them
     rows: list[dict[str, Any] | None] = []
     for case in cases:
         text = texts[str(case)]
@@ -218,6 +216,7 @@ def measure(
     make: returns a model, and a batch of each source. marks: steps; the least of their peaks counts, since a thread of
     gloo's may free a buffer late."""
     gc.collect()  # what goes while memory is watched must have come while it was
+    gc.freeze()  # modules that are imported: each collection would look through them
     with cpu_memory() as memory:
         model, batches = make()
         model = apply_plan(model, plan)
@@ -228,7 +227,7 @@ def measure(
         steps = []
         for _ in range(2):  # AdamW's states exist then, and DDP has made its buckets anew
             steps.append(train_step(model, micro_batches, optimizer, max_grad_norm=1.0))
-            HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
+        HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
         gc.collect()
         counts = []
         for _ in range(marks):

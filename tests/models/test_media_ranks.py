@@ -32,10 +32,7 @@ CASES = {
     "FSDP2 lora, recomputed": {"activation_checkpointing": "all"},
     "DDP lora": {"backend": "DDP"},
 }
-ENCODERS = {
-    "open_clip": BackboneParams(source="open_clip", config=VISION),
-    **TOWERS,
-}
+ENCODERS = {"open_clip": BackboneParams(source="open_clip", config=VISION), **TOWERS}
 TRAINED = ("timm ViT", "open_clip ViT", "open_clip ResNet", "CLIP, last but one", "SigLIP", "ViT")
 FROZEN = (*TRAINED, "DINOv2, other size")
 TOWER_CASES = {f"FSDP2: {tower}": {} for tower in FROZEN}

@@ -22,30 +22,12 @@ from tests.ranks import on_ranks
 
 
 def test_every_enum_has_oumis_members_and_torchs_counterparts():
-    torchs = torch_fsdp.ShardingStrategy
-    assert {s.value: s.to_torch() for s in ShardingStrategy} == {
-        "FULL_SHARD": torchs.FULL_SHARD,
-        "SHARD_GRAD_OP": torchs.SHARD_GRAD_OP,
-        "HYBRID_SHARD": torchs.HYBRID_SHARD,
-        "NO_SHARD": torchs.NO_SHARD,
-        "HYBRID_SHARD_ZERO2": torchs._HYBRID_SHARD_ZERO2,
-    }
-    assert {s.value: s.to_torch() for s in StateDictType} == {
-        "FULL_STATE_DICT": torch_fsdp.StateDictType.FULL_STATE_DICT,
-        "SHARDED_STATE_DICT": torch_fsdp.StateDictType.SHARDED_STATE_DICT,
-        "LOCAL_STATE_DICT": torch_fsdp.StateDictType.LOCAL_STATE_DICT,
-    }
-    assert {p.value: p.to_torch() for p in BackwardPrefetch} == {
-        "BACKWARD_PRE": torch_fsdp.BackwardPrefetch.BACKWARD_PRE,
-        "BACKWARD_POST": torch_fsdp.BackwardPrefetch.BACKWARD_POST,
-        "NO_PREFETCH": None,
-    }
-    assert {p.value for p in AutoWrapPolicy} == {
-        "SIZE_BASED_WRAP",
-        "TRANSFORMER_BASED_WRAP",
-        "NO_WRAP",
-        "FROZEN_AWARE",
-    }
+    for kind in (ShardingStrategy, StateDictType, BackwardPrefetch):
+        theirs = getattr(torch_fsdp, kind.__name__)
+        counterparts = {choice.value: choice.to_torch() for choice in kind}
+        assert counterparts.pop("NO_PREFETCH", None) is None
+        assert {each.name.removeprefix("_"): each for each in theirs} == counterparts
+    assert {p.value for p in AutoWrapPolicy} == {"SIZE_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "NO_WRAP", "FROZEN_AWARE"}
     for choice in (*ShardingStrategy, *StateDictType, *BackwardPrefetch, *AutoWrapPolicy):
         assert isinstance(choice, str) and str(choice) == choice.value and type(choice)(choice.value) is choice
 
