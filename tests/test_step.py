@@ -5,21 +5,10 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from tiny import Mapping, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.optim import SGD
-from transformers import (
-    BartConfig,
-    BartForCausalLM,
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PretrainedConfig,
-)
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from mmfsdp.core.lint import lint_loss
@@ -85,20 +74,24 @@ def test_label_tokens_are_those_that_the_models_loss_is_a_mean_over():
     batch.labels[:, 0] = 1  # of which a causal model predicts none
     every = int((batch.labels != -100).sum())
     assert label_tokens(model, batch) == label_tokens(tiny_flamingo(), batch) == every - 2
-    model.config = PretrainedConfig(is_encoder_decoder=True)
+    model.config = transformers.PretrainedConfig(is_encoder_decoder=True)
     assert label_tokens(model, batch) == every
     model.count_label_tokens = lambda batch: 7
     assert label_tokens(model, batch) == 7
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-BART = BartConfig(vocab_size=32, d_model=16, decoder_layers=1, decoder_ffn_dim=16, decoder_attention_heads=2)
+BART = transformers.BartConfig(
+    vocab_size=32, d_model=16, decoder_layers=1, decoder_ffn_dim=16, decoder_attention_heads=2
+)
 LOSSES = {
-    "causal": (lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), True),
-    "masked": (lambda: BertForMaskedLM(BertConfig(**SIZES)), True),
-    "causal without a shift": (lambda: BartForCausalLM(BART), False),
+    "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), True),
+    "masked": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), True),
+    "causal without a shift": (lambda: transformers.BartForCausalLM(BART), False),
     "with a router's loss": (
-        lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_key_value_heads=2, output_router_logits=True)),
+        lambda: transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**SIZES, num_key_value_heads=2, output_router_logits=True)
+        ),
         False,
     ),
 }
@@ -124,8 +117,8 @@ def test_a_mean_over_samples_is_left_alone():
 
 
 def test_a_model_without_a_loss_is_named():
-    model = BertModel(BertConfig(**SIZES))
-    model.forward = lambda input_ids, labels: BertModel.forward(model, input_ids)
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    model.forward = lambda input_ids, labels: transformers.BertModel.forward(model, input_ids)
     with pytest.raises(ValueError, match="model: BertModel returns no loss"):
         train_step(model, [texts()], SGD(model.parameters(), lr=0.1))
 

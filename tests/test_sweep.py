@@ -17,14 +17,13 @@ from tests.tiny_run import tiny_run
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY = "launch_entries:member"
+ENTRY = "tests.launch_entries:member"
 GRID = {"train.lr": [1, 2, 3], "fsdp.frozen_policy": ["SHARD", "KEEP"]}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where sweeps are; whatever is left of them after the test is stopped."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.chdir(tmp_path)
     yield tmp_path / "runs"
     for path in (tmp_path / "runs").glob("*/sweep.json"):

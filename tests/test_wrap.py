@@ -1,13 +1,11 @@
 """Wrapped on real ranks = one process: same losses, norms and weights; frozen untouched; traffic as predicted."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
-from ranks import on_ranks
+from ranks import WAYS, on_ranks
 from starts import BACKENDS, GENERATE, NORMALIZE, generated, normalized, start
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
@@ -29,7 +27,6 @@ from tests.test_several_sources import trained
 
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 MAX_NORM = 0.05
-WAYS = yaml.safe_load((Path(__file__).parent / "data/ways_to_wrap.yaml").read_text(encoding="utf-8"))
 EXACT, ROUNDED, FOUR_RANKS = WAYS["exact"], WAYS["rounded"], WAYS["four_ranks"]
 
 

@@ -145,18 +145,9 @@ def demo(folder: Path) -> list[dict[str, Any]]:
     options = ["--launch.folder", str(folder), "--launch.replace", "--train.eval-samples", "200" if ON_GPU else "8"]
     options += ["--launch.ranks", "1"] + ([] if ON_GPU else ["--train.steps", "20", "--train.warmup-steps", "5"])
     _mmfsdp("run", "--config", "tiny", "--launch.name", "demo", *options)
-    half = ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10", "--train.async-save"]
-    half += [
-        "--train.batch-size",
-        "8",
-        "--launch.folder",
-        str(folder),
-        "--launch.replace",
-        "--launch.ranks",
-        "1",
-        "--launch.name",
-        "half",
-    ]
+    half = ["--launch.folder", str(folder), "--launch.replace", "--launch.ranks", "1", "--launch.name", "half"]
+    half += ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10", "--train.async-save"]
+    half += ["--train.batch-size", "8"]
     _mmfsdp("launch", "--config", "tiny", "--train.device", "cpu", *half)
     run = folder / "half"
     until = time.monotonic() + 100

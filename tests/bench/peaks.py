@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -207,6 +208,11 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
         else:
             rows.append({"plan": text} | measure(case.make, WrapPlan.from_json(text), case.micro_steps, marks))
     return rows
+
+
+def measure_plans(make: Callable[[str], tuple[nn.Module, list[Any]]], plans: dict[str, str]) -> dict[str, Any]:
+    """Measure plans on this rank, by case: the model and batches that `make(case)` returns, and the plan as JSON."""
+    return {case: measure(partial(make, case), WrapPlan.from_json(text)) for case, text in plans.items()}
 
 
 def measure(

@@ -86,7 +86,7 @@ def tools(tmp_path_factory):
 
         def start_sweep():
             grid = {"train.lr": [1e-4, 1e-2, 1e-1]}
-            here["rates"] = sweep(small_run(**{"launch.name": "rates"}), grid=grid, at_once=2)
+            here["rates"] = sweep(small_run(**{"launch.name": "rates"}), grid=grid, at_once=3)
 
         def wait_for_sweep():
             here["rates"].wait()

@@ -90,34 +90,22 @@ def test_damage_of_equal_shard_names_is_told_apart_and_what_is_in_no_record_is_n
 
 def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
     cut = (PHOTOGRAPHS / "cat.jpg").read_bytes()[:3000]
-    rows = [
-        {"file_name": "cut.jpg", "text": "a cat"},
-        {"file_name": "gone.png", "text": "nothing"},
-        {"file_name": "0.png", "text": " "},
-        {"file_name": "1.png"},
-        {"file_name": "2.png", "text": 7},
-        '{"file_name": "0.png", ',
-        '["0.png"]',
-        {"text": "no file"},
-        {"file_name": "../pictures/0.png", "text": "climbs"},
-        {"file_name": "/etc/hostname", "text": "absolute"},
-        "[" * 100_000,
+    bad = [
+        ({"file_name": "cut.jpg", "text": "a cat"}, "cut.jpg", "truncated"),
+        ({"file_name": "gone.png", "text": "nothing"}, "gone.png", "FileNotFoundError"),
+        ({"file_name": "0.png", "text": " "}, "0.png", "has no caption"),
+        ({"file_name": "1.png"}, "1.png", "has no caption"),
+        ({"file_name": "2.png", "text": 7}, "2.png", "has no caption"),
+        ('{"file_name": "0.png", ', "metadata.jsonl:9", "is not JSON"),
+        ('["0.png"]', "metadata.jsonl:10", "is not a JSON object"),
+        ({"text": "no file"}, "metadata.jsonl:11", "has no file_name"),
+        ({"file_name": "../pictures/0.png", "text": "climbs"}, "metadata.jsonl:12", "leads out of the folder"),
+        ({"file_name": "/etc/hostname", "text": "absolute"}, "metadata.jsonl:13", "leads out of the folder"),
+        ("[" * 100_000, "metadata.jsonl:14", "is not JSON"),
     ]
-    train, heldout, skipped = both(picture_folder(rows, {"cut.jpg": cut}))
+    train, heldout, skipped = both(picture_folder([row for row, _, _ in bad], {"cut.jpg": cut}))
     assert sorted(s.text for s in train + heldout) == ["number 0", "number 1", "number 2"]
-    for name, why in {
-        "cut.jpg": "truncated",
-        "gone.png": "FileNotFoundError",
-        "0.png": "has no caption",
-        "1.png": "has no caption",
-        "2.png": "has no caption",
-        "metadata.jsonl:9": "is not JSON",
-        "metadata.jsonl:10": "is not a JSON object",
-        "metadata.jsonl:11": "has no file_name",
-        "metadata.jsonl:12": "leads out of the folder",
-        "metadata.jsonl:13": "leads out of the folder",
-        "metadata.jsonl:14": "is not JSON",
-    }.items():
+    for _, name, why in bad:
         assert why in skipped.pop(name)
     assert not skipped
 

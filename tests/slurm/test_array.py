@@ -12,15 +12,14 @@ from mmfsdp import ParamError, sweep
 from mmfsdp.params import load
 from mmfsdp.run.record import Status
 from mmfsdp.run.sweep import Sweep
-from tests.slurm.conftest import ROOT, light
+from tests.slurm.conftest import light
 from tests.waiting import until
 
 ENTRY = "tests.launch_entries:member"
 
 
 @pytest.fixture
-def base(cluster, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def base(cluster, tmp_path):
     return light(tmp_path, **{"launch.name": "lr", "launch.ranks": 2, "train.steps": 4})
 
 

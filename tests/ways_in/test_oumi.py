@@ -18,7 +18,7 @@ from mmfsdp import (
     make_plan,
     wrap_fsdp,
 )
-from tests.ranks import on_ranks
+from tests.ranks import WAYS, on_ranks
 
 
 def test_every_enum_has_oumis_members_and_torchs_counterparts():
@@ -73,24 +73,7 @@ def model(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), Layer(), Layer(), nn.Linear(8, 2))
 
 
-LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Layer"}
-CASES = {
-    "default": {},
-    "FULL_SHARD": LAYERS | {"sharding_strategy": "FULL_SHARD"},
-    "SHARD_GRAD_OP": LAYERS | {"sharding_strategy": "SHARD_GRAD_OP"},
-    "HYBRID_SHARD": LAYERS | {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2},
-    "HYBRID_SHARD_ZERO2": LAYERS | {"sharding_strategy": "HYBRID_SHARD_ZERO2", "dp_replicate": 2, "dp_shard": 2},
-    "NO_SHARD": {"sharding_strategy": "NO_SHARD"},
-    "disabled": {"enable_fsdp": False},
-    "bf16": {"mixed_precision": "bf16"},
-    "fp16": {"mixed_precision": "fp16"},
-    "BACKWARD_POST": {"backward_prefetch": "BACKWARD_POST"},
-    "NO_PREFETCH": {"backward_prefetch": "NO_PREFETCH"},
-    "forward_prefetch": {"forward_prefetch": True},
-    "flat": {"use_orig_params": False},
-    "by size": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 500},
-    "unsynced": {"sync_module_states": False},
-}
+CASES = WAYS["oumi"]
 
 
 def wrap_every_case() -> dict:
