@@ -9,7 +9,7 @@ import pytest
 
 # Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["MMFSDP_ENTRIES"] = "launch_entries,tests.launch_entries,tests.fault_entries"
+os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries"
 """Modules with functions that ranks of tests may call, beside the package's own; they find them by PYTHONPATH."""
 os.environ["PYTHONPATH"] = f"{Path(__file__).resolve().parent.parent}:{os.environ.get('PYTHONPATH', '')}"
 

@@ -22,7 +22,7 @@ def record(**changes) -> RunRecord:
     """Of a run whose supervisor is this very process."""
     mine = RunRecord(
         executor="local",
-        entry="launch_entries:talk",
+        entry="tests.launch_entries:talk",
         ranks=2,
         steps=5,
         threads=1,

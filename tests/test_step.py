@@ -81,19 +81,13 @@ def test_label_tokens_are_those_that_the_models_loss_is_a_mean_over():
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-BART = transformers.BartConfig(
-    vocab_size=32, d_model=16, decoder_layers=1, decoder_ffn_dim=16, decoder_attention_heads=2
-)
+BART = {"vocab_size": 32, "d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 16, "decoder_attention_heads": 2}
+ROUTED = SIZES | {"num_key_value_heads": 2, "output_router_logits": True}
 LOSSES = {
     "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), True),
     "masked": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), True),
-    "causal without a shift": (lambda: transformers.BartForCausalLM(BART), False),
-    "with a router's loss": (
-        lambda: transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**SIZES, num_key_value_heads=2, output_router_logits=True)
-        ),
-        False,
-    ),
+    "causal without a shift": (lambda: transformers.BartForCausalLM(transformers.BartConfig(**BART)), False),
+    "with a router's loss": (lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**ROUTED)), False),
 }
 
 

@@ -113,20 +113,18 @@ def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
 def test_corrupt_records_of_shards_are_skipped_by_name(shard):
     good = {f"{i}.{kind}": data for i in range(3) for kind, data in {"png": picture_bytes(), "txt": b"good"}.items()}
     bad = {
-        "broken.png": b"no picture",
-        "broken.txt": b"text",
-        "silent.png": picture_bytes(),
-        "empty.png": picture_bytes(),
-        "empty.txt": b" ",
-        "json.png": picture_bytes(),
-        "json.json": b"{'single': quotes",
-        "list.png": picture_bytes(),
-        "list.json": b"[1]",
-        "bytes.png": picture_bytes(),
-        "bytes.txt": b"\xff\xfe\xfa",
-        "blind.txt": b"a caption with no picture",
+        "broken": ({"png": b"no picture", "txt": b"text"}, "is not a usable picture"),
+        "silent": ({"png": picture_bytes()}, "has no caption"),
+        "empty": ({"png": picture_bytes(), "txt": b" "}, "has no caption"),
+        "json": ({"png": picture_bytes(), "json": b"{'single': quotes"}, "is not "),
+        "list": ({"png": picture_bytes(), "json": b"[1]"}, "is not "),
+        "bytes": ({"png": picture_bytes(), "txt": b"\xff\xfe\xfa"}, "is not "),
+        "blind": ({"txt": b"a caption with no picture"}, "has no picture"),
     }
-    path = shard("a.tar", {**good, **bad})
+    members = dict(good)
+    for key, (files, _) in bad.items():
+        members |= {f"{key}.{kind}": data for kind, data in files.items()}
+    path = shard("a.tar", members)
     whole = shard("b.tar", good).read_bytes()
     for name, length in {"b.tar": 3500, "c.tar": 0, "d.tar": 2600, "e.tar": 4096}.items():
         (path.parent / name).write_bytes(
@@ -136,13 +134,7 @@ def test_corrupt_records_of_shards_are_skipped_by_name(shard):
     names = {"a.tar/0", "a.tar/1", "a.tar/2", "b.tar/0", "d.tar/0", "e.tar/0", "e.tar/1"}
     assert {s.name for s in train + heldout} == names
     for name, why in {
-        "a.tar/broken": "is not a usable picture",
-        "a.tar/silent": "has no caption",
-        "a.tar/empty": "has no caption",
-        "a.tar/json": "is not ",
-        "a.tar/list": "is not ",
-        "a.tar/bytes": "is not ",
-        "a.tar/blind": "has no picture",
+        **{f"a.tar/{key}": why for key, (_, why) in bad.items()},
         "b.tar/1": "has no caption",
         "b.tar:3072": "all bytes from byte 3072 on are lost",
         "c.tar:0": "is damaged",

@@ -33,9 +33,8 @@ TOKENS = {"class token": 5, "SigLIP without its first patch": 3}
 def theirs(**changes) -> transformers.LlavaForConditionalGeneration:
     torch.manual_seed(0)
     parts = {"vision_config": transformers.CLIPVisionConfig(**VISION), "text_config": transformers.LlamaConfig(**TEXT)}
-    model = transformers.LlavaForConditionalGeneration(
-        transformers.LlavaConfig(**{**parts, "image_token_index": IMAGE, **changes})
-    ).eval()
+    config = transformers.LlavaConfig(**{**parts, "image_token_index": IMAGE, **changes})
+    model = transformers.LlavaForConditionalGeneration(config).eval()
     for p in model.parameters():
         if p.ndim > 1:  # far from the usual tiny start, so that a mistake shows in the logits
             p.data.normal_(std=0.2)

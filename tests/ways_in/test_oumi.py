@@ -42,15 +42,13 @@ def test_the_fields_are_oumis():
 
 
 def test_its_yaml_moves_as_it_is():
-    assert (
-        FSDPParams(use_orig_params=True, min_num_params=100_000, auto_wrap_policy="NO_WRAP").min_num_params == 100_000
-    )
+    written_out = FSDPParams(use_orig_params=True, min_num_params=100_000, auto_wrap_policy="NO_WRAP")
+    assert written_out.min_num_params == 100_000
     named = FSDPParams(auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls="a.b.Layer, tests.Block")
     assert named.layer_classes == ("Layer", "Block")
     guessed = FSDPParams(auto_wrap_policy="TRANSFORMER_BASED_WRAP", use_orig_params=True)
-    plan = make_plan(
-        nn.ModuleDict({"layers": nn.Sequential(Layer(), Layer()), "head": nn.Linear(8, 2)}), guessed, world_size=2
-    )
+    two = nn.ModuleDict({"layers": nn.Sequential(Layer(), Layer()), "head": nn.Linear(8, 2)})
+    plan = make_plan(two, guessed, world_size=2)
     assert [unit.modules for unit in plan.units[1:]] == [("layers.0",), ("layers.1",)]
     assert [f.message for f in plan.lint if f.code == "guessed-layers"] == [
         "transformer_layer_cls is not set; the model's lists of layers hold Layer"
