@@ -3,13 +3,15 @@
 import functools
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 # Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["MMFSDP_ENTRIES"] = "launch_entries,tests.launch_entries,tests.fault_entries,tests.slurm.entries"
-"""Modules with functions that ranks of tests may call, beside the package's own."""
+os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries"
+"""Modules with functions that ranks of tests may call, beside the package's own; they find them by PYTHONPATH."""
+os.environ["PYTHONPATH"] = f"{Path(__file__).resolve().parent.parent}:{os.environ.get('PYTHONPATH', '')}"
 
 
 def _fail_if_skipped(report):
@@ -34,8 +36,7 @@ REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_envi
 REAL_ROOMS = "(launch|run|train|cli.bench_wrap|cli.bench_step|cli.spawn_ranks)"
 REAL_TESTS = r"(tests\.)?(ranks|tiny_run|bench\.peaks)"
 REAL_IMPORTS = re.compile(
-    rf"^\s*(from|import) ({REAL_TESTS}|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b",
-    re.MULTILINE,
+    rf"^\s*(from|import) ({REAL_TESTS}|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b", re.MULTILINE
 )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmfsdp.models.build import add_lora
+from tests.tiny import Mapping
 
 IMAGE, LENGTH = 150, 24
 
@@ -83,10 +84,8 @@ def build(name: str, *, lora: bool = False, device: str = "cpu") -> nn.Module:
     return model
 
 
-class Inputs:
-    """A batch of two samples as `train_step` takes it: the mapping that transformers' processors return."""
-
-    source, weight, size = "data", 1.0, 2
+class Inputs(Mapping):
+    """A batch of two samples: the mapping that transformers' processors return."""
 
     def __init__(self, name: str, seed: int = 0):
         family = FAMILIES[name]
@@ -94,20 +93,11 @@ class Inputs:
         ids[:, : family.tokens] = IMAGE
         labels = ids.masked_fill(ids == IMAGE, -100)
         labels[0, family.length - seed :] = -100  # label tokens of unlike number
-        self.mapping = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+        mapping = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
         for key, entry in family.media.items():
             [(kind, value)] = entry.items()
             tensor = media_tensor(kind, value)
             if tensor.is_floating_point():
                 tensor = tensor + seed / 8
-            self.mapping[key] = tensor
-
-    @property
-    def label_tokens(self) -> int:
-        return int((self.mapping["labels"][:, 1:] != -100).sum())
-
-    def to(self, device: torch.device) -> "Inputs":
-        return self
-
-    def inputs(self) -> dict[str, Any]:
-        return dict(self.mapping)
+            mapping[key] = tensor
+        super().__init__(mapping)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -101,24 +102,27 @@ def at_start(fault: Callable[[], None]) -> None:
     job.open_model = lambda *args, **kwargs: (fault(), build(*args, **kwargs))[1]
 
 
-def at_step_4(fault: Callable[[], None]) -> None:
-    """When the fourth step asks for its data."""
+def on_batches(change: Callable[[int, list], None]) -> None:
+    """From now on, call `change(step, batches)` with what each step of a training takes."""
     take = loop.batches
 
     def batches(*args: Any, **kwargs: Any) -> Any:
-        stream, count = take(*args, **kwargs), 0
+        stream, steps = take(*args, **kwargs), count(1)
 
-        def broken(micro_steps: int) -> Any:
-            nonlocal count
-            count += 1
-            if count == 4:
-                fault()
-            return type(stream).take(stream, micro_steps)
+        def changed(micro_steps: int) -> list:
+            taken = type(stream).take(stream, micro_steps)
+            change(next(steps), taken)
+            return taken
 
-        stream.take = broken
+        stream.take = changed
         return stream
 
     loop.batches = batches
+
+
+def at_step_4(fault: Callable[[], None]) -> None:
+    """When the fourth step has asked for its data."""
+    on_batches(lambda step, batches: fault() if step == 4 else None)
 
 
 def in_a_save(fault: Callable[[], None]) -> None:

@@ -48,6 +48,11 @@ def wire(rows: Iterable[Any], *, backend: str = "", control: bool = True) -> lis
     return sorted(found)
 
 
+def sent(row: dict[str, Any], plan: WrapPlan) -> list[tuple]:
+    """Return what `tests.bench.peaks.measure` counted, as `wire` returns it."""
+    return [(kind, phase, 0 if plan.backend == "DDP" else n, *sizes) for kind, phase, n, *sizes in row["wire"]]
+
+
 def two_steps(model: nn.Module, batches: list[Any]) -> list[tuple[float, float]]:
     """Return loss and gradient norm of two steps of one process over the batches of all ranks."""
     optimizer, _ = build_optimizer(model.train(), TrainParams())
@@ -64,5 +69,4 @@ def check_ranks(ranks: list[dict[str, Any]], plan: WrapPlan, expected: list[tupl
             assert ours == pytest.approx(alone, rel=rel)
         assert not row["frozen changed"]
         assert row["parameters"] == cost.memory.parameters
-        sent = [(kind, phase, 0 if plan.backend == "DDP" else n, *sizes) for kind, phase, n, *sizes in row["wire"]]
-        assert sent == wire(cost.wire, backend=plan.backend)
+        assert sent(row, plan) == wire(cost.wire, backend=plan.backend)

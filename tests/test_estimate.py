@@ -11,17 +11,7 @@ from torch import nn
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
-from mmfsdp.estimate import (
-    MACHINES,
-    Estimate,
-    Machine,
-    estimate,
-    machine_of,
-    mesh_table,
-    meshes,
-    on_mesh,
-    step_time,
-)
+from mmfsdp.estimate import MACHINES, Estimate, Machine, estimate, machine_of, mesh_table, meshes, on_mesh, step_time
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.params import FSDPParams, TrainParams
 

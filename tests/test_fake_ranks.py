@@ -9,10 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.optimizer import build_optimizer
@@ -22,6 +20,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, TrainParams
 from tests.parity import local, wire
+from tests.ranks import fake_group
 
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
 CASES = {
@@ -36,9 +35,8 @@ CASES = {
 
 @pytest.fixture(params=[8, 1024])
 def ranks(request):
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
-    yield request.param
-    dist.destroy_process_group()
+    with fake_group(request.param):
+        yield request.param
 
 
 @dataclass

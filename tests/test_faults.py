@@ -65,9 +65,8 @@ FAULTS = {
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
+def start(tmp_path):
     """Launches the tiny run; whatever is left of it after the test is stopped."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
     started = []
 
     def go(entry: str, **changes) -> Run:

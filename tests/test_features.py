@@ -26,9 +26,7 @@ PICTURES = 6
 
 def params_for(folder: Path | None, **fsdp) -> RunParams:
     return RunParams(
-        model=MODEL,
-        data=DataParams(feature_cache=None if folder is None else str(folder)),
-        fsdp=FSDPParams(**fsdp),
+        model=MODEL, data=DataParams(feature_cache=None if folder is None else str(folder)), fsdp=FSDPParams(**fsdp)
     )
 
 

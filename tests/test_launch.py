@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 from PIL import Image
 from tiny_run import tiny_run
 
-from mmfsdp import ParamError, Run, RunParams, launch, sweep
+from mmfsdp import ParamError, Run, launch, sweep
 from mmfsdp.data import Sample
 from mmfsdp.run.folder import MetricsWriter, add_event, read_json
 from mmfsdp.run.launch import make_folder
@@ -22,18 +21,13 @@ from mmfsdp.run.local import process_start, processes_of, stop_processes
 from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.watch import LogReader
 from mmfsdp.train.evaluate import keep_pictures
-from tests.waiting import TESTS, runs_of, until
+from tests.waiting import TESTS, light, runs_of, until
 
 
 @pytest.fixture
 def start(tmp_path):
-    with runs_of(params(tmp_path)) as go:
+    with runs_of(light(tmp_path)) as go:
         yield go
-
-
-def params(folder: Path, **changes) -> RunParams:
-    values = {"launch.folder": str(folder), "train.steps": 5, "train.warmup_steps": 0, **changes}
-    return RunParams().change(**values)
 
 
 def stepping(run: Run) -> RunState | None:
@@ -44,7 +38,7 @@ def stepping(run: Run) -> RunState | None:
 def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     began = time.monotonic()
-    run = start("talk", **{"launch.threads": 3})
+    run = start("talk", **{"launch.threads": 3, "train.device": "auto"})
     returned = time.monotonic() - began
     reader, lines, seen = LogReader(run), [], {}
     while not run.state().done:
@@ -139,7 +133,7 @@ LAUNCHER = """
 import signal, sys, time
 from mmfsdp import RunParams, launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-run = launch(RunParams.from_yaml(sys.argv[1]), entry="launch_entries:sturdy")
+run = launch(RunParams.from_yaml(sys.argv[1]), entry="tests.launch_entries:sturdy")
 print(run.path, flush=True)
 while True:
     try: time.sleep(60)
@@ -147,9 +141,8 @@ while True:
 """
 
 
-def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_them_all(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    params(tmp_path).to_yaml(tmp_path / "run.yaml")
+def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_them_all(tmp_path):
+    light(tmp_path).to_yaml(tmp_path / "run.yaml")
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path / "run.yaml")],
         stdout=subprocess.PIPE,
@@ -166,7 +159,7 @@ def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_the
         step = run.state().step
         assert until(lambda: (s := run.state()).step > step + 2 and s).status is Status.RUNNING
         with pytest.raises(ParamError, match="is RUNNING.*cancel it first"):
-            make_folder(params(tmp_path, **{"launch.replace": True}).launch)
+            make_folder(light(tmp_path, **{"launch.replace": True}).launch)
         # supervisor, submitit's controller, two ranks with a child each, of which one may start late
         members = until(lambda: len(found := processes_of(run.record)) >= 6 and found)
         state = run.cancel()
@@ -226,7 +219,7 @@ def test_what_cannot_start_leaves_no_folder(start, tmp_path, monkeypatch):
     monkeypatch.setattr("threading.Thread.start", lambda self: 1 / 0)  # as with no process or thread left
     for go in (launch, lambda params, entry: sweep(params, grid={"train.lr": [1]}, entry=entry)):
         with pytest.raises(ZeroDivisionError):
-            go(params(tmp_path), entry="launch_entries:sleep")
+            go(light(tmp_path), entry="tests.launch_entries:sleep")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +249,7 @@ def test_a_name_is_used_once_and_a_finished_run_is_renamed(start, tmp_path):
 def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     donor = start("sleep", **{"launch.name": "donor"})
     donor.cancel()
-    folder = make_folder(params(tmp_path).launch)
+    folder = make_folder(light(tmp_path).launch)
     supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.run", str(folder)], start_new_session=True)
     record = vars(donor.record) | {"pid": supervisor.pid, "start": process_start(supervisor.pid), "timeout_min": 0}
     RunRecord(**record).write(folder)
@@ -279,7 +272,7 @@ def test_a_mistake_that_only_a_plan_shows_ends_the_run_before_its_first_step(tmp
 
 def test_an_entry_that_is_not_known_is_neither_launched_nor_resumed(start, tmp_path):
     with pytest.raises(ParamError, match="entry: 'os:abort' is not an entry of mmfsdp; it must be mmfsdp.train:run"):
-        launch(params(tmp_path), entry="os:abort")
+        launch(light(tmp_path), entry="os:abort")
     assert list(tmp_path.iterdir()) == []
     run = start("sleep")
     run.cancel()

@@ -36,12 +36,7 @@ def count_all() -> dict:
         inner.reset()
         after_reset = inner.rows()
     dist.all_reduce(x)
-    return {
-        "rows": rows,
-        "reset": after_reset,
-        "outer": outer.wire_bytes,
-        "sum": x.tolist(),
-    }
+    return {"rows": rows, "reset": after_reset, "outer": outer.wire_bytes, "sum": x.tolist()}
 
 
 def rates(folder: str) -> dict:

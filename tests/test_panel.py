@@ -21,7 +21,7 @@ from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
 from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
 from mmfsdp.widgets.panel import rank_grid, tracebacks
 from tests.test_runs import record
-from tests.waiting import runs_of, until
+from tests.waiting import light, runs_of, until
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -48,8 +48,7 @@ def lines_of(view):
 def start(tmp_path, monkeypatch):
     """Launches two real ranks of `launch_entries`, in place of a training."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    params = RunParams().change(**{"launch.folder": str(tmp_path), "train.steps": 5, "train.warmup_steps": 0})
-    with runs_of(params) as go:
+    with runs_of(light(tmp_path)) as go:
         yield go
 
 

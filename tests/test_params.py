@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from mmfsdp.params import (
     Backend,
@@ -52,51 +54,15 @@ def test_strings_become_enums_and_absent_fields_keep_their_defaults():
     assert FSDPParams(enable_fsdp=False).effective_backend is Backend.DDP
 
 
-# fmt: off
-WRONG = [
-    ({"fsdp": {"sharding_strategy": "FULL_SHRAD"}},
-     "fsdp.sharding_strategy", ["FULL_SHRAD", "did you mean FULL_SHARD", "SHARD_GRAD_OP"]),
-    ({"fsdp": {"mixed_precision": "int8"}}, "fsdp.mixed_precision", ["int8", "bf16"]),
-    ({"fsdp": {"transformer_layer_cls": "A"}}, "fsdp.transformer_layer_cls", ["TRANSFORMER_BASED_WRAP"]),
-    ({"fsdp": {"state_dict_type": "LOCAL_STATE_DICT"}}, "fsdp.state_dict_type", ["FSDP1", "SHARDED_STATE_DICT"]),
-    ({"fsdp": {"frozen_policy": "AUTO"}}, "fsdp.memory_budget_gib", ["AUTO"]),
-    ({"fsdp": {"memory_budget_gib": 16}}, "fsdp.memory_budget_gib", ["16", "AUTO"]),
-    ({"fsdp": {"backward_prefetch": "BACKWARD_POST"}}, "fsdp.backward_prefetch", ["FSDP2", "BACKWARD_PRE"]),
-    ({"fsdp": {"enable_fsdp": False, "cpu_offload": True}}, "fsdp.cpu_offload", ["DDP"]),
-    ({"fsdp": {"dp_replicate": 2}}, "fsdp.dp_replicate", ["HYBRID_SHARD"]),
-    ({"fsdp": {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2}, "launch": {"ranks": 8}},
-     "fsdp.dp_replicate", ["8", "4"]),
-    ({"fsdp": {"activation_checkpointing": "every:0"}}, "fsdp.activation_checkpointing", ["every:0"]),
-    ({"fsdp": {"enable_fsdp": "maybe"}}, "fsdp.enable_fsdp", ["maybe", "valid boolean"]),
-    ({"train": {"steps": 0}}, "train.steps", ["0", "greater than or equal to 1"]),
-    ({"train": {"steps": 1.5}}, "train.steps", ["1.5"]),
-    ({"train": {"lr": "fast"}}, "train.lr", ["fast", "valid number"]),
-    ({"train": {"lr": float("nan")}}, "train.lr", ["nan"]),
-    ({"train": {"steps": 5, "warmup_steps": 10}}, "train.warmup_steps", ["10", "5"]),
-    ({"train": {"stepz": 5}}, "train.stepz", ["did you mean steps"]),
-    ({"trian": {}}, "trian", ["did you mean train"]),
-    ({"train": 7}, "train", ["7"]),
-    ({"data": {"source": "folder"}}, "data.path", ["folder", "data.path"]),
-    ({"data": {"path": "x"}}, "data.path", ["shapes"]),
-    ({"data": {"more": 3}}, "data.more", ["3", "tuple"]),
-    ({"data": {"more": [3]}}, "data.more.0", ["3", "dictionary"]),
-    ({"data": {"more": [{}, {"source": "json"}]}}, "data.more.1.path", ["json"]),
-    ({"data": {"more": [{"wieght": 1}]}}, "data.more.0.wieght", ["did you mean weight"]),
-    ({"data": {"weight": 0}}, "data.weight", ["greater than 0"]),
-    ({"launch": {"name": "../x"}}, "launch.name", ["../x"]),
-    ({"model": {"vision": {"source": "timm"}}}, "model.vision.source", ["timm", "open_clip"]),
-    ({"model": {"freeze": ["!"]}}, "model.freeze", ["empty pattern"]),
-    ([1, 2], "RunParams", ["[1, 2]"]),
-]
-# fmt: on
+WRONG = yaml.safe_load((Path(__file__).parent / "data/wrong_params.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("values, field, words", WRONG, ids=[w[1] for w in WRONG])
-def test_a_mistake_is_one_error_with_field_value_and_fix(values, field, words):
+@pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: mistake["field"])
+def test_a_mistake_is_one_error_with_field_value_and_fix(mistake):
     with pytest.raises(ParamError) as caught:
-        RunParams.from_dict(values)
-    assert caught.value.field == field
-    for word in words:
+        RunParams.from_dict(mistake["values"])
+    assert caught.value.field == mistake["field"]
+    for word in mistake["words"]:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 

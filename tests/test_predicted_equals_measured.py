@@ -6,16 +6,11 @@ prefetching, recomputing, accumulation, sources and offloading. `python -m tests
 
 import pytest
 
-from tests.bench.peaks import Result, draw, results
+from tests.bench.peaks import draw, results
+from tests.parity import sent, wire
 
 NEAR, FAR = 0.05, 0.10
 """At least 95 % of the predicted peaks lie within NEAR of the measured ones, none beyond FAR."""
-
-
-def wire_of(rows: list, result: Result) -> list:
-    """DDP cuts its gradients into buckets as it likes: their number is not predicted."""
-    ddp = result.plan.backend == "DDP"
-    return sorted([kind, phase, 0 if ddp else count, *sizes] for kind, phase, count, *sizes in rows)
 
 
 @pytest.mark.parametrize("ranks, number", [(2, 32), (4, 8)])
@@ -25,9 +20,9 @@ def test_traffic_memory_and_peak(ranks, number):
     assert len(found) >= number * 3 // 4
     for result in found:
         cost = result.cost
-        predicted = [[w.kind, w.phase, w.count, w.bytes, w.wire_bytes] for w in cost.wire]
+        predicted = wire(cost.wire, backend=result.plan.backend)
         for row in result.rows:
-            if wire_of(row["wire"], result) != wire_of(predicted, result):
+            if sorted(sent(row, result.plan)) != predicted:
                 wrong.append(f"{result.case}: sent {row['wire']}, not {predicted}")
             if row["parameters"] != cost.memory.parameters:
                 wrong.append(f"{result.case}: parameters take {row['parameters']}, not {cost.memory.parameters}")

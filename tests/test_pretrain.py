@@ -91,8 +91,6 @@ def weights(folder):
 
 
 def work(cache, queue):
-    import os
-
     os.environ["MMFSDP_CACHE"] = cache
     torch.set_num_threads(1)
     steps = []

@@ -21,7 +21,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if tag not in ("meta", "img", "br", "wbr"):
             self.open.append(tag)
-        self.fetched += [v for k, v in attrs if k in ("src", "href") and not v.startswith(("data:", "#"))]
+        self.handle_startendtag(tag, attrs)
 
     def handle_startendtag(self, tag, attrs):
         self.fetched += [v for k, v in attrs if k in ("src", "href") and not v.startswith(("data:", "#"))]

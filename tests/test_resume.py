@@ -5,9 +5,8 @@ import json
 import shutil
 import time
 import traceback
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.data import open_source
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_events, read_metrics
-from mmfsdp.train import loop
 from mmfsdp.train.evaluate import load_run
+from tests.fault_entries import on_batches
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
@@ -77,7 +76,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     go("thawed", base, after=frozen, step=3)
     go("whole", base.change(**{"train.save_frozen": True, "train.steps": 2}))
     if rank:
-        poison()
+        on_batches(poison)
     for name, backend in ((f"poisoned-{backend}", backend) for backend in BACKENDS):
         go(name, base.change(**{"fsdp.backend": backend, "train.max_skipped": 3, "train.save_every": 1}))
         dist.destroy_process_group()
@@ -86,23 +85,10 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     return failed
 
 
-def poison() -> None:
+def poison(step: int, batches: list) -> None:
     """From the third step on, this rank's pictures are no numbers."""
-    take = loop.batches
-
-    def batches(*args: Any, **kwargs: Any) -> Any:
-        stream, steps = take(*args, **kwargs), count(1)
-
-        def poisoned(micro_steps: int) -> Any:
-            found = type(stream).take(stream, micro_steps)
-            for batch in found if next(steps) > 2 else []:
-                batch.media["vision"].fill_(float("nan"))
-            return found
-
-        stream.take = poisoned
-        return stream
-
-    loop.batches = batches
+    for batch in batches if step > 2 else []:
+        batch.media["vision"].fill_(float("nan"))
 
 
 @pytest.fixture(scope="module")

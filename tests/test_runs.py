@@ -13,14 +13,7 @@ import pytest
 
 from mmfsdp import ParamError
 from mmfsdp.run import local
-from mmfsdp.run.folder import (
-    MetricsWriter,
-    last_row,
-    metrics_path,
-    read_json,
-    read_metrics,
-    write_json,
-)
+from mmfsdp.run.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
 from mmfsdp.run.record import RunRecord, Status, check_entry
 from mmfsdp.run.state import run_state
 
@@ -29,7 +22,7 @@ def record(**changes) -> RunRecord:
     """Of a run whose supervisor is this very process."""
     mine = RunRecord(
         executor="local",
-        entry="launch_entries:talk",
+        entry="tests.launch_entries:talk",
         ranks=2,
         steps=5,
         threads=1,
@@ -173,10 +166,7 @@ HALF_WRITTEN = {
         Status.FAILED,
     ),
     "elsewhere": ({"run.json": record(host="another")}, Status.QUEUED),
-    "elsewhere, finished": (
-        {"run.json": record(host="another"), "status.json": '{"status": "FAILED"}'},
-        Status.FAILED,
-    ),
+    "elsewhere, finished": ({"run.json": record(host="another"), "status.json": '{"status": "FAILED"}'}, Status.FAILED),
 }
 
 

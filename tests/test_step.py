@@ -2,25 +2,13 @@
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny import tiny_batch, tiny_flamingo
+import transformers
+from tiny import Mapping, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.optim import SGD
-from transformers import (
-    BartConfig,
-    BartForCausalLM,
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PretrainedConfig,
-)
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from mmfsdp.core.lint import lint_loss
@@ -29,27 +17,10 @@ from mmfsdp.core.step import label_tokens, train_step
 from mmfsdp.params import Schedule, TrainParams
 
 
-@dataclass
-class Texts:
-    """A batch of texts: every token is a label."""
-
-    ids: torch.Tensor
-    source: str = ""
-    weight: float = 1.0
-
-    @property
-    def size(self):
-        return len(self.ids)
-
-    @property
-    def label_tokens(self):
-        return self.ids[:, 1:].numel()
-
-    def to(self, device):
-        return self
-
-    def inputs(self):
-        return {"input_ids": self.ids, "labels": self.ids}
+def texts() -> Mapping:
+    """Two texts of which every token is a label."""
+    ids = torch.arange(12).view(2, 6)
+    return Mapping({"input_ids": ids, "labels": ids})
 
 
 TRAIN = TrainParams(steps=10, lr=1e-2, warmup_steps=4, weight_decay=0.1)
@@ -103,29 +74,27 @@ def test_label_tokens_are_those_that_the_models_loss_is_a_mean_over():
     batch.labels[:, 0] = 1  # of which a causal model predicts none
     every = int((batch.labels != -100).sum())
     assert label_tokens(model, batch) == label_tokens(tiny_flamingo(), batch) == every - 2
-    model.config = PretrainedConfig(is_encoder_decoder=True)
+    model.config = transformers.PretrainedConfig(is_encoder_decoder=True)
     assert label_tokens(model, batch) == every
     model.count_label_tokens = lambda batch: 7
     assert label_tokens(model, batch) == 7
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-BART = BartConfig(vocab_size=32, d_model=16, decoder_layers=1, decoder_ffn_dim=16, decoder_attention_heads=2)
+BART = {"vocab_size": 32, "d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 16, "decoder_attention_heads": 2}
+ROUTED = SIZES | {"num_key_value_heads": 2, "output_router_logits": True}
 LOSSES = {
-    "causal": (lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), True),
-    "masked": (lambda: BertForMaskedLM(BertConfig(**SIZES)), True),
-    "causal without a shift": (lambda: BartForCausalLM(BART), False),
-    "with a router's loss": (
-        lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_key_value_heads=2, output_router_logits=True)),
-        False,
-    ),
+    "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), True),
+    "masked": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), True),
+    "causal without a shift": (lambda: transformers.BartForCausalLM(transformers.BartConfig(**BART)), False),
+    "with a router's loss": (lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**ROUTED)), False),
 }
 
 
 @pytest.mark.parametrize("make, is_served", LOSSES.values(), ids=LOSSES)
 def test_a_loss_that_is_no_mean_over_the_counted_tokens_is_told_once(make, is_served):
     torch.manual_seed(0)
-    model, batch = make(), Texts(torch.arange(12).view(2, 6))
+    model, batch = make(), texts()
     for first in (True, False):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -142,10 +111,10 @@ def test_a_mean_over_samples_is_left_alone():
 
 
 def test_a_model_without_a_loss_is_named():
-    model = BertModel(BertConfig(**SIZES))
-    model.forward = lambda input_ids, labels: BertModel.forward(model, input_ids)
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    model.forward = lambda input_ids, labels: transformers.BertModel.forward(model, input_ids)
     with pytest.raises(ValueError, match="model: BertModel returns no loss"):
-        train_step(model, [Texts(torch.arange(12).view(2, 6))], SGD(model.parameters(), lr=0.1))
+        train_step(model, [texts()], SGD(model.parameters(), lr=0.1))
 
 
 def test_the_gradient_is_clipped_to_its_global_norm():

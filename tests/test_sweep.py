@@ -17,14 +17,13 @@ from tests.tiny_run import tiny_run
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY = "launch_entries:member"
+ENTRY = "tests.launch_entries:member"
 GRID = {"train.lr": [1, 2, 3], "fsdp.frozen_policy": ["SHARD", "KEEP"]}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where sweeps are; whatever is left of them after the test is stopped."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.chdir(tmp_path)
     yield tmp_path / "runs"
     for path in (tmp_path / "runs").glob("*/sweep.json"):
@@ -68,11 +67,8 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
         (4, 0.75, 0.3)
     ] * 2
     assert all(row["seconds"] > 0 for row in rows) and "rank 1: RuntimeError: a bad member" in rows[2]["why"]
-    assert (
-        found.run("005").params
-        == found.params("005")
-        == base(**{"train.lr": 3, "fsdp.frozen_policy": "KEEP", "launch.folder": str(found.path), "launch.name": "005"})
-    )
+    last = {"train.lr": 3, "fsdp.frozen_policy": "KEEP", "launch.folder": str(found.path), "launch.name": "005"}
+    assert found.run("005").params == found.params("005") == base(**last)
     assert found.run("003").resume().wait(60).ok
     assert cli.main(["sweep", "sweep"]) == 1, "002 is left as it was"
     assert "train.lr  fsdp.frozen_policy  state" in capsys.readouterr().out
@@ -96,10 +92,7 @@ def test_a_cancelled_sweep_stops_all_of_it(folder):
 
 def test_no_member_starts_before_all_are_sound(folder, capsys):
     for words, match in [
-        (
-            {"grid": {"train.lr": [1, -1]}},
-            r"train.lr: -1 should be .* \(in the member train.lr=-1\)",
-        ),
+        ({"grid": {"train.lr": [1, -1]}}, r"train.lr: -1 should be .* \(in the member train.lr=-1\)"),
         ({"grid": {"train.rate": [1]}}, "train.rate: no such field"),
         ({"grid": {"train.lr": []}}, "makes 0 runs"),
         ({"overrides": [{"train.lr": 1}, {"train.lr": 1.0}]}, "two members are the same"),

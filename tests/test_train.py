@@ -41,10 +41,7 @@ def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["loss"] < rows[0]["loss"]
     assert [row["skipped_steps"] for row in rows] == [0] * 6
     assert all(row["rank_tokens_per_s"] == row["tokens_per_s"] > 0 for row in rows), "of one rank"
-    assert [path.name for path in complete_checkpoints(folder / "checkpoints")] == [
-        "step_00000004",
-        "step_00000006",
-    ]
+    assert [path.name for path in complete_checkpoints(folder / "checkpoints")] == ["step_00000004", "step_00000006"]
     result = json.loads((folder / "result.json").read_text())
     assert result["frozen_parameters_changed"] == 0 and result["world_size"] == 1
     peak, longest = result["peak"], json.loads((folder / "plan.json").read_text())["estimate"]["peak_bytes"]

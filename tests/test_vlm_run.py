@@ -9,10 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from mmfsdp import checkpoint, launch
+from mmfsdp import launch
 from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.compat.export import export
 from mmfsdp.models.build import build_model
@@ -20,6 +19,7 @@ from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json
 from mmfsdp.train.evaluate import HeldOut, caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
+from tests.test_resume import final
 from tests.tiny_run import free_port, train_runs
 from tests.tiny_vlms import save_vlm
 
@@ -63,12 +63,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def weights_of(run: Path) -> dict[str, bytes]:
-    last = checkpoint.latest(run / "checkpoints")
-    files = {path.relative_to(last): load_file(path) for path in last.rglob("*.safetensors")}
-    return {f"{file} {name}": t.numpy().tobytes() for file, tensors in files.items() for name, t in tensors.items()}
-
-
 def test_a_resumed_run_ends_as_the_unbroken_one(folder):
     result, resumed = read_json(folder / "whole/result.json"), read_json(folder / "resumed/result.json")
     assert result["wire_bytes_measured"] == result["wire_bytes_predicted"] and result["frozen_parameters_changed"] == 0
@@ -77,7 +71,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one(folder):
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["samples"] == 2 for row in rows)
     assert "heldout_loss" in rows[1] and read_json(folder / "whole/plan.json")["plan"]["memory_events"]
     assert rows[2:] and [r["loss"] for r in read_metrics(folder / "resumed", 0)] == [r["loss"] for r in rows[2:]]
-    assert weights_of(folder / "whole") == weights_of(folder / "resumed")
+    assert final(folder / "whole") == final(folder / "resumed")
 
 
 def test_captions_come_through_the_chat_template(folder):

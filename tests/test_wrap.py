@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import WAYS, on_ranks
 from starts import BACKENDS, GENERATE, NORMALIZE, generated, normalized, start
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
@@ -27,73 +27,7 @@ from tests.test_several_sources import trained
 
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 MAX_NORM = 0.05
-KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
-BF16, FP16 = {"mixed_precision": "bf16"}, {"mixed_precision": "fp16"}
-EXACT = {
-    "DDP": {"backend": "DDP"},
-    "DDP, 3 micro-steps": {"backend": "DDP"},
-    "FSDP1 shard": {"backend": "FSDP1"},
-    "FSDP1 keep, 3 micro-steps": {"backend": "FSDP1", **KEPT},
-    "FSDP1 replicate, tied": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
-    "FSDP1 shard, tied": {"backend": "FSDP1"},
-    "FSDP1 recomputed": {"backend": "FSDP1", "activation_checkpointing": "every:2"},
-    "DDP recomputed, tied": {"backend": "DDP", "activation_checkpointing": "all"},
-    "FSDP1 by layer, mixed": {
-        "backend": "FSDP1",
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls": "FlamingoLayer",
-    },
-    "FSDP2 shard": {},
-    "FSDP2 shard, tied, 3 micro-steps": {},
-    "FSDP2 shard, no example": {},
-    "FSDP2 keep, 3 micro-steps": KEPT,
-    "FSDP2 replicate, tied": {"frozen_policy": "REPLICATE"},
-    "FSDP2 replicate and keep": {"frozen_policy": "REPLICATE", "sharding_strategy": "SHARD_GRAD_OP"},
-    "FSDP2 recomputed": {"activation_checkpointing": "all"},
-    "FSDP2 recomputed, tied, by name": {"activation_checkpointing": "*.layers.*"},
-    "FSDP2 one unit": {"auto_wrap_policy": "NO_WRAP"},
-    "FSDP2 by layer, tied": {
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls": "LlamaDecoderLayer",
-    },
-    "FSDP2 by size": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 3000},
-    "FSDP2 auto": {"frozen_policy": "AUTO", "memory_budget_gib": 0.0005},
-    "FSDP2 offloaded": {"cpu_offload": True},
-    "DDP int8": {"backend": "DDP", "frozen_dtype": "int8"},
-    "FSDP2 nf4, 3 micro-steps": {"frozen_dtype": "nf4"},
-    "FSDP2 int8 keep, recomputed": {"frozen_dtype": "int8", "activation_checkpointing": "all", **KEPT},
-    "FSDP2 nf4 replicate, tied, no example": {"frozen_dtype": "nf4", "frozen_policy": "REPLICATE"},
-    "FSDP2 prefetch forward only": {"forward_prefetch": True, "backward_prefetch": "NO_PREFETCH"},
-}
-ROUNDED = {
-    "DDP bf16": {"backend": "DDP", **BF16},
-    "DDP bf16, frozen at rest too": {"backend": "DDP", "frozen_dtype": "bf16", **BF16},
-    "FSDP1 bf16": {"backend": "FSDP1", **BF16},
-    "FSDP1 bf16, frozen at rest too": {"backend": "FSDP1", "frozen_dtype": "bf16", **BF16},
-    "FSDP2 bf16": BF16,
-    "FSDP2 bf16, reduced in bf16": {"reduce_dtype": "bf16", **BF16},
-    "FSDP2 bf16, replicate": {"frozen_policy": "REPLICATE", **BF16},
-    "FSDP2 frozen at rest in bf16": {"frozen_dtype": "bf16"},
-    "DDP fp16": {"backend": "DDP", **FP16},
-    "FSDP1 fp16, 3 micro-steps": {"backend": "FSDP1", **FP16},
-    "FSDP2 fp16, reduced in fp16": {"reduce_dtype": "fp16", **FP16},
-    "FSDP2 fp16, replicate, frozen at rest too": {"frozen_policy": "REPLICATE", "frozen_dtype": "fp16", **FP16},
-    "FSDP1 one flat parameter, 3 micro-steps": {"backend": "FSDP1", "use_orig_params": False},
-}
-MESH = {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2}
-MESH_ZERO2 = {**MESH, "sharding_strategy": "HYBRID_SHARD_ZERO2"}
-FOUR_RANKS = {
-    "DDP": {"backend": "DDP"},
-    "FSDP2 shard": {},
-    "FSDP2 hybrid": MESH,
-    "FSDP2 hybrid, 3 micro-steps": MESH_ZERO2,
-    "FSDP2 hybrid keep, recomputed": {**MESH, "frozen_policy": "KEEP", "activation_checkpointing": "all"},
-    "FSDP2 hybrid replicate, tied": {**MESH_ZERO2, "frozen_policy": "REPLICATE"},
-    "FSDP2 hybrid auto": {**MESH, "frozen_policy": "AUTO", "memory_budget_gib": 1.0},
-    "FSDP2 hybrid nf4": {**MESH, "frozen_dtype": "nf4"},
-    "FSDP1 hybrid": {"backend": "FSDP1", **MESH},
-    "FSDP1 hybrid keep, 3 micro-steps": {"backend": "FSDP1", "frozen_policy": "KEEP", **MESH_ZERO2},
-}
+EXACT, ROUNDED, FOUR_RANKS = WAYS["exact"], WAYS["rounded"], WAYS["four_ranks"]
 
 
 def micro_steps(case: str) -> int:

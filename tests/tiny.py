@@ -60,3 +60,21 @@ def tiny_batch(size: int = 2, *, seed: int = 0) -> Batch:
         labels[row, 9 - (seed + row) % 5 :] = -100
     vision = torch.randn(size, 1, 1, 3, 16, 16, generator=g)
     return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media={"vision": vision})
+
+
+class Mapping:
+    """A batch as `train_step` takes it, of the keyword arguments of a forward."""
+
+    source, weight = "data", 1.0
+
+    def __init__(self, mapping: dict[str, torch.Tensor]):
+        self.mapping, self.size = mapping, len(mapping["labels"])
+        self.label_tokens = int((mapping["labels"][:, 1:] != -100).sum())
+
+    def to(self, device: torch.device) -> Mapping:
+        """Return it on a device."""
+        return Mapping({key: tensor.to(device) for key, tensor in self.mapping.items()})
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the keyword arguments."""
+        return dict(self.mapping)

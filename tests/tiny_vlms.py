@@ -116,17 +116,7 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
 IMAGES = {"gemma3": "<boi>", "llama4": "<|image|>"} | dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl"), "<vision><image></vision>"
 )
-FAMILIES = (
-    "llava",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "gemma3",
-    "idefics3",
-    "internvl",
-    "mllama",
-    "paligemma",
-    "llava_onevision",
-)
+FAMILIES = "llava qwen2_5_vl qwen3_vl gemma3 idefics3 internvl mllama paligemma llava_onevision".split()
 
 
 def save_vlm(family: str, folder: Path, *, seed: int = 0) -> Path:

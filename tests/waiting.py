@@ -1,12 +1,9 @@
 """Waiting for what other processes do; runs of `launch_entries`, which end with the test."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 from mmfsdp import Run, RunParams, launch
 from mmfsdp.run.local import stop_processes
@@ -23,18 +20,22 @@ def until(condition: Callable, *, seconds: float = 90.0, words: Callable[[], str
     return value
 
 
+def light(folder: Path, **changes) -> RunParams:
+    """Parameters of a run whose ranks train nothing."""
+    values = {"train.steps": 5, "train.warmup_steps": 0, "train.device": "cpu", "launch.folder": str(folder)}
+    return RunParams().change(**values | changes)
+
+
 @contextlib.contextmanager
 def runs_of(params: RunParams) -> Iterator[Callable[..., Run]]:
     """A function that launches an entry of `launch_entries` with changes; what is left of the runs is stopped."""
     started = []
 
     def go(entry: str, **changes) -> Run:
-        started.append(launch(params.change(**changes), entry=f"launch_entries:{entry}"))
+        started.append(launch(params.change(**changes), entry=f"tests.launch_entries:{entry}"))
         return started[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
-        yield go
+    yield go
     for run in started:
         if run.record:
             stop_processes(run.record, grace_s=0)

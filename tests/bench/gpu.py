@@ -36,6 +36,7 @@ from mmfsdp.train.memory_meter import cpu_memory
 from mmfsdp.train.profile import machine_here
 from tests import families
 from tests.bench import peaks
+from tests.tiny import Mapping
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
@@ -144,18 +145,9 @@ def demo(folder: Path) -> list[dict[str, Any]]:
     options = ["--launch.folder", str(folder), "--launch.replace", "--train.eval-samples", "200" if ON_GPU else "8"]
     options += ["--launch.ranks", "1"] + ([] if ON_GPU else ["--train.steps", "20", "--train.warmup-steps", "5"])
     _mmfsdp("run", "--config", "tiny", "--launch.name", "demo", *options)
-    half = [
-        "--train.steps",
-        "60",
-        "--train.warmup-steps",
-        "5",
-        "--train.save-every",
-        "10",
-        "--train.async-save",
-        "--train.batch-size",
-        "8",
-    ]
-    half += ["--launch.folder", str(folder), "--launch.replace", "--launch.ranks", "1", "--launch.name", "half"]
+    half = ["--launch.folder", str(folder), "--launch.replace", "--launch.ranks", "1", "--launch.name", "half"]
+    half += ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10", "--train.async-save"]
+    half += ["--train.batch-size", "8"]
     _mmfsdp("launch", "--config", "tiny", "--train.device", "cpu", *half)
     run = folder / "half"
     until = time.monotonic() + 100
@@ -249,24 +241,6 @@ def _vlm_step(samples: int, fields: dict[str, Any], rates: Any) -> dict[str, Any
         row |= {"peak GB": peak / 1e9, "predicted peak": (estimate(plan, train).peak_bytes or 0) / peak}
         row["predicted seconds"] = step_time(plan, train, machine=rates).overlapped / seconds
     return row
-
-
-class Mapping:
-    """A batch as `train_step` takes it, of the keyword arguments of a forward."""
-
-    source, weight = "data", 1.0
-
-    def __init__(self, inputs: dict[str, Any]) -> None:
-        self.mapping, self.size = inputs, len(inputs["labels"])
-        self.label_tokens = int((inputs["labels"][:, 1:] != -100).sum())
-
-    def to(self, device: torch.device) -> Mapping:
-        """Return it on a device."""
-        return Mapping({key: value.to(device) for key, value in self.mapping.items()})
-
-    def inputs(self) -> dict[str, Any]:
-        """Return the keyword arguments."""
-        return self.mapping
 
 
 def traces(folder: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -199,8 +200,6 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
     dist.all_gather_object(shares, texts)
     for share in shares:
         texts |= share
-    gc.collect()
-    gc.freeze()  # modules that are imported: each collection would look through them
     rows: list[dict[str, Any] | None] = []
     for case in cases:
         text = texts[str(case)]
@@ -211,6 +210,11 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
     return rows
 
 
+def measure_plans(make: Callable[[str], tuple[nn.Module, list[Any]]], plans: dict[str, str]) -> dict[str, Any]:
+    """Measure plans on this rank, by case: the model and batches that `make(case)` returns, and the plan as JSON."""
+    return {case: measure(partial(make, case), WrapPlan.from_json(text)) for case, text in plans.items()}
+
+
 def measure(
     make: Callable[[], tuple[nn.Module, list[Any]]], plan: WrapPlan, micro_steps: int = 1, marks: int = 2
 ) -> dict[str, Any]:
@@ -218,6 +222,7 @@ def measure(
     make: returns a model, and a batch of each source. marks: steps; the least of their peaks counts, since a thread of
     gloo's may free a buffer late."""
     gc.collect()  # what goes while memory is watched must have come while it was
+    gc.freeze()  # modules that are imported: each collection would look through them
     with cpu_memory() as memory:
         model, batches = make()
         model = apply_plan(model, plan)
@@ -228,7 +233,7 @@ def measure(
         steps = []
         for _ in range(2):  # AdamW's states exist then, and DDP has made its buckets anew
             steps.append(train_step(model, micro_batches, optimizer, max_grad_norm=1.0))
-            HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
+        HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
         gc.collect()
         counts = []
         for _ in range(marks):

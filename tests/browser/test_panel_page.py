@@ -2,24 +2,21 @@
 
 import re
 import time
-from pathlib import Path
 
 from lab import chromium, open_notebook, press, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
-TESTS = Path(__file__).resolve().parent.parent
 CELLS = {
-    "import": f"""import os
+    "import": """import os
 from mmfsdp import RunParams, launch
 from mmfsdp.widgets import RunPanel, show_comparison
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["PYTHONPATH"] = os.pathsep.join([{str(TESTS)!r}, os.environ.get("PYTHONPATH", "")])
-params = RunParams().change(**{{"launch.folder": "panelruns", "train.steps": 3000, "train.warmup_steps": 0}})""",
-    "launch": 'launch(params, entry="launch_entries:busy")',
+params = RunParams().change(**{"launch.folder": "panelruns", "train.steps": 3000, "train.warmup_steps": 0})""",
+    "launch": 'launch(params, entry="tests.launch_entries:busy")',
     "panel": 'panel = RunPanel("panelruns/first")\npanel',
     "wait": "panel.wait()",
     "short": """short = params.change(**{"launch.name": "short", "train.steps": 5, "train.lr": 5e-4})
-launch(short, entry="launch_entries:talk").wait().ok""",
+launch(short, entry="tests.launch_entries:talk").wait().ok""",
     "compare": 'show_comparison(["panelruns/first", "panelruns/short"])',
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from answers import CODE, RUNS, VALUES
+from answers import CELLS, RUNS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.lessons import small_run, train
@@ -21,16 +21,14 @@ SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(pat
 
 
 def test_each_check_has_three_wrong_answers_and_three_forms_of_the_right_one():
-    assert set(SOLUTIONS) == set(VALUES) | set(CODE) | set(RUNS)
-    few = []
-    for name, (right, wrong) in VALUES.items():
-        few += [name] if len(right) < 3 or len(wrong) < 3 else []
-    for name, (changed, wrong) in CODE.items():  # the solution itself is the third, here and below: tests/notebooks
-        few += [name] if len(changed) < 2 or len(wrong) < 3 else []
+    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(RUNS)
+    counts = {name: (len(right_answers(name)), len(wrong_answers(name))) for name in VALUES}
+    for name, cell in CELLS.items():  # the solution itself is the third, here and below: tests/notebooks
+        counts[name] = (len(cell["right"]) + 1, len(cell["wrong"]))
     for name, steps in RUNS.items():
-        right = [words for _, _, words in steps].count(None)
-        few += [name] if right < 2 or len(steps) - right < 3 else []
-    assert not few
+        wrong = sum("hint" in step for step in steps)
+        counts[name] = (len(steps) - wrong + 1, wrong)
+    assert [name for name, numbers in counts.items() if min(numbers) < 3] == []
 
 
 def assert_meant(hints, wanted):
@@ -42,24 +40,25 @@ def assert_meant(hints, wanted):
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values(name):
-    right, wrong = VALUES[name]
-    assert_meant([hint_for(name, *given) for given, _ in wrong], [words for _, words in wrong])
-    assert [hint_for(name, *given) for given in right] == [None] * len(right)
+    wrong = wrong_answers(name)
+    assert_meant([hint_for(name, *given) for given in wrong.values()], wrong)
+    assert [hint_for(name, *given) for given in right_answers(name)] == [None] * len(right_answers(name))
 
 
-def hint_for_change(name, old, new):
+def hint_for_change(name, change):
     """The hint for a solution in which one thing is changed."""
+    old = change.get("old", CELLS[name].get("line"))
     assert old in SOLUTIONS[name], old
-    first, code = SOLUTIONS[name].replace(old, new, 1).split("\n", 1)
+    first, code = SOLUTIONS[name].replace(old, change["new"], 1).split("\n", 1)
     run_on_ranks(code, int(first.split()[1]), name)
     return hint_for(name)
 
 
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize("name", CELLS)
 def test_code_on_ranks(name):
-    changed, wrong = CODE[name]
-    assert_meant([hint_for_change(name, old, new) for old, new, _ in wrong], [words for *_, words in wrong])
-    assert [hint_for_change(name, *change) for change in changed] == [None] * len(changed)
+    right, wrong = CELLS[name]["right"], CELLS[name]["wrong"]
+    assert_meant([hint_for_change(name, change) for change in wrong], [change["hint"] for change in wrong])
+    assert [hint_for_change(name, change) for change in right] == [None] * len(right)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ def tools(tmp_path_factory):
 
         def start_sweep():
             grid = {"train.lr": [1e-4, 1e-2, 1e-1]}
-            here["rates"] = sweep(small_run(**{"launch.name": "rates"}), grid=grid, at_once=2)
+            here["rates"] = sweep(small_run(**{"launch.name": "rates"}), grid=grid, at_once=3)
 
         def wait_for_sweep():
             here["rates"].wait()
@@ -102,14 +101,14 @@ def tools(tmp_path_factory):
 def test_runs(name, tools, monkeypatch):
     monkeypatch.setenv("MMFSDP_COURSE", str(tools["whole"].path.parent.parent))
     hints, wanted = [], []
-    for code, given, words in RUNS[name]:
-        exec(code, tools)
-        hint = hint_for(name, *([eval(given, tools)] if given else []))
-        if words is None:
-            assert hint is None, (code, given, hint)
-        else:
+    for step in RUNS[name]:
+        exec(step.get("do", ""), tools)
+        hint = hint_for(name, *([eval(str(step["give"]), tools)] if "give" in step else []))
+        if "hint" in step:
             hints.append(hint)
-            wanted.append(words)
+            wanted.append(step["hint"])
+        else:
+            assert hint is None, (step, hint)
     assert_meant(hints, wanted)
 
 

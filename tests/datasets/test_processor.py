@@ -1,7 +1,6 @@
 """What becomes a token, what carries loss, and which samples are refused."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -127,13 +126,6 @@ def test_special_tokens_are_added_once_and_what_is_there_stays():
     assert tokenizer(f"{IMAGE}dog{END_OF_CHUNK}").input_ids == tokenizer.convert_tokens_to_ids(
         [IMAGE, "dog", END_OF_CHUNK]
     )
-
-
-def test_pickles_whole_and_moves_between_devices(small):
-    again = pickle.loads(pickle.dumps(small))
-    sample = Sample(IMAGE, "a dog", (RED,))
-    first, second = small([sample]), again([sample]).to("cpu")
-    assert torch.equal(first.input_ids, second.input_ids) and first.inputs().keys() == second.inputs().keys()
 
 
 def test_augments_only_when_told_to_and_by_name(small):

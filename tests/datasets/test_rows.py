@@ -81,34 +81,26 @@ def test_conversations_learn_every_answer_and_no_question(pictures, processor):
 
 
 def test_conversations_that_cannot_be_used_are_skipped_by_name(pictures, processor):
-    rows = [
-        chat(0, f"{IMAGE} what", "one", image="0.jpg"),
-        chat(1, f"{IMAGE} what", "one", image="1.jpg"),
-        chat(2, "what", "one", "two"),
-        chat(3),
-        chat(4, "what", "one", image=7),
-        chat(5, f"{IMAGE} what", "one", image="none.jpg"),
-        chat(6, f"{IMAGE} what", "one", image="../../etc/hostname"),
-        {"id": "c7", "conversations": "hello"},
-        {"id": "c8", "conversations": turns("what", "one")[::-1]},
-        {"id": "c9", "conversations": [{"from": "human"}, {"from": "gpt", "value": 3}]},
-        "text",
-        {"id": "c11"},
+    good = [chat(i, f"{IMAGE} what", "one", image=f"{i}.jpg") for i in (0, 1)]
+    bad = [
+        (chat(2, "what", "one", "two"), "has turns of human, gpt, human; they must be"),
+        (chat(3), "has turns of ; they must be"),
+        (chat(4, "what", "one", image=7), "has a wrong image"),
+        (chat(5, f"{IMAGE} what", "one", image="none.jpg"), "FileNotFoundError"),
+        (chat(6, f"{IMAGE} what", "one", image="../../etc/hostname"), "leads out of the folder"),
+        ({"id": "c7", "conversations": "hello"}, "has a wrong conversations: Input should be a valid list"),
+        ({"id": "c8", "conversations": turns("what", "one")[::-1]}, "has turns of human"),
+        (
+            {"id": "c9", "conversations": [{"from": "human"}, {"from": "gpt", "value": 3}]},
+            "conversations.0.value",
+        ),
+        ("text", "is not a JSON object"),
+        ({"id": "c11"}, "has no file_name"),
     ]
-    _, skipped = every(pictures("chats.json", rows))
-    for i, why in {
-        "c2": "has turns of human, gpt, human; they must be",
-        "c3": "has turns of ; they must be",
-        "c4": "has a wrong image",
-        "c5": "FileNotFoundError",
-        "c6": "leads out of the folder",
-        "c7": "has a wrong conversations: Input should be a valid list",
-        "c8": "has turns of human",
-        "c9": "has a wrong conversations.0.value",
-        "10": "is not a JSON object",
-        "c11": "has no file_name",
-    }.items():
-        assert why in skipped.pop(f"chats.json:{i}"), i
+    _, skipped = every(pictures("chats.json", [*good, *(row for row, _ in bad)]))
+    for i, (row, why) in enumerate(bad, start=2):
+        name = row["id"] if isinstance(row, dict) else i
+        assert why in skipped.pop(f"chats.json:{name}"), i
     assert not skipped
     for row, words in [
         (chat(0, f"{IMAGE} {IMAGE} what", "one", image="0.jpg"), "2 <image> placeholders but 1 pictures"),
@@ -184,37 +176,22 @@ def test_documents_in_lines_and_in_shards_with_pictures_inside_or_beside(picture
 
 def test_documents_that_cannot_be_used_are_skipped_by_name(pictures, shard):
     good = {"matched_text_index": 0}
-    rows = [
-        document(["one"], (0, 0.3)),
-        document(["two"], (0, 0.3)),
-        document(["three"], (0, 0.1)),
-        document(["four"]),
-        document(["five"], (1, 0.3)),
-        document("six", (0, 0.3)),
-        {"text_list": ["seven"]},
-        {"text_list": ["eight"], "image_info": [good]},
-        {"text_list": ["nine"], "image_info": [good | {"image_base64": "no base64!"}]},
-        {"text_list": ["ten"], "image_info": [good | {"image_base64": "AAAA"}]},
-        {"text_list": ["eleven"], "image_info": [good | {"matched_sim": "high"}]},
-        {"text_list": ["twelve"], "image_info": [good | {"image_base64": "ééé"}]},
-        {"text_list": ["half a letter: \ud800"], "image_info": [good]},
+    bad = [
+        (document(["three"], (0, 0.1)), "no picture that matches its text by min_similarity 0.24"),
+        (document(["four"]), "no picture that matches"),
+        (document(["five"], (1, 0.3)), "matched_text_index 1, beyond its text_list"),
+        (document("six", (0, 0.3)), "has a wrong text_list"),
+        ({"text_list": ["seven"]}, "has a wrong image_info: Field required"),
+        ({"text_list": ["eight"], "image_info": [good]}, "neither image_base64 nor image_name"),
+        ({"text_list": ["nine"], "image_info": [good | {"image_base64": "no base64!"}]}, "is not a usable picture"),
+        ({"text_list": ["ten"], "image_info": [good | {"image_base64": "AAAA"}]}, "is not a usable picture"),
+        ({"text_list": ["eleven"], "image_info": [good | {"matched_sim": "high"}]}, "a wrong image_info.0.matched_sim"),
+        ({"text_list": ["twelve"], "image_info": [good | {"image_base64": "ééé"}]}, "image_base64 nor image_name"),
+        ({"text_list": ["half a letter: \ud800"], "image_info": [good]}, "an unpaired surrogate"),
     ]
-    text = "\n".join([*map(json.dumps, rows), '{"text_list": ['])
-    _, skipped = every(pictures("docs.jsonl", text))
-    for line, why in {
-        3: "no picture that matches its text by min_similarity 0.24",
-        4: "no picture that matches",
-        5: "matched_text_index 1, beyond its text_list",
-        6: "has a wrong text_list",
-        7: "has a wrong image_info: Field required",
-        8: "neither image_base64 nor image_name",
-        9: "is not a usable picture",
-        10: "is not a usable picture",
-        11: "has a wrong image_info.0.matched_sim",
-        12: "neither image_base64 nor image_name",
-        13: "an unpaired surrogate",
-        14: "is not JSON",
-    }.items():
+    rows = [document(["one"], (0, 0.3)), document(["two"], (0, 0.3)), *(row for row, _ in bad)]
+    _, skipped = every(pictures("docs.jsonl", "\n".join([*map(json.dumps, rows), '{"text_list": ['])))
+    for line, why in enumerate([*(why for _, why in bad), "is not JSON"], start=3):
         assert why in skipped.pop(f"docs.jsonl:{line}"), line
     assert not skipped
     tar = shard("docs.tar", {f"{i}.json": json.dumps(document(["a"], (0, 1))).encode() for i in range(2)})

@@ -90,34 +90,22 @@ def test_damage_of_equal_shard_names_is_told_apart_and_what_is_in_no_record_is_n
 
 def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
     cut = (PHOTOGRAPHS / "cat.jpg").read_bytes()[:3000]
-    rows = [
-        {"file_name": "cut.jpg", "text": "a cat"},
-        {"file_name": "gone.png", "text": "nothing"},
-        {"file_name": "0.png", "text": " "},
-        {"file_name": "1.png"},
-        {"file_name": "2.png", "text": 7},
-        '{"file_name": "0.png", ',
-        '["0.png"]',
-        {"text": "no file"},
-        {"file_name": "../pictures/0.png", "text": "climbs"},
-        {"file_name": "/etc/hostname", "text": "absolute"},
-        "[" * 100_000,
+    bad = [
+        ({"file_name": "cut.jpg", "text": "a cat"}, "cut.jpg", "truncated"),
+        ({"file_name": "gone.png", "text": "nothing"}, "gone.png", "FileNotFoundError"),
+        ({"file_name": "0.png", "text": " "}, "0.png", "has no caption"),
+        ({"file_name": "1.png"}, "1.png", "has no caption"),
+        ({"file_name": "2.png", "text": 7}, "2.png", "has no caption"),
+        ('{"file_name": "0.png", ', "metadata.jsonl:9", "is not JSON"),
+        ('["0.png"]', "metadata.jsonl:10", "is not a JSON object"),
+        ({"text": "no file"}, "metadata.jsonl:11", "has no file_name"),
+        ({"file_name": "../pictures/0.png", "text": "climbs"}, "metadata.jsonl:12", "leads out of the folder"),
+        ({"file_name": "/etc/hostname", "text": "absolute"}, "metadata.jsonl:13", "leads out of the folder"),
+        ("[" * 100_000, "metadata.jsonl:14", "is not JSON"),
     ]
-    train, heldout, skipped = both(picture_folder(rows, {"cut.jpg": cut}))
+    train, heldout, skipped = both(picture_folder([row for row, _, _ in bad], {"cut.jpg": cut}))
     assert sorted(s.text for s in train + heldout) == ["number 0", "number 1", "number 2"]
-    for name, why in {
-        "cut.jpg": "truncated",
-        "gone.png": "FileNotFoundError",
-        "0.png": "has no caption",
-        "1.png": "has no caption",
-        "2.png": "has no caption",
-        "metadata.jsonl:9": "is not JSON",
-        "metadata.jsonl:10": "is not a JSON object",
-        "metadata.jsonl:11": "has no file_name",
-        "metadata.jsonl:12": "leads out of the folder",
-        "metadata.jsonl:13": "leads out of the folder",
-        "metadata.jsonl:14": "is not JSON",
-    }.items():
+    for _, name, why in bad:
         assert why in skipped.pop(name)
     assert not skipped
 
@@ -125,20 +113,18 @@ def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
 def test_corrupt_records_of_shards_are_skipped_by_name(shard):
     good = {f"{i}.{kind}": data for i in range(3) for kind, data in {"png": picture_bytes(), "txt": b"good"}.items()}
     bad = {
-        "broken.png": b"no picture",
-        "broken.txt": b"text",
-        "silent.png": picture_bytes(),
-        "empty.png": picture_bytes(),
-        "empty.txt": b" ",
-        "json.png": picture_bytes(),
-        "json.json": b"{'single': quotes",
-        "list.png": picture_bytes(),
-        "list.json": b"[1]",
-        "bytes.png": picture_bytes(),
-        "bytes.txt": b"\xff\xfe\xfa",
-        "blind.txt": b"a caption with no picture",
+        "broken": ({"png": b"no picture", "txt": b"text"}, "is not a usable picture"),
+        "silent": ({"png": picture_bytes()}, "has no caption"),
+        "empty": ({"png": picture_bytes(), "txt": b" "}, "has no caption"),
+        "json": ({"png": picture_bytes(), "json": b"{'single': quotes"}, "is not "),
+        "list": ({"png": picture_bytes(), "json": b"[1]"}, "is not "),
+        "bytes": ({"png": picture_bytes(), "txt": b"\xff\xfe\xfa"}, "is not "),
+        "blind": ({"txt": b"a caption with no picture"}, "has no picture"),
     }
-    path = shard("a.tar", {**good, **bad})
+    members = dict(good)
+    for key, (files, _) in bad.items():
+        members |= {f"{key}.{kind}": data for kind, data in files.items()}
+    path = shard("a.tar", members)
     whole = shard("b.tar", good).read_bytes()
     for name, length in {"b.tar": 3500, "c.tar": 0, "d.tar": 2600, "e.tar": 4096}.items():
         (path.parent / name).write_bytes(
@@ -148,13 +134,7 @@ def test_corrupt_records_of_shards_are_skipped_by_name(shard):
     names = {"a.tar/0", "a.tar/1", "a.tar/2", "b.tar/0", "d.tar/0", "e.tar/0", "e.tar/1"}
     assert {s.name for s in train + heldout} == names
     for name, why in {
-        "a.tar/broken": "is not a usable picture",
-        "a.tar/silent": "has no caption",
-        "a.tar/empty": "has no caption",
-        "a.tar/json": "is not ",
-        "a.tar/list": "is not ",
-        "a.tar/bytes": "is not ",
-        "a.tar/blind": "has no picture",
+        **{f"a.tar/{key}": why for key, (_, why) in bad.items()},
         "b.tar/1": "has no caption",
         "b.tar:3072": "all bytes from byte 3072 on are lost",
         "c.tar:0": "is damaged",

@@ -4,15 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    MistralConfig,
-    SiglipVisionConfig,
-)
+import transformers
 
 from mmfsdp.compat.llava import load_llava
 
@@ -24,24 +16,25 @@ CASES = {
     "as released": {},
     "last layer": {"vision_feature_layer": -1},
     "tied Mistral, no bias": {
-        "text_config": MistralConfig(**TEXT, num_key_value_heads=2, tie_word_embeddings=True),
+        "text_config": transformers.MistralConfig(**TEXT, num_key_value_heads=2, tie_word_embeddings=True),
         "tie_word_embeddings": True,
         "multimodal_projector_bias": False,
         "projector_hidden_act": "relu",
     },
     "class token": {"vision_feature_select_strategy": "full"},
-    "SigLIP": {"vision_config": SiglipVisionConfig(**VISION), "vision_feature_select_strategy": "full"},
-    "SigLIP without its first patch": {"vision_config": SiglipVisionConfig(**VISION)},
+    "SigLIP": {"vision_config": transformers.SiglipVisionConfig(**VISION), "vision_feature_select_strategy": "full"},
+    "SigLIP without its first patch": {"vision_config": transformers.SiglipVisionConfig(**VISION)},
     "two layers": {"vision_feature_layer": [-2, -1]},
 }
 TOKENS = {"class token": 5, "SigLIP without its first patch": 3}
 """Of a picture, where they are not 4."""
 
 
-def theirs(**changes) -> LlavaForConditionalGeneration:
+def theirs(**changes) -> transformers.LlavaForConditionalGeneration:
     torch.manual_seed(0)
-    parts = {"vision_config": CLIPVisionConfig(**VISION), "text_config": LlamaConfig(**TEXT)}
-    model = LlavaForConditionalGeneration(LlavaConfig(**{**parts, "image_token_index": IMAGE, **changes})).eval()
+    parts = {"vision_config": transformers.CLIPVisionConfig(**VISION), "text_config": transformers.LlamaConfig(**TEXT)}
+    config = transformers.LlavaConfig(**{**parts, "image_token_index": IMAGE, **changes})
+    model = transformers.LlavaForConditionalGeneration(config).eval()
     for p in model.parameters():
         if p.ndim > 1:  # far from the usual tiny start, so that a mistake shows in the logits
             p.data.normal_(std=0.2)
@@ -111,7 +104,7 @@ def test_what_is_not_supported_is_said(tmp_path):
         "qwen2_vl": "'qwen2_vl' is not supported; only",
         "gpt2": "'gpt2' is not supported; only",
     }.items():
-        AutoConfig.for_model(family).save_pretrained(tmp_path / family)
+        transformers.AutoConfig.for_model(family).save_pretrained(tmp_path / family)
         with pytest.raises(ValueError, match=message):
             load_llava(tmp_path / family)
     with pytest.raises(ValueError, match="vision_feature_layer 4 is not .* which has 3 layers; choose from -4 to 3"):

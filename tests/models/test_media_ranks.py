@@ -13,29 +13,14 @@ from mmfsdp.data.batch import Batch
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.models.build import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
-from tests.bench.peaks import measure
+from tests.bench.peaks import measure_plans
 from tests.models.test_multimodal import TOWERS, Ear
 from tests.parity import check_ranks, two_steps
-from tests.ranks import on_ranks
+from tests.ranks import WAYS, on_ranks
 from tests.tiny import KNOWN, LANGUAGE, VISION
 
-CASES = {
-    "DDP": {"backend": "DDP"},
-    "FSDP1": {"backend": "FSDP1"},
-    "FSDP1 replicate": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
-    "FSDP2": {},
-    "FSDP2 keep": {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"},
-    "FSDP2 recomputed, stage 2": {"activation_checkpointing": "all"},
-    "FSDP2 by size, stage 2": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 4000},
-    "FSDP2 one unit": {"auto_wrap_policy": "NO_WRAP"},
-    "FSDP1 lora": {"backend": "FSDP1"},
-    "FSDP2 lora, recomputed": {"activation_checkpointing": "all"},
-    "DDP lora": {"backend": "DDP"},
-}
-ENCODERS = {
-    "open_clip": BackboneParams(source="open_clip", config=VISION),
-    **TOWERS,
-}
+CASES = WAYS["media"]
+ENCODERS = {"open_clip": BackboneParams(source="open_clip", config=VISION), **TOWERS}
 TRAINED = ("timm ViT", "open_clip ViT", "open_clip ResNet", "CLIP, last but one", "SigLIP", "ViT")
 FROZEN = (*TRAINED, "DINOv2, other size")
 TOWER_CASES = {f"FSDP2: {tower}": {} for tower in FROZEN}
@@ -71,16 +56,13 @@ def batch_of(model: MultimodalModel, rank: int) -> Batch:
     return Batch(ids, torch.ones_like(ids), labels, media)
 
 
+def make(case: str) -> tuple[MultimodalModel, list[Batch]]:
+    model = build(case, seed=dist.get_rank())
+    return model, [batch_of(model, dist.get_rank())]
+
+
 def measured(plans: dict[str, str]) -> dict:
-    rows = {}
-    for case, text in plans.items():
-
-        def make(case: str = case) -> tuple[MultimodalModel, list[Batch]]:
-            model = build(case, seed=dist.get_rank())
-            return model, [batch_of(model, dist.get_rank())]
-
-        rows[case] = measure(make, WrapPlan.from_json(text))
-    return rows | {"said": generated()}
+    return measure_plans(make, plans) | {"said": generated()}
 
 
 def generated() -> list:

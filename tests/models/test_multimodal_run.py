@@ -16,10 +16,7 @@ MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples"
 RUNS = {
     "stage 1": {"train.profile": 1},
     "stage 2": {"model.freeze": ["llava_stage2"], "fsdp.backend": "FSDP1", "model.projector": "linear"},
-    "lora": {
-        "model.lora_rank": 2,
-        "fsdp.frozen_dtype": "nf4",
-    },
+    "lora": {"model.lora_rank": 2, "fsdp.frozen_dtype": "nf4"},
 }
 
 

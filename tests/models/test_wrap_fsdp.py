@@ -16,20 +16,11 @@ PERCEIVER_STEPS = 3
 def usage_example() -> list[float]:
     """The documented example, with the CPU in place of a GPU, and a step after it."""
     model = tiny_flamingo()
-    mp_policy = MixedPrecision(
-        param_dtype=torch.bfloat16,
-        reduce_dtype=torch.bfloat16,
-        buffer_dtype=torch.bfloat16,
-    )
-    wrapper_kwargs = {
-        "mixed_precision": mp_policy,
-    }
+    mp_policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
+    wrapper_kwargs = {"mixed_precision": mp_policy}
     device_id = CPU
     model.wrap_fsdp(wrapper_kwargs=wrapper_kwargs, device_id=device_id)
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad],
-        lr=1e-4,
-    )
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     return steps(model, optimizer, dist.get_rank(), 1)
 
 

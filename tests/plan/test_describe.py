@@ -6,12 +6,10 @@ from functools import partial, wraps
 
 import pytest
 import torch
-import torch.distributed as dist
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.compat.describe import describe
 from mmfsdp.core.collectives import Collectives
@@ -23,15 +21,15 @@ from mmfsdp.estimate import estimate
 from mmfsdp.models.cross_attention import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
 from tests.parity import wire
+from tests.ranks import fake_group
 
 LAYER = {"transformer_layer_cls": "FlamingoLayer"}
 
 
 @pytest.fixture(autouse=True)
 def eight_ranks():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield
-    dist.destroy_process_group()
+    with fake_group(8):
+        yield
 
 
 def in_fp32(model: nn.Module) -> nn.Module:

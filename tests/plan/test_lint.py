@@ -4,14 +4,12 @@ import re
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_plan import Stack
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp import cli
 from mmfsdp.core.freeze import freeze
@@ -21,6 +19,7 @@ from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from tests.ranks import fake_group
 
 
 def plan(model: nn.Module, *, ranks: int = 2, example=None, **fields):
@@ -244,9 +243,8 @@ def test_parameters_of_any_strides_are_sharded(fake_ranks):
 
 @pytest.fixture
 def fake_ranks():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield
 
 
 def test_an_error_stops_the_launch():

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.planner import make_plan
@@ -18,7 +17,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from tests.parity import bytes_held, wire
-from tests.ranks import in_processes, on_ranks
+from tests.ranks import fake_group, in_processes, on_ranks
 
 DIM, RANKS, MODELS = 8, 2, 60
 LEAVES = {
@@ -197,8 +196,8 @@ def test_a_tree_is_made_sends_and_holds_what_its_plan_says():
 
 def of_four(rank: int, folder: str, cases: list) -> list:
     """All of the cases, as the first of four ranks that only seem to be there."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
-    return all_of(cases)
+    with fake_group(4):
+        return all_of(cases)
 
 
 def test_and_so_on_a_mesh_of_two_axes():

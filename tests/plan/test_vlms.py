@@ -14,7 +14,7 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, TrainParams
-from tests.bench.peaks import measure
+from tests.bench.peaks import measure_plans
 from tests.families import FAMILIES, Inputs, build
 from tests.parity import check_ranks, two_steps
 from tests.ranks import on_ranks
@@ -52,17 +52,14 @@ def test_a_family_that_cannot_be_planned_is_refused_with_what_to_do(name):
     make_plan(model, world_size=8).check()
 
 
+def make(case: str) -> tuple[nn.Module, list[Inputs]]:
+    name, trained, _ = case.split()
+    return build(name, lora=trained == "lora"), [Inputs(name, seed=dist.get_rank())]
+
+
 def measured(plans: dict[str, str]) -> dict[str, Any]:
     """What this rank's first two steps come to, and what it sends and holds, by case."""
-    rows = {}
-    for case, text in plans.items():
-        name, trained, _ = case.split()
-
-        def make(name: str = name, lora: bool = trained == "lora") -> tuple[nn.Module, list[Inputs]]:
-            return build(name, lora=lora), [Inputs(name, seed=dist.get_rank())]
-
-        rows[case] = measure(make, WrapPlan.from_json(text))
-    return rows
+    return measure_plans(make, plans)
 
 
 def results_of(names: tuple[str, ...]) -> dict[str, tuple[WrapPlan, list[dict[str, Any]]]]:
@@ -70,8 +67,8 @@ def results_of(names: tuple[str, ...]) -> dict[str, tuple[WrapPlan, list[dict[st
     plans = {}
     for name in names:
         for trained in TRAINED:
+            model = build(name, lora=trained == "lora")
             for way, fields in WAYS.items():
-                model = build(name, lora=trained == "lora")
                 plan = make_plan(model, FSDPParams(**fields), world_size=2, example=Inputs(name).inputs())
                 plans[f"{name} {trained} {way}"] = plan
     texts = {case: plan.to_json() for case, plan in plans.items()}

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -23,74 +24,12 @@ NODES = ("127.0.0.1", "127.0.0.2")
 """Names that resolve by themselves: ranks meet at the first of them."""
 SPARE = "127.0.0.3"
 """A third node, unknown to Slurm until it is started."""
+FILES = Path(__file__).resolve().parent.parent / "data/slurm"
 
-CONFIG = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CredType=cred/munge
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmctldLogFile={folder}/slurmctld.log
-StateSaveLocation={folder}/state
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmdLogFile={folder}/slurmd.%n.log
-SlurmdSpoolDir={folder}/spool/%n
-SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
-GresTypes=gpu
-JobAcctGatherType=jobacct_gather/none
-SlurmctldTimeout=30
-SlurmdTimeout=10
-KillWait=5
-MessageTimeout=10
-MinJobAge={memory}
-MaxArraySize=4
-{accounting}
-NodeName=127.0.0.[1-2] NodeHostname={host} NodeAddr=127.0.0.[1-2] Port={nodes} CPUs=8 RealMemory=20000 Gres=gpu:4
-NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={spare} CPUs=8 RealMemory=20000 Gres=gpu:4 State=FUTURE
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-PartitionName=short Nodes=ALL MaxTime=5 State=UP
-"""
 
-WITH_ACCOUNTING = """AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={dbd}
-AccountingStoragePass={folder}/munge.socket
-AccountingStorageEnforce=associations"""
-
-DBD = """
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-DbdHost={host}
-DbdAddr=127.0.0.1
-DbdPort={dbd}
-SlurmUser=root
-PidFile={folder}/slurmdbd.pid
-LogFile={folder}/slurmdbd.log
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={db}
-StorageUser=slurm
-StoragePass=slurm
-"""
-
-SQUEUE = """#!/bin/sh
-[ ! -e {folder}/squeue.broken ] || {{ echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }}
-exec {real} "$@"
-"""
-"""The real squeue; out of order while a file says so."""
+def configuration(file: str, **values: Any) -> str:
+    """Return a file of tests/data/slurm with these values in it. Its squeue is out of order while a file says so."""
+    return (FILES / file).read_text().format(**values)
 
 
 class Cluster:
@@ -200,16 +139,17 @@ class Cluster:
         host = socket.gethostname().split(".")[0]
         values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
         values["spare"] = spare
-        values["accounting"] = WITH_ACCOUNTING.format(**values) if self.accounting else ""
+        values["accounting"] = configuration("accounting.conf", **values) if self.accounting else ""
         values["memory"] = 2 if self.accounting else 300
-        (self.folder / "slurm.conf").write_text(CONFIG.format(**values))
-        (self.folder / "slurmdbd.conf").write_text(DBD.format(db=self.db, **values))
+        (self.folder / "slurm.conf").write_text(configuration("slurm.conf", **values))
+        (self.folder / "slurmdbd.conf").write_text(configuration("slurmdbd.conf", db=self.db, **values))
         (self.folder / "slurmdbd.conf").chmod(0o600)
         (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-3] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        (self.folder / "bin/squeue").write_text(SQUEUE.format(folder=self.folder, real=shutil.which("squeue")))
+        squeue = configuration("squeue", folder=self.folder, real=shutil.which("squeue"))
+        (self.folder / "bin/squeue").write_text(squeue)
         (self.folder / "bin/squeue").chmod(0o755)
 
     def _start_accounting(self) -> None:

@@ -8,9 +8,8 @@ import pytest
 from mmfsdp import Run, launch
 from mmfsdp.params import RunParams
 from mmfsdp.run import slurm_state as queue
+from tests import waiting
 from tests.slurm.cluster import Cluster, missing
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @contextmanager
@@ -60,26 +59,24 @@ def cluster(request, monkeypatch):
 def timed(slurm):
     """A run whose minute passes while other tests go on."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (slurm.environment | {"PYTHONPATH": str(ROOT)}).items():
+        for name, value in slurm.environment.items():
             patch.setenv(name, value)
         changes = {"launch.name": "timed", "launch.nodes": 1, "launch.ranks": 1, "launch.timeout_min": 1}
-        return launch(light(slurm.folder / "timed", **changes), entry="tests.slurm.entries:stream")
+        return launch(light(slurm.folder / "timed", **changes), entry="tests.launch_entries:stream")
 
 
 @pytest.fixture
-def submit(cluster, tmp_path, monkeypatch):
-    """Submits a run of entries.py to two nodes with two ranks each."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def submit(cluster, tmp_path):
+    """Submits a run of launch_entries.py to two nodes with two ranks each."""
 
     def go(entry: str, **changes) -> Run:
         params = light(tmp_path, **{"launch.name": entry} | changes)
-        return launch(params, entry=f"tests.slurm.entries:{entry}")
+        return launch(params, entry=f"tests.launch_entries:{entry}")
 
     return go
 
 
 def light(folder: Path, **changes) -> RunParams:
-    """Parameters of a run whose ranks train nothing."""
-    values = {"train.steps": 5, "train.warmup_steps": 0, "train.device": "cpu", "launch.folder": str(folder)}
+    """Parameters of a run whose ranks train nothing, on two nodes."""
     slurm = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 2}
-    return RunParams().change(**values | slurm | changes)
+    return waiting.light(folder, **slurm | changes)

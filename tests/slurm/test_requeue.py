@@ -1,27 +1,18 @@
 """Preemption, time limit, node failure and requeue on a real Slurm: nothing is lost beyond the last save, and the run
 ends as the unbroken one does, to the last bit."""
 
-import os
 import time
 from contextlib import contextmanager
 
-import pytest
-
 from mmfsdp import Run, launch
 from tests.slurm.cluster import NODES, SPARE
-from tests.slurm.conftest import ROOT
 from tests.test_preempt import kinds
 from tests.test_resume import curve, final, rows
 from tests.tiny_run import tiny_run
 from tests.waiting import until
 
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 5}
-ENTRY = "tests.slurm.entries:trains"
-
-
-@pytest.fixture
-def paths(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+ENTRY = "tests.launch_entries:trains"
 
 
 def resumed(run: Run) -> list[int]:
@@ -90,7 +81,7 @@ def saving(run: Run) -> bool:
     return any((run.path / "checkpoints").glob(".*.writing"))
 
 
-def test_every_way_to_be_requeued_loses_nothing(cluster, tmp_path, paths):
+def test_every_way_to_be_requeued_loses_nothing(cluster, tmp_path):
     params = tiny_run(tmp_path, **{"train.steps": 48, "train.save_every": 4, "train.keep_last": 2})
     limit = {"launch.nodes": 1, "launch.exclude": "127.0.0.2", "launch.timeout_min": 2}
     limited = launch(params.change(**SLURM | limit | {"launch.name": "limited"}), entry=ENTRY)

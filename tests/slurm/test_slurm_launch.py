@@ -85,13 +85,7 @@ def test_every_end_is_told_with_its_cause(submit, cluster):
     assert state.status is Status.CANCELLED and "by scancel" in state.reason
 
 
-REFUSALS = {
-    "partition": "nope",
-    "constraint": "nope",
-    "reservation": "nope",
-    "exclude": "nope",
-    "sbatch": ("nope=1",),
-}
+REFUSALS = {"partition": "nope", "constraint": "nope", "reservation": "nope", "exclude": "nope", "sbatch": ("nope=1",)}
 
 
 def test_a_refusal_is_slurms_words_and_the_field_to_change(submit, tmp_path, monkeypatch):

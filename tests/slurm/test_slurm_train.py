@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from mmfsdp import launch
-from tests.slurm.conftest import ROOT
 from tests.tiny_run import tiny_run
 
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 10}
@@ -21,7 +20,6 @@ print(run.wait(240), run.job)
 
 def test_two_nodes_train_sharded_and_hybrid_at_once_and_from_within_an_allocation(cluster, tmp_path, monkeypatch):
     """Two runs side by side learn the same; the second is launched by a job, whose SLURM_ variables it must not see."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     params = tiny_run(tmp_path, **SLURM | {"train.steps": 3, "train.save_every": None, "data.augment": False})
     sharded = launch(params.change(**{"launch.name": "sharded"}))

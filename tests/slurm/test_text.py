@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+import yaml
 
 from mmfsdp import ParamError, Run, RunParams
 from mmfsdp.cli import main
@@ -17,32 +18,13 @@ from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import refusal, sbatch_text, slurm_executor
 from mmfsdp.run.state import run_state
 from mmfsdp.run.sweep import largest_array
+from tests.slurm.cluster import FILES
 from tests.test_runs import record
 
 SLURM = {"launch.executor": "slurm", "launch.ranks": 8, "launch.nodes": 2, "train.device": "cuda"}
 
-FULL = SLURM | {
-    "launch.gpus_per_node": 6,
-    "launch.cpus_per_task": 7,
-    "launch.mem": "64G",
-    "launch.timeout_min": 30,
-    "launch.partition": "gpu",
-    "launch.account": "lab",
-    "launch.qos": "high",
-    "launch.constraint": "a100&nvlink",
-    "launch.exclude": "node[1-3],node7",
-    "launch.reservation": "course",
-    "launch.python": "apptainer exec --nv /shared/mm.sif python",
-    "launch.modules": ["cuda/12.4"],
-    "launch.setup": ["export NCCL_SOCKET_IFNAME=ib0"],
-    "launch.sbatch": ["mail-type=END", "exclusive"],
-}
-
-LINES = """
---gpus-per-node=6 --cpus-per-task=7 --mem=64G --time=30 --partition=gpu --account=lab --qos=high
---constraint='a100&nvlink' --exclude='node[1-3],node7' --reservation=course --mail-type=END
---exclusive --nodes=2 --ntasks-per-node=4
-""".split()
+FIELDS = yaml.safe_load((FILES / "fields.yaml").read_text(encoding="utf-8"))
+FULL, LINES, HOSTILE = FIELDS["full"], FIELDS["lines"], FIELDS["hostile"]
 
 
 def test_every_field_reaches_the_batch_file():
@@ -67,25 +49,6 @@ def test_gpus_are_asked_for_by_device():
         gpus(**{"train.device": "auto"})
     with pytest.raises(ParamError, match="launch.gpus_per_node: 2 are too few for 4 ranks a node"):
         gpus(**{"launch.gpus_per_node": 2})
-
-
-HOSTILE = {
-    "launch.partition": "gpu\n#SBATCH --uid=0",
-    "launch.account": "a b",
-    "launch.qos": "high'",
-    "launch.constraint": "a100;rm",
-    "launch.exclude": "$(hostname)",
-    "launch.reservation": "`id`",
-    "launch.mem": "lots",
-    "launch.cluster": "../x\n",
-    "launch.python": 'python -c "x"',
-    "launch.modules": ["cuda; rm"],
-    "launch.setup": ["export A=b\nrm x"],
-    "launch.sbatch": ["mail-type=END --uid=0"],
-    "launch.folder": "runs/%j\n",
-    "launch.name": "a b",
-    "launch.ranks": 7,
-}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

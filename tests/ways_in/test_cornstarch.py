@@ -10,13 +10,12 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.adam import Adam
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, CLIPVisionConfig, CLIPVisionModel, LlamaConfig
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from mmfsdp.models import ModalEncoder, MultimodalModel, VisionEncoder
-from tests.ranks import on_ranks
+from tests.ranks import fake_group, on_ranks
 
 IMAGE = 40
 
@@ -118,11 +117,8 @@ def test_the_units_are_those_of_the_page(found):
 
 
 def test_an_encoder_that_is_sharded_before_the_model_is_built_is_refused_by_name():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
+    with fake_group(2):
         vision = multimodal().encoders["vision"].visual
         for wrapped in (DistributedDataParallel(vision), fully_shard(vision)):
             with pytest.raises(ValueError, match="visual is wrapped already; build the whole model, then wrap it"):
                 VisionEncoder(wrapped, image_size=16)
-    finally:
-        dist.destroy_process_group()

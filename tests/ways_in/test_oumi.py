@@ -18,34 +18,16 @@ from mmfsdp import (
     make_plan,
     wrap_fsdp,
 )
-from tests.ranks import on_ranks
+from tests.ranks import WAYS, on_ranks
 
 
 def test_every_enum_has_oumis_members_and_torchs_counterparts():
-    torchs = torch_fsdp.ShardingStrategy
-    assert {s.value: s.to_torch() for s in ShardingStrategy} == {
-        "FULL_SHARD": torchs.FULL_SHARD,
-        "SHARD_GRAD_OP": torchs.SHARD_GRAD_OP,
-        "HYBRID_SHARD": torchs.HYBRID_SHARD,
-        "NO_SHARD": torchs.NO_SHARD,
-        "HYBRID_SHARD_ZERO2": torchs._HYBRID_SHARD_ZERO2,
-    }
-    assert {s.value: s.to_torch() for s in StateDictType} == {
-        "FULL_STATE_DICT": torch_fsdp.StateDictType.FULL_STATE_DICT,
-        "SHARDED_STATE_DICT": torch_fsdp.StateDictType.SHARDED_STATE_DICT,
-        "LOCAL_STATE_DICT": torch_fsdp.StateDictType.LOCAL_STATE_DICT,
-    }
-    assert {p.value: p.to_torch() for p in BackwardPrefetch} == {
-        "BACKWARD_PRE": torch_fsdp.BackwardPrefetch.BACKWARD_PRE,
-        "BACKWARD_POST": torch_fsdp.BackwardPrefetch.BACKWARD_POST,
-        "NO_PREFETCH": None,
-    }
-    assert {p.value for p in AutoWrapPolicy} == {
-        "SIZE_BASED_WRAP",
-        "TRANSFORMER_BASED_WRAP",
-        "NO_WRAP",
-        "FROZEN_AWARE",
-    }
+    for kind in (ShardingStrategy, StateDictType, BackwardPrefetch):
+        theirs = getattr(torch_fsdp, kind.__name__)
+        counterparts = {choice.value: choice.to_torch() for choice in kind}
+        assert counterparts.pop("NO_PREFETCH", None) is None
+        assert {each.name.removeprefix("_"): each for each in theirs} == counterparts
+    assert {p.value for p in AutoWrapPolicy} == {"SIZE_BASED_WRAP", "TRANSFORMER_BASED_WRAP", "NO_WRAP", "FROZEN_AWARE"}
     for choice in (*ShardingStrategy, *StateDictType, *BackwardPrefetch, *AutoWrapPolicy):
         assert isinstance(choice, str) and str(choice) == choice.value and type(choice)(choice.value) is choice
 
@@ -60,15 +42,13 @@ def test_the_fields_are_oumis():
 
 
 def test_its_yaml_moves_as_it_is():
-    assert (
-        FSDPParams(use_orig_params=True, min_num_params=100_000, auto_wrap_policy="NO_WRAP").min_num_params == 100_000
-    )
+    written_out = FSDPParams(use_orig_params=True, min_num_params=100_000, auto_wrap_policy="NO_WRAP")
+    assert written_out.min_num_params == 100_000
     named = FSDPParams(auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls="a.b.Layer, tests.Block")
     assert named.layer_classes == ("Layer", "Block")
     guessed = FSDPParams(auto_wrap_policy="TRANSFORMER_BASED_WRAP", use_orig_params=True)
-    plan = make_plan(
-        nn.ModuleDict({"layers": nn.Sequential(Layer(), Layer()), "head": nn.Linear(8, 2)}), guessed, world_size=2
-    )
+    two = nn.ModuleDict({"layers": nn.Sequential(Layer(), Layer()), "head": nn.Linear(8, 2)})
+    plan = make_plan(two, guessed, world_size=2)
     assert [unit.modules for unit in plan.units[1:]] == [("layers.0",), ("layers.1",)]
     assert [f.message for f in plan.lint if f.code == "guessed-layers"] == [
         "transformer_layer_cls is not set; the model's lists of layers hold Layer"
@@ -91,24 +71,7 @@ def model(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), Layer(), Layer(), nn.Linear(8, 2))
 
 
-LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Layer"}
-CASES = {
-    "default": {},
-    "FULL_SHARD": LAYERS | {"sharding_strategy": "FULL_SHARD"},
-    "SHARD_GRAD_OP": LAYERS | {"sharding_strategy": "SHARD_GRAD_OP"},
-    "HYBRID_SHARD": LAYERS | {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2},
-    "HYBRID_SHARD_ZERO2": LAYERS | {"sharding_strategy": "HYBRID_SHARD_ZERO2", "dp_replicate": 2, "dp_shard": 2},
-    "NO_SHARD": {"sharding_strategy": "NO_SHARD"},
-    "disabled": {"enable_fsdp": False},
-    "bf16": {"mixed_precision": "bf16"},
-    "fp16": {"mixed_precision": "fp16"},
-    "BACKWARD_POST": {"backward_prefetch": "BACKWARD_POST"},
-    "NO_PREFETCH": {"backward_prefetch": "NO_PREFETCH"},
-    "forward_prefetch": {"forward_prefetch": True},
-    "flat": {"use_orig_params": False},
-    "by size": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 500},
-    "unsynced": {"sync_module_states": False},
-}
+CASES = WAYS["oumi"]
 
 
 def wrap_every_case() -> dict:

@@ -61,10 +61,7 @@ EXAMPLES = {
         TransformerBlock,
         {"auto_wrap": True, "TransformerBlock": TransformerBlock, "shard_strat": "SHARD_GRAD"},
     ),
-    "FULL_SHARD": (
-        TwoBlocks,
-        {"auto_wrap": True, "TransformerBlock": TransformerBlock, "shard_strat": "FULL_SHARD"},
-    ),
+    "FULL_SHARD": (TwoBlocks, {"auto_wrap": True, "TransformerBlock": TransformerBlock, "shard_strat": "FULL_SHARD"}),
     "a block, but no auto_wrap": (
         TransformerBlock,
         {"TransformerBlock": TransformerBlock, "shard_strat": "FULL_SHARD"},
