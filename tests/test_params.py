@@ -20,7 +20,7 @@ from mmfsdp.params import (
     preset_names,
 )
 from mmfsdp.params.base import read_yaml
-from mmfsdp.params.run import cluster_names, read_cluster, with_cluster
+from mmfsdp.params.run import PRESETS, read_cluster, with_cluster
 
 
 def test_precisions_map_to_torch():
@@ -58,10 +58,10 @@ WRONG = [
      "fsdp.sharding_strategy", ["FULL_SHRAD", "did you mean FULL_SHARD", "SHARD_GRAD_OP"]),
     ({"fsdp": {"mixed_precision": "int8"}}, "fsdp.mixed_precision", ["int8", "bf16"]),
     ({"fsdp": {"transformer_layer_cls": "A"}}, "fsdp.transformer_layer_cls", ["TRANSFORMER_BASED_WRAP"]),
-    ({"fsdp": {"state_dict_type": "LOCAL_STATE_DICT"}}, "fsdp.state_dict_type", ["FSDP1", "SHARDED_STATE_DICT"]),
+    ({"fsdp": {"state_dict_type": "LOCAL_STATE_DICT"}}, "fsdp.state_dict_type", ["LOCAL_STATE_DICT", "FSDP1"]),
     ({"fsdp": {"frozen_policy": "AUTO"}}, "fsdp.memory_budget_gib", ["AUTO"]),
     ({"fsdp": {"memory_budget_gib": 16}}, "fsdp.memory_budget_gib", ["16", "AUTO"]),
-    ({"fsdp": {"backward_prefetch": "BACKWARD_POST"}}, "fsdp.backward_prefetch", ["FSDP2", "BACKWARD_PRE"]),
+    ({"fsdp": {"backward_prefetch": "BACKWARD_POST"}}, "fsdp.backward_prefetch", ["BACKWARD_POST", "FSDP1"]),
     ({"fsdp": {"enable_fsdp": False, "cpu_offload": True}}, "fsdp.cpu_offload", ["DDP"]),
     ({"fsdp": {"dp_replicate": 2}}, "fsdp.dp_replicate", ["HYBRID_SHARD"]),
     ({"fsdp": {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2}, "launch": {"ranks": 8}},
@@ -163,8 +163,8 @@ def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypa
     slurm = LaunchParams(executor="slurm", cluster="single_node_8gpu", partition="mine", ranks=8)
     launch = with_cluster(slurm)
     assert launch.gpus_per_node == 8 and launch.partition == "mine" and launch.cluster is None
-    for name in cluster_names():
-        assert read_cluster(name).launch.executor.value == "slurm"
+    for path in (PRESETS / "clusters").glob("*.yaml"):
+        assert read_cluster(path.stem).launch.executor.value == "slurm"
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/single_node_8gpu.yaml").write_text("gpus_per_node: 4\nmodules: [cuda]\n")
     launch = with_cluster(slurm.change(modules=["gcc"]))

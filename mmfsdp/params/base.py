@@ -50,6 +50,9 @@ class Params(BaseModel):
 
     def __init__(self, /, **values: Any):
         """Raise ParamError for the first mistake, rather than pydantic's error of many lines."""
+        for name, value in self.LEFT_OUT.items():
+            if name in values and values[name] == value:
+                del values[name]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -109,17 +112,6 @@ class Params(BaseModel):
             return ""
         choices = " or ".join(map(str, values))
         return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        read = dict(values)
-        for name, value in cls.LEFT_OUT.items():
-            if name in read and read[name] == value:
-                del read[name]
-        return read
 
     @model_validator(mode="after")
     def _check_available(self) -> Self:

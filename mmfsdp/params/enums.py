@@ -44,12 +44,6 @@ class ShardingStrategy(Choice):
     HYBRID_SHARD = "HYBRID_SHARD", "FULL_SHARD over `dp_shard` ranks, replicated over `dp_replicate` groups."
     HYBRID_SHARD_ZERO2 = "HYBRID_SHARD_ZERO2", "As HYBRID_SHARD, with SHARD_GRAD_OP in each group."
 
-    def to_torch(self) -> torch_fsdp.ShardingStrategy:
-        """Return the torch enum member. HYBRID_SHARD_ZERO2 is torch's `_HYBRID_SHARD_ZERO2`."""
-        from torch.distributed.fsdp import ShardingStrategy as Torch
-
-        return Torch._HYBRID_SHARD_ZERO2 if self is ShardingStrategy.HYBRID_SHARD_ZERO2 else Torch[self.value]
-
     @property
     def hybrid(self) -> bool:
         """Return true when the mesh has a replicate axis."""
@@ -67,12 +61,6 @@ class StateDictType(Choice):
     FULL_STATE_DICT = "FULL_STATE_DICT", "Whole tensors under their own names, as without FSDP."
     SHARDED_STATE_DICT = "SHARDED_STATE_DICT", "Each rank writes its shards; loads on another number of ranks, too."
     LOCAL_STATE_DICT = "LOCAL_STATE_DICT", "Each rank writes its flat shards; FSDP1 only, same number of ranks only."
-
-    def to_torch(self) -> torch_fsdp.StateDictType:
-        """Return the torch enum member of the same name."""
-        from torch.distributed.fsdp import StateDictType as Torch
-
-        return Torch[self.value]
 
 
 class BackwardPrefetch(Choice):
