@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import nn
@@ -18,10 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
 
-from ..core.collectives import group_device, is_distributed, rank, world_size
+from ..core.collectives import gather_json, is_distributed, rank, world_size
 from ..core.optimizer import local_part
 from ..params import ParamError, StateDictType
-from .steps import checkpoint_name, checkpoint_step, complete_checkpoints, damaged, file_checksum, marker_of
+from .steps import complete_checkpoints, damaged, file_checksum, marker_of
 from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensors, set_optimizer_tensors
 
 
@@ -93,9 +91,9 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path, kno
 
 def newest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint that rank 0 sees, or None. Every rank must call it."""
-    steps = [checkpoint_step(path) for path in complete_checkpoints(folder)]
-    (step,) = max_over_ranks([steps[-1] if steps and rank() == 0 else -1])
-    return None if step < 0 else folder / checkpoint_name(step)
+    names = [path.name for path in complete_checkpoints(folder)]
+    name = gather_json(names[-1] if names else None)[0]
+    return folder / name if name else None
 
 
 def verify(checkpoint: Path) -> dict[str, Any]:
@@ -104,15 +102,14 @@ def verify(checkpoint: Path) -> dict[str, Any]:
     Raises DamagedCheckpoint on all ranks, naming the file.
     """
     marker = marker_of(checkpoint)
-    names = sorted(marker["files"])
-    mine = set(names[rank() :: world_size()])
     wrong = []
-    for name in names:
+    for name in sorted(marker["files"])[rank() :: world_size()]:
         path = checkpoint / name
-        wrong.append(name in mine and not (path.is_file() and file_checksum(path) == marker["files"][name]))
-    for name, is_wrong in zip(names, max_over_ranks(wrong), strict=True):
-        if is_wrong:
-            raise damaged(checkpoint, name)
+        if not path.is_file() or file_checksum(path) != marker["files"][name]:
+            wrong.append(name)
+    for of_rank in gather_json(wrong):
+        if of_rank:
+            raise damaged(checkpoint, of_rank[0])
     return marker
 
 
@@ -161,26 +158,17 @@ def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
     if shapes != {name: p.shape for name, p in trainable.items()}:
         raise ParamError(
             "checkpoint",
-            f"{checkpoint.name} is a LOCAL_STATE_DICT of {marker['ranks']} ranks with {len(marker['names'])} trainable "
-            f"tensors; it loads only on as many ranks, wrapped and frozen alike (here: {world_size()} ranks, "
-            f"{len(model_tensors(model))} tensors, such as {next(iter(trainable), None)}). "
+            f"{checkpoint.name} is a LOCAL_STATE_DICT of {marker['ranks']} ranks; it loads only on as many ranks, "
+            f"wrapped and frozen alike (here: {world_size()} ranks, tensors such as {next(iter(trainable), None)}). "
             "Save with SHARDED_STATE_DICT to change them",
         )
-    for name, p in trainable.items():
-        p.data.copy_(saved[name])
-        if optimizer is not None:
-            prefix = f"{name}//"
-            states = {key: tensor for key, tensor in saved.items() if key.startswith(prefix)}
-            optimizer.state[p] = {key.removeprefix(prefix): t.to(p.device) for key, t in states.items()}
-
-
-def max_over_ranks(values: Sequence[int]) -> Sequence[int]:
-    """Return the largest of each value over all ranks."""
-    if not is_distributed() or not values:
-        return values
-    tensor = torch.tensor(values, dtype=torch.int64, device=group_device())
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor.tolist()
+    for key, tensor in saved.items():
+        name, _, state = key.partition("//")
+        p = trainable[name]
+        if not state:
+            p.data.copy_(tensor)
+        elif optimizer is not None:
+            optimizer.state[p][state] = tensor.to(p.device)
 
 
 def frozen_checksums(model: nn.Module) -> dict[str, int]:
@@ -195,7 +183,8 @@ def frozen_checksums(model: nn.Module) -> dict[str, int]:
 
 def count_changed(before: dict[str, int], after: dict[str, int]) -> int:
     """Return how many frozen parameters changed on any rank. Every rank must call it."""
-    return sum(max_over_ranks([after.get(name) != before[name] for name in sorted(before)]))
+    changed = [name for name in before if after.get(name) != before[name]]
+    return len(set().union(*gather_json(changed)))
 
 
 def check_frozen(checksums: dict[str, int], marker: dict[str, Any]) -> None:

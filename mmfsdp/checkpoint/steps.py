@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ MARKER = "complete.json"
 """The file that makes a checkpoint complete. It is written last."""
 _REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "files"}
 """Keys of the marker, without which nothing can be loaded."""
-_NAME = re.compile(r"step_(\d{8})")
+_NAME = re.compile(r"step_\d{8}")
 
 
 class DamagedCheckpoint(ParamError):
@@ -29,9 +30,7 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_step(checkpoint: Path) -> int:
     """Return the step of a checkpoint, by its name."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match, checkpoint
-    return int(match[1])
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -56,12 +55,9 @@ def drop_after(folder: Path, step: int) -> Path:
     if step not in by_step:
         raise ValueError(f"step: {step} has no complete checkpoint; those of {folder} are {sorted(by_step) or 'none'}")
     for other, path in by_step.items():
-        number = 0
-        while other > step and path.exists():
-            dropped = path.with_name(f"dropped_{path.name}-{number}")
-            number += 1
-            if not dropped.exists():
-                path.rename(dropped)
+        if other > step:
+            names = (path.with_name(f"dropped_{path.name}-{number}") for number in count())
+            path.rename(next(name for name in names if not name.exists()))
     return by_step[step]
 
 

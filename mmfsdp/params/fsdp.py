@@ -198,7 +198,7 @@ class FSDPParams(Params):
         """Raise ParamError if this machine cannot honor an option; called where the ranks run."""
         compiler = os.environ.get("CXX", "g++")
         if self.compile_units and not shutil.which(compiler):
-            words = f"true needs a C++ compiler, and {compiler} is not on PATH; install one, or set CXX to yours"
+            words = f"true needs a C++ compiler, and {compiler} is not on PATH; install g++, or set CXX to yours"
             raise ParamError("compile_units", words)
 
     @property
