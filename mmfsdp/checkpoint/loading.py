@@ -65,28 +65,23 @@ def resume(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Resumed:
     saved = set(marker["names"])
     load_model(model, checkpoint, marker, optimizer if marker["optimizer"] else None)
     if marker["optimizer"] and marker["kind"] != StateDictType.LOCAL_STATE_DICT:
-        load_optimizer(model, optimizer, checkpoint, trained & saved)
+        states = optimizer_tensors(model, optimizer)
+        known: Tensors = {}
+        for name, tensor in states.items():
+            parameter, _, key = name.rpartition(".")
+            if parameter in trained & saved:
+                known[name] = tensor
+            elif key == "step":
+                tensor.zero_()  # making the states counted one step
+        read(checkpoint / "optimizer", known)
+        set_optimizer_tensors(model, optimizer, states | known)
     if marker["ranks"] == world_size():
-        states = load_file(checkpoint / "ranks" / f"{rank():05d}.safetensors")
-        torch.set_rng_state(states["torch"])
-        if "cuda" in states and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(states["cuda"])
+        generators = load_file(checkpoint / "ranks" / f"{rank():05d}.safetensors")
+        torch.set_rng_state(generators["torch"])
+        if "cuda" in generators and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(generators["cuda"])
     carried = frozenset((saved | set(marker["carried"])) - trained)
     return Resumed(marker, carried, tuple(sorted(trained - saved)))
-
-
-def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path, known: set[str]) -> None:
-    """Read the states of the known parameters; those of others start from 0."""
-    states = optimizer_tensors(model, optimizer)
-    saved: Tensors = {}
-    for name, tensor in states.items():
-        parameter, _, key = name.rpartition(".")
-        if parameter in known:
-            saved[name] = tensor
-        elif key == "step":
-            tensor.zero_()  # making the states counted one step
-    read(checkpoint / "optimizer", saved)
-    set_optimizer_tensors(model, optimizer, states | saved)
 
 
 def newest(folder: Path) -> Path | None:
@@ -128,11 +123,8 @@ def load_model(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
 def check_same_names(checkpoint: Path, different: set[str]) -> None:
     """Raise ParamError if there are tensors that only one of a checkpoint and a model has."""
     if different:
-        raise ParamError(
-            "checkpoint",
-            f"{checkpoint.name} and the model differ in {len(different)} tensors, such as {min(different)!r}; "
-            "build the model from the run's own params.yaml and freeze it as it says",
-        )
+        words = f"{checkpoint.name} and the model differ in {len(different)} tensors, such as {min(different)!r}"
+        raise ParamError("checkpoint", f"{words}; build the model from the run's own params.yaml, and freeze it alike")
 
 
 def read(folder: Path, tensors: Tensors) -> None:
@@ -156,12 +148,9 @@ def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     shapes = {name: tensor.shape for name, tensor in saved.items() if "//" not in name}
     if shapes != {name: p.shape for name, p in trainable.items()}:
-        raise ParamError(
-            "checkpoint",
-            f"{checkpoint.name} is a LOCAL_STATE_DICT of {marker['ranks']} ranks; it loads only on as many ranks, "
-            f"wrapped and frozen alike (here: {world_size()} ranks, tensors such as {next(iter(trainable), None)}). "
-            "Save with SHARDED_STATE_DICT to change them",
-        )
+        here = f"here: {world_size()} ranks, tensors such as {next(iter(trainable), None)}"
+        words = f"is a LOCAL_STATE_DICT of {marker['ranks']} ranks; it loads only on as many, wrapped and frozen alike"
+        raise ParamError("checkpoint", f"{checkpoint.name} {words} ({here}). Save with SHARDED_STATE_DICT instead")
     for key, tensor in saved.items():
         name, _, state = key.partition("//")
         p = trainable[name]
@@ -192,8 +181,5 @@ def check_frozen(checksums: dict[str, int], marker: dict[str, Any]) -> None:
     saved = marker.get("frozen", {})
     changed = [name for name, checksum in checksums.items() if saved.get(name, checksum) != checksum]
     if changed:
-        raise ParamError(
-            "model",
-            f"{len(changed)} frozen parameters, such as {changed[0]}, are not those that the checkpoint was trained "
-            "with; use the backbone weights of that run's params.yaml",
-        )
+        words = f"{len(changed)} frozen parameters, such as {changed[0]}, are not those that the checkpoint was "
+        raise ParamError("model", words + "trained with; use the backbone weights of that run's params.yaml")

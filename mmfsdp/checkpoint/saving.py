@@ -72,7 +72,10 @@ def save(
     target = folder / checkpoint_name(step)
 
     def write(group: Any) -> None:
-        write_checkpoint(target, files, sharded, marker, keep_last=keep_last, group=group)
+        write_checkpoint(target, files, sharded, marker, group)
+        if keep_last and rank() == 0:
+            for old in complete_checkpoints(folder)[:-keep_last]:
+                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
         done(target)
 
     if background is None:
@@ -107,13 +110,7 @@ def gather_files(sharded: dict[str, Tensors]) -> dict[str, Tensors]:
 
 
 def write_checkpoint(
-    target: Path,
-    files: dict[str, Tensors],
-    sharded: dict[str, Tensors],
-    marker: dict[str, Any],
-    *,
-    keep_last: int | None,
-    group: Any,
+    target: Path, files: dict[str, Tensors], sharded: dict[str, Tensors], marker: dict[str, Any], group: Any
 ) -> None:
     """Write a checkpoint under another name, then rename it. Older complete ones stay as they are at any moment.
 
@@ -147,9 +144,6 @@ def write_checkpoint(
         if target.exists():  # saved before the run was taken back to an earlier step
             target.rename(replaced)
         os.replace(unfinished, target)
-        if keep_last:
-            for old in complete_checkpoints(folder)[:-keep_last]:
-                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
         shutil.rmtree(replaced, ignore_errors=True)
     barrier(group)
 

@@ -45,11 +45,6 @@ class Estimate:
         return self.memory.bytes
 
     @property
-    def device_bytes(self) -> int:
-        """The part of `memory_bytes` that is not offloaded."""
-        return self.memory.bytes - (self.host.bytes if self.host else 0)
-
-    @property
     def wire_bytes(self) -> int:
         """Bytes that this rank sends in one optimizer step."""
         return sum(w.wire_bytes for w in self.wire)
@@ -57,7 +52,7 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values, totals included."""
         values = asdict(self)
-        for name in ("memory_bytes", "wire_bytes", "device_bytes", "peak_bytes", "peak_when"):
+        for name in ("memory_bytes", "wire_bytes", "peak_bytes", "peak_when"):
             values[name] = getattr(self, name)
         values["times"] = self.times.to_dict() if self.times else None
         return values
@@ -65,7 +60,7 @@ class Estimate:
     def __str__(self) -> str:
         lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", *_items(self.memory)]
         if self.host:
-            offloaded, on_device = size(self.host.bytes), size(self.device_bytes)
+            offloaded, on_device = size(self.host.bytes), size(self.memory_bytes - self.host.bytes)
             lines += [f"of it offloaded to the host: {offloaded}; on the device {on_device}", *_items(self.host)]
         if self.peak:
             lines += [f"peak of a rank: {size(self.peak.bytes)}, in {self.peak_when}", *_items(self.peak)]

@@ -17,8 +17,8 @@ from typing_extensions import Self
 
 T = TypeVar("T")
 
-MAX_MESSAGE_LENGTH = 1200
 MAX_LISTED_CHOICES = 50
+MAX_MESSAGE_LENGTH = 1200
 ANY_OTHER = object()
 """Stands for every value of a field but its default."""
 
@@ -28,9 +28,8 @@ class ParamError(ValueError):
 
     def __init__(self, field: str, message: str):
         self.field, self.message = field, " ".join(message.split())
-        half = MAX_MESSAGE_LENGTH // 2
-        if len(self.message) > MAX_MESSAGE_LENGTH:
-            self.message = f"{self.message[:half]} [...] {self.message[-half:]}"
+        if len(self.message) > MAX_MESSAGE_LENGTH:  # its end names the fix
+            self.message = f"{self.message[: MAX_MESSAGE_LENGTH // 2]} [...] {self.message[-MAX_MESSAGE_LENGTH // 2 :]}"
         super().__init__(f"{self.field}: {self.message}")
 
     def under(self, prefix: str) -> ParamError:

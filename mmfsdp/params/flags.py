@@ -73,19 +73,13 @@ def read_words(
 def _explain(printed: str) -> ParamError:
     """Return the error that tyro printed as several lines in a frame."""
     lines = [line.strip(" │|") for line in printed.splitlines()[1:]]  # the first is a title
-    sentences = []
-    for line in lines:
-        if line.startswith(("For full helptext", "Argument helptext")):
-            break
-        if re.search(r"\w", line):
-            sentences.append(line)
-    text = " ".join(sentences)
-    about_value = re.fullmatch(r"Error parsing (?:RunParams: |--)?([\w.-]+): (.*)", text)
+    text = " ".join(line for line in lines if re.search(r"\w", line))
+    text = re.split(" (?:For full|Argument) helptext", text)[0]
+    about_value = re.fullmatch(r"Error parsing (?:RunParams: |--)?([\w.-]+): (?:([\w.]+): )?(.*)", text)
     if about_value:
-        name, message = about_value.groups()
-        field = re.match(r"([\w.]+): ", message)  # of a ParamError, in the section of this name
-        if field:
-            return ParamError(f"{name}.{field[1]}", message[field.end() :])
+        name, field, message = about_value.groups()
+        if field:  # of a ParamError, in the section of this name
+            name = f"{name}.{field}"
         return ParamError(name.replace("-", "_"), message)
     unknown = re.fullmatch(r"(.*) Perhaps you meant: (--\S+) .*", text)
     if unknown:

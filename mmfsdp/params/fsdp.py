@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params
@@ -178,16 +178,13 @@ class FSDPParams(Params):
                 return f"cannot be honored by {backend}; remove it, or set backend to {others[-1]}"
         return ""
 
-    @field_validator("activation_checkpointing")
-    @classmethod
-    def _check_checkpointing(cls, value: str) -> str:
-        every = value.removeprefix("every:")
-        if not value or (every != value and not (every.isdecimal() and int(every) > 0)):
-            raise ValueError(f"{value!r} is not none, all, every:N (N from 1) or a name pattern")
-        return value
-
     @model_validator(mode="after")
-    def _check_what_is_needed(self) -> Self:
+    def _check_together(self) -> Self:
+        chosen = self.activation_checkpointing
+        every = chosen.removeprefix("every:")
+        if not chosen or (every != chosen and not (every.isdecimal() and int(every) > 0)):
+            words = f"{chosen!r} is not none, all, every:N (N from 1) or a name pattern"
+            raise ParamError("activation_checkpointing", words)
         if self.frozen_policy is FrozenPolicy.AUTO and self.memory_budget_gib is None:
             raise ParamError("memory_budget_gib", "frozen_policy AUTO needs a budget; set memory_budget_gib, e.g. 16")
         if self.compile_units and self.use_orig_params is False:

@@ -74,16 +74,9 @@ class BackboneParams(Params):
 
 
 _BACKBONES_ONLY = (
-    "vision",
-    "language",
-    "cross_attention_every",
-    "cross_attend_all",
-    "num_latents",
-    "perceiver_depth",
-    "attention_heads",
-    "attention_head_dim",
-    "decoder_layers",
-)
+    "vision", "language", "cross_attention_every", "cross_attend_all", "num_latents", "perceiver_depth",
+    "attention_heads", "attention_head_dim", "decoder_layers",
+)  # fmt: skip
 """Fields of ModelParams that say nothing about a model of transformers."""
 
 
