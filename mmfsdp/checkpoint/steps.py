@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +54,11 @@ def drop_after(folder: Path, step: int) -> Path:
     if step not in by_step:
         raise ValueError(f"step: {step} has no complete checkpoint; those of {folder} are {sorted(by_step) or 'none'}")
     for other, path in by_step.items():
+        number = 0
+        while (folder / f"dropped_{path.name}-{number}").exists():
+            number += 1
         if other > step:
-            names = (path.with_name(f"dropped_{path.name}-{number}") for number in count())
-            path.rename(next(name for name in names if not name.exists()))
+            path.rename(folder / f"dropped_{path.name}-{number}")
     return by_step[step]
 
 

@@ -162,9 +162,8 @@ def _files(source: str | None) -> list[Path]:
         return []
     folder = Path(source)
     if not folder.is_dir() and "/" in source:
-        patterns = ["*.json", "*.safetensors"]
         try:
-            folder = Path(snapshot_download(source, allow_patterns=patterns))
+            folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
         except (OSError, ValueError):  # no name of the hub
             return []
     index = folder / "model.safetensors.index.json"

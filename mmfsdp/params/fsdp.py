@@ -174,8 +174,8 @@ class FSDPParams(Params):
             backend = self.backend
         for limit in BACKEND_LIMITS:
             if limit.field == name and backend in limit.backends and (not limit.values or value in limit.values):
-                others = [other for other in Backend if other not in limit.backends]
-                return f"cannot be honored by {backend}; remove it, or set backend to {others[-1]}"
+                newest = max(set(Backend) - set(limit.backends))
+                return f"cannot be honored by {backend}; remove it, or set backend to {newest}"
         return ""
 
     @model_validator(mode="after")
