@@ -99,7 +99,7 @@ def test_what_cannot_be_chosen_is_off_with_the_reason_the_checks_give():
     assert form.params.fsdp.memory_budget_gib is None and budget.disabled
     assert "memory_budget_gib is unset" in shown(form), "what has no effect any more goes, and that is said"
     choose(form, "fsdp.backend", "FSDP1")
-    assert "AUTO" not in policy.children[0].options and "set backend to FSDP2" in policy.children[1].value
+    assert "AUTO" not in policy.children[0].options and "cannot be honored by FSDP1" in policy.children[1].value
     assert policy.value == "KEEP"
     choose(form, "fsdp.backend", "FSDP2")
     assert "AUTO" in policy.children[0].options
