@@ -191,5 +191,5 @@ class Background:
         if self._thread and wait:
             self._thread.join()
         if self._thread and self._error:
-            beside = "written while training went on (train.async_save)"
-            raise RuntimeError(f"the {self._thread.name}, {beside}, failed: {self._error}") from self._error
+            words = f"the {self._thread.name}, written while training went on (train.async_save), failed: {self._error}"
+            raise RuntimeError(words) from self._error
