@@ -39,16 +39,13 @@ MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", flags=re.S)
 
 
 def options() -> str:
-    """A table of field and backend, from what each backend can honor; the reasons; the meaning of the fields."""
-    rows, reasons = [], []
+    """A table of field and backend, from what each backend can honor; the meaning of the fields."""
+    rows = []
     for name in FSDPParams.model_fields:
         if name != "backend":
             rows.append([f"`{name}`", *(_cell(name, backend) for backend in Backend)])
-    for limit in BACKEND_LIMITS:
-        values = ", ".join(map(str, limit.values)) or "any value but the default"
-        reasons.append(f"- `{limit.field}`, {values}: {limit.reason}")
-    table, text = _table(["field", "DDP", "FSDP1", "FSDP2"], rows), "\n".join(reasons)
-    return f"{table}\n## What a refusal says\n\n{text}\n\n## What the fields mean\n\n{_list(FSDPParams)}"
+    table = _table(["field", "DDP", "FSDP1", "FSDP2"], rows)
+    return f"{table}\n## What the fields mean\n\n{_list(FSDPParams)}"
 
 
 def _cell(name: str, backend: Backend) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from mmfsdp.cli.planning import parse
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.params.flags import command_line, differences, read_words
+from mmfsdp.params.flags import command_line, read_words
 
 MORE = [{"source": "json", "path": "a b.jsonl", "weight": 0.2}]
 CASES = [
@@ -50,12 +50,3 @@ def test_a_command_line_gives_the_parameters_that_it_was_made_from(config, chang
 def test_a_mistake_is_named(line, words):
     with pytest.raises(ParamError, match=words.replace("?", r"\?")):
         read_words(shlex.split(line))
-
-
-def test_differences_are_by_dotted_name():
-    a = load("tiny")
-    assert differences(a, a) == {}
-    assert differences(a, a.change(**{"train.steps": 7, "train.warmup_steps": 1})) == {
-        "train.steps": (400, 7),
-        "train.warmup_steps": (20, 1),
-    }

@@ -22,7 +22,7 @@ from mmfsdp.params import (
     preset_names,
 )
 from mmfsdp.params.base import read_yaml
-from mmfsdp.params.run import cluster_names, read_cluster, with_cluster
+from mmfsdp.params.run import PRESETS, read_cluster, with_cluster
 
 
 def test_precisions_map_to_torch():
@@ -129,8 +129,8 @@ def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypa
     slurm = LaunchParams(executor="slurm", cluster="single_node_8gpu", partition="mine", ranks=8)
     launch = with_cluster(slurm)
     assert launch.gpus_per_node == 8 and launch.partition == "mine" and launch.cluster is None
-    for name in cluster_names():
-        assert read_cluster(name).launch.executor.value == "slurm"
+    for path in (PRESETS / "clusters").glob("*.yaml"):
+        assert read_cluster(path.stem).launch.executor.value == "slurm"
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/single_node_8gpu.yaml").write_text("gpus_per_node: 4\nmodules: [cuda]\n")
     launch = with_cluster(slurm.change(modules=["gcc"]))

@@ -124,7 +124,7 @@ def test_what_stays_as_it_is():
 
 
 def test_refused_by_name(monkeypatch):
-    with pytest.raises(ParamError, match="frozen_dtype: nf4 needs backend FSDP2 or DDP"):
+    with pytest.raises(ParamError, match="frozen_dtype: nf4 cannot be honored by FSDP1.*FSDP2"):
         FSDPParams(backend="FSDP1", frozen_dtype="nf4")
     with pytest.raises(ParamError, match="not_quantized: .* has no effect unless frozen_dtype is int8 or nf4"):
         FSDPParams(frozen_dtype="bf16", not_quantized=["*"])

@@ -13,25 +13,15 @@ from importlib import import_module
 from typing import Any
 
 _MODULES = {
-    "Background": "saving",
-    "DamagedCheckpoint": "steps",
-    "Resumed": "loading",
-    "check_frozen": "loading",
-    "count_changed": "loading",
-    "frozen_checksums": "loading",
-    "latest": "steps",
-    "load": "loading",
-    "marker_of": "steps",
-    "newest": "loading",
-    "resume": "loading",
-    "save": "saving",
+    "loading": ("Resumed", "check_frozen", "count_changed", "frozen_checksums", "load", "newest", "resume"),
+    "saving": ("Background", "save"),
+    "steps": ("DamagedCheckpoint", "latest", "marker_of"),
 }
-"""Module of each public name. Imported when asked for: listing checkpoints (steps.py) must not import torch."""
-
-__all__ = [*_MODULES]
+"""Public names by module. Imported when asked for: listing checkpoints (steps.py) must not import torch."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"mmfsdp.checkpoint has no {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"mmfsdp.checkpoint has no {name!r}")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import nn
@@ -18,10 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
 
-from ..core.collectives import group_device, is_distributed, rank, world_size
+from ..core.collectives import gather_json, is_distributed, rank, world_size
 from ..core.optimizer import local_part
 from ..params import ParamError, StateDictType
-from .steps import checkpoint_name, checkpoint_step, complete_checkpoints, damaged, file_checksum, marker_of
+from .steps import complete_checkpoints, damaged, file_checksum, marker_of
 from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensors, set_optimizer_tensors
 
 
@@ -67,35 +65,30 @@ def resume(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Resumed:
     saved = set(marker["names"])
     load_model(model, checkpoint, marker, optimizer if marker["optimizer"] else None)
     if marker["optimizer"] and marker["kind"] != StateDictType.LOCAL_STATE_DICT:
-        load_optimizer(model, optimizer, checkpoint, trained & saved)
+        states = optimizer_tensors(model, optimizer)
+        known: Tensors = {}
+        for name, tensor in states.items():
+            parameter, _, key = name.rpartition(".")
+            if parameter in trained & saved:
+                known[name] = tensor
+            elif key == "step":
+                tensor.zero_()  # making the states counted one step
+        read(checkpoint / "optimizer", known)
+        set_optimizer_tensors(model, optimizer, states | known)
     if marker["ranks"] == world_size():
-        states = load_file(checkpoint / "ranks" / f"{rank():05d}.safetensors")
-        torch.set_rng_state(states["torch"])
-        if "cuda" in states and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(states["cuda"])
+        generators = load_file(checkpoint / "ranks" / f"{rank():05d}.safetensors")
+        torch.set_rng_state(generators["torch"])
+        if "cuda" in generators and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(generators["cuda"])
     carried = frozenset((saved | set(marker["carried"])) - trained)
     return Resumed(marker, carried, tuple(sorted(trained - saved)))
 
 
-def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path, known: set[str]) -> None:
-    """Read the states of the known parameters; those of others start from 0."""
-    states = optimizer_tensors(model, optimizer)
-    saved: Tensors = {}
-    for name, tensor in states.items():
-        parameter, _, key = name.rpartition(".")
-        if parameter in known:
-            saved[name] = tensor
-        elif key == "step":
-            tensor.zero_()  # making the states counted one step
-    read(checkpoint / "optimizer", saved)
-    set_optimizer_tensors(model, optimizer, states | saved)
-
-
 def newest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint that rank 0 sees, or None. Every rank must call it."""
-    steps = [checkpoint_step(path) for path in complete_checkpoints(folder)]
-    (step,) = max_over_ranks([steps[-1] if steps and rank() == 0 else -1])
-    return None if step < 0 else folder / checkpoint_name(step)
+    names = [path.name for path in complete_checkpoints(folder)]
+    name = gather_json(names[-1] if names else None)[0]
+    return folder / name if name else None
 
 
 def verify(checkpoint: Path) -> dict[str, Any]:
@@ -104,15 +97,14 @@ def verify(checkpoint: Path) -> dict[str, Any]:
     Raises DamagedCheckpoint on all ranks, naming the file.
     """
     marker = marker_of(checkpoint)
-    names = sorted(marker["files"])
-    mine = set(names[rank() :: world_size()])
     wrong = []
-    for name in names:
+    for name in sorted(marker["files"])[rank() :: world_size()]:
         path = checkpoint / name
-        wrong.append(name in mine and not (path.is_file() and file_checksum(path) == marker["files"][name]))
-    for name, is_wrong in zip(names, max_over_ranks(wrong), strict=True):
-        if is_wrong:
-            raise damaged(checkpoint, name)
+        if not path.is_file() or file_checksum(path) != marker["files"][name]:
+            wrong.append(name)
+    for of_rank in gather_json(wrong):
+        if of_rank:
+            raise damaged(checkpoint, of_rank[0])
     return marker
 
 
@@ -131,11 +123,8 @@ def load_model(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
 def check_same_names(checkpoint: Path, different: set[str]) -> None:
     """Raise ParamError if there are tensors that only one of a checkpoint and a model has."""
     if different:
-        raise ParamError(
-            "checkpoint",
-            f"{checkpoint.name} and the model differ in {len(different)} tensors, such as {min(different)!r}; "
-            "build the model from the run's own params.yaml and freeze it as it says",
-        )
+        words = f"{checkpoint.name} and the model differ in {len(different)} tensors, such as {min(different)!r}"
+        raise ParamError("checkpoint", f"{words}; build the model from the run's own params.yaml, and freeze it alike")
 
 
 def read(folder: Path, tensors: Tensors) -> None:
@@ -159,28 +148,16 @@ def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     shapes = {name: tensor.shape for name, tensor in saved.items() if "//" not in name}
     if shapes != {name: p.shape for name, p in trainable.items()}:
-        raise ParamError(
-            "checkpoint",
-            f"{checkpoint.name} is a LOCAL_STATE_DICT of {marker['ranks']} ranks with {len(marker['names'])} trainable "
-            f"tensors; it loads only on as many ranks, wrapped and frozen alike (here: {world_size()} ranks, "
-            f"{len(model_tensors(model))} tensors, such as {next(iter(trainable), None)}). "
-            "Save with SHARDED_STATE_DICT to change them",
-        )
-    for name, p in trainable.items():
-        p.data.copy_(saved[name])
-        if optimizer is not None:
-            prefix = f"{name}//"
-            states = {key: tensor for key, tensor in saved.items() if key.startswith(prefix)}
-            optimizer.state[p] = {key.removeprefix(prefix): t.to(p.device) for key, t in states.items()}
-
-
-def max_over_ranks(values: Sequence[int]) -> Sequence[int]:
-    """Return the largest of each value over all ranks."""
-    if not is_distributed() or not values:
-        return values
-    tensor = torch.tensor(values, dtype=torch.int64, device=group_device())
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor.tolist()
+        here = f"here: {world_size()} ranks, tensors such as {next(iter(trainable), None)}"
+        words = f"is a LOCAL_STATE_DICT of {marker['ranks']} ranks; it loads only on as many, wrapped and frozen alike"
+        raise ParamError("checkpoint", f"{checkpoint.name} {words} ({here}). Save with SHARDED_STATE_DICT instead")
+    for key, tensor in saved.items():
+        name, _, state = key.partition("//")
+        p = trainable[name]
+        if not state:
+            p.data.copy_(tensor)
+        elif optimizer is not None:
+            optimizer.state[p][state] = tensor.to(p.device)
 
 
 def frozen_checksums(model: nn.Module) -> dict[str, int]:
@@ -195,7 +172,8 @@ def frozen_checksums(model: nn.Module) -> dict[str, int]:
 
 def count_changed(before: dict[str, int], after: dict[str, int]) -> int:
     """Return how many frozen parameters changed on any rank. Every rank must call it."""
-    return sum(max_over_ranks([after.get(name) != before[name] for name in sorted(before)]))
+    changed = [name for name in before if after.get(name) != before[name]]
+    return len(set().union(*gather_json(changed)))
 
 
 def check_frozen(checksums: dict[str, int], marker: dict[str, Any]) -> None:
@@ -203,8 +181,5 @@ def check_frozen(checksums: dict[str, int], marker: dict[str, Any]) -> None:
     saved = marker.get("frozen", {})
     changed = [name for name, checksum in checksums.items() if saved.get(name, checksum) != checksum]
     if changed:
-        raise ParamError(
-            "model",
-            f"{len(changed)} frozen parameters, such as {changed[0]}, are not those that the checkpoint was trained "
-            "with; use the backbone weights of that run's params.yaml",
-        )
+        words = f"{len(changed)} frozen parameters, such as {changed[0]}, are not those that the checkpoint was "
+        raise ParamError("model", words + "trained with; use the backbone weights of that run's params.yaml")

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from ..core.collectives import gather_json, is_distributed, rank, world_size
 from ..params import StateDictType
@@ -58,23 +58,32 @@ def save(
         "optimizer": optimizer is not None,
         **(record or {}),
     }
-    snapshot = Snapshot({f"ranks/{rank():05d}.safetensors": random_states()})
+    files = {f"ranks/{rank():05d}.safetensors": random_states()}
+    sharded: dict[str, Tensors] = {}
     if kind is StateDictType.LOCAL_STATE_DICT:
-        snapshot.files[f"local-{rank():05d}.safetensors"] = local_tensors(model, optimizer)
+        files[f"local-{rank():05d}.safetensors"] = local_tensors(model, optimizer)
     else:
-        snapshot.add(".", tensors, kind)
+        sharded["."] = tensors
         if optimizer is not None:
-            snapshot.add("optimizer", optimizer_tensors(model, optimizer), kind)
+            sharded["optimizer"] = optimizer_tensors(model, optimizer)
+    if kind is StateDictType.FULL_STATE_DICT:
+        files |= gather_files(sharded)
+        sharded = {}
     target = folder / checkpoint_name(step)
 
-    def write(snapshot: Snapshot, group: Any) -> None:
-        write_checkpoint(target, snapshot, marker, keep_last=keep_last, group=group)
+    def write(group: Any) -> None:
+        write_checkpoint(target, files, sharded, marker, group)
+        if keep_last and rank() == 0:
+            for old in complete_checkpoints(folder)[:-keep_last]:
+                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
         done(target)
 
     if background is None:
-        write(snapshot, None)
+        write(None)
     else:
-        background.start(write, snapshot, step)
+        background.settle(wait=True)
+        files, sharded = tree_map(lambda tensor: tensor.detach().to("cpu", copy=True), (files, sharded))
+        background.start(write, step)
     return target
 
 
@@ -86,55 +95,28 @@ def random_states() -> dict[str, torch.Tensor]:
     return states
 
 
-@dataclass
-class Snapshot:
-    """This rank's part of a checkpoint."""
-
-    files: dict[str, dict[str, torch.Tensor]]
-    """Tensors of each file that this rank writes by itself."""
-    sharded: dict[str, Tensors] = field(default_factory=dict)
-    """Tensors of each subfolder that all ranks write together, each its shards."""
-
-    def add(self, subfolder: str, tensors: Tensors, kind: StateDictType) -> None:
-        """Add the tensors of a subfolder. FULL_STATE_DICT gathers them into one file of rank 0's."""
-        if kind is StateDictType.SHARDED_STATE_DICT:
-            self.sharded[subfolder] = tensors
-            return
+def gather_files(sharded: dict[str, Tensors]) -> dict[str, Tensors]:
+    """Return the tensors of each subfolder as one file of rank 0's, whole; on other ranks no files."""
+    files = {}
+    for subfolder, tensors in sharded.items():
         gathered = {}
         for name, tensor in tensors.items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if rank() == 0:  # elsewhere the full tensor goes at once
                 gathered[name] = full.detach().cpu().contiguous()
         if rank() == 0:
-            self.files[f"{subfolder}/model.safetensors"] = gathered
-
-    def copy(self) -> Snapshot:
-        """Return a copy in CPU memory, which training does not change."""
-        copied = Snapshot({})
-        for source, copies in ((self.files, copied.files), (self.sharded, copied.sharded)):
-            for place, tensors in source.items():
-                copies[place] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        return copied
-
-    def write(self, folder: Path, group: Any) -> None:
-        """Write into a folder. Every rank must call it. Raises OSError naming the rank that could not."""
-        for subfolder, tensors in self.sharded.items():
-            writer = HuggingFaceStorageWriter(str(folder / subfolder), save_distributed=True)
-            try:
-                dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=not is_distributed())
-            except CheckpointException as error:
-                first, (cause, _) = min(error.failures.items())
-                if first != rank():
-                    time.sleep(1)  # let the rank that failed report first
-                raise OSError(f"rank {first} could not write: {cause}") from cause
-        for name, tensors in self.files.items():
-            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
+            files[f"{subfolder}/model.safetensors"] = gathered
+    return files
 
 
 def write_checkpoint(
-    target: Path, snapshot: Snapshot, marker: dict[str, Any], *, keep_last: int | None, group: Any
+    target: Path, files: dict[str, Tensors], sharded: dict[str, Tensors], marker: dict[str, Any], group: Any
 ) -> None:
-    """Write a checkpoint under another name, then rename it. Older complete ones stay as they are at any moment."""
+    """Write a checkpoint under another name, then rename it. Older complete ones stay as they are at any moment.
+
+    files: those that this rank writes by itself. sharded: subfolders that all ranks write together, each its shards.
+    Raises OSError naming the rank that could not.
+    """
     folder = target.parent
     unfinished = folder / f".{target.name}.writing"
     if rank() == 0:
@@ -143,7 +125,17 @@ def write_checkpoint(
         for part in ("optimizer", "ranks"):
             (unfinished / part).mkdir(parents=True)
     barrier(group)
-    snapshot.write(unfinished, group)
+    for subfolder, tensors in sharded.items():
+        writer = HuggingFaceStorageWriter(str(unfinished / subfolder), save_distributed=True)
+        try:
+            dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=not is_distributed())
+        except CheckpointException as error:
+            first, (cause, _) = min(error.failures.items())
+            if first != rank():
+                time.sleep(1)  # let the rank that failed report first
+            raise OSError(f"rank {first} could not write: {cause}") from cause
+    for name, tensors in files.items():
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, unfinished / name)
     barrier(group)
     checksums = file_checksums(unfinished, group)
     if rank() == 0:
@@ -152,9 +144,6 @@ def write_checkpoint(
         if target.exists():  # saved before the run was taken back to an earlier step
             target.rename(replaced)
         os.replace(unfinished, target)
-        if keep_last:
-            for old in complete_checkpoints(folder)[:-keep_last]:
-                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
         shutil.rmtree(replaced, ignore_errors=True)
     barrier(group)
 
@@ -184,17 +173,13 @@ class Background:
         self._group = dist.new_group(backend="gloo") if is_distributed() else None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._step = 0
 
-    def start(self, write: Callable[[Snapshot, Any], None], snapshot: Snapshot, step: int) -> None:
-        """Copy a snapshot, and write the copy in the thread. First wait for the checkpoint before."""
-        self.settle(wait=True)
-        self._step = step
-        copied = snapshot.copy()
+    def start(self, write: Callable[[Any], None], step: int) -> None:
+        """Call `write` with the process group in the thread. The checkpoint before must be settled."""
 
         def work() -> None:
             try:
-                write(copied, self._group)
+                write(self._group)
             except BaseException as error:
                 self._error = error
 
@@ -203,11 +188,8 @@ class Background:
 
     def settle(self, *, wait: bool) -> None:
         """Raise RuntimeError if writing failed. With `wait`, first wait until the checkpoint is complete."""
-        if self._thread and (wait or not self._thread.is_alive()):
+        if self._thread and wait:
             self._thread.join()
-            self._thread = None
-        if self._error:
-            raise RuntimeError(
-                f"the checkpoint of step {self._step}, written while training went on (train.async_save), failed: "
-                f"{self._error}"
-            ) from self._error
+        if self._thread and self._error:
+            words = f"the {self._thread.name}, written while training went on (train.async_save), failed: {self._error}"
+            raise RuntimeError(words) from self._error

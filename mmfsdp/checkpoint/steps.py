@@ -15,7 +15,7 @@ MARKER = "complete.json"
 """The file that makes a checkpoint complete. It is written last."""
 _REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "files"}
 """Keys of the marker, without which nothing can be loaded."""
-_NAME = re.compile(r"step_(\d{8})")
+_NAME = re.compile(r"step_\d{8}")
 
 
 class DamagedCheckpoint(ParamError):
@@ -29,9 +29,7 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_step(checkpoint: Path) -> int:
     """Return the step of a checkpoint, by its name."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match, checkpoint
-    return int(match[1])
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -57,11 +55,10 @@ def drop_after(folder: Path, step: int) -> Path:
         raise ValueError(f"step: {step} has no complete checkpoint; those of {folder} are {sorted(by_step) or 'none'}")
     for other, path in by_step.items():
         number = 0
-        while other > step and path.exists():
-            dropped = path.with_name(f"dropped_{path.name}-{number}")
+        while (folder / f"dropped_{path.name}-{number}").exists():
             number += 1
-            if not dropped.exists():
-                path.rename(dropped)
+        if other > step:
+            path.rename(folder / f"dropped_{path.name}-{number}")
     return by_step[step]
 
 

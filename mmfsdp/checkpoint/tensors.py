@@ -21,6 +21,7 @@ from ..core.plan import plan_of
 
 Tensors = dict[str, Any]
 """Tensors by name: DTensors of FSDP's shards, plain tensors of what every rank holds."""
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _STATE = "state."
 """Prefix of the states in torch's flat state dict of an optimizer; its other keys are settings."""
 
@@ -53,7 +54,8 @@ def set_model_tensors(model: nn.Module, tensors: Tensors) -> None:
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> Tensors:
     """Return the optimizer's states as `<parameter>.<state>`. A new optimizer gets states of 0."""
     tensors = {}
-    for name, tensor in flat_state(model, optimizer).items():
+    state: Tensors = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    for name, tensor in state.items():
         if name.startswith(_STATE):
             # FSDP1 gives one step counter to all parameters of a unit, and no file may hold a tensor twice.
             tensors[name.removeprefix(_STATE)] = tensor.clone() if tensor.ndim == 0 else tensor
@@ -62,15 +64,9 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> Tensors:
 
 def set_optimizer_tensors(model: nn.Module, optimizer: Optimizer, tensors: Tensors) -> None:
     """Set an optimizer's states. Its settings, such as learning rates, stay its own."""
-    state = {name: value for name, value in flat_state(model, optimizer).items() if not name.startswith(_STATE)}
+    state = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     state |= {_STATE + name: tensor for name, tensor in tensors.items()}
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=options)
-
-
-def flat_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Return an optimizer's states and settings in torch's flat form."""
-    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=_FLAT)
 
 
 def local_tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:

@@ -3,17 +3,3 @@
 from .items import Estimate, estimate
 from .meshes import Mesh, mesh_table, meshes, on_mesh
 from .seconds import MACHINES, Machine, Times, machine_of, step_time
-
-__all__ = [
-    "MACHINES",
-    "Estimate",
-    "Machine",
-    "Mesh",
-    "Times",
-    "estimate",
-    "machine_of",
-    "mesh_table",
-    "meshes",
-    "on_mesh",
-    "step_time",
-]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.plan import CollectiveCount, WrapPlan, size
@@ -45,34 +45,22 @@ class Estimate:
         return self.memory.bytes
 
     @property
-    def device_bytes(self) -> int:
-        """The part of `memory_bytes` that is not offloaded."""
-        return self.memory.bytes - (self.host.bytes if self.host else 0)
-
-    @property
     def wire_bytes(self) -> int:
         """Bytes that this rank sends in one optimizer step."""
         return sum(w.wire_bytes for w in self.wire)
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values, totals included."""
-        return {
-            "memory_bytes": self.memory_bytes,
-            "wire_bytes": self.wire_bytes,
-            "device_bytes": self.device_bytes,
-            "peak_bytes": self.peak_bytes,
-            "peak_when": self.peak_when,
-            "memory": asdict(self.memory),
-            "wire": [asdict(w) for w in self.wire],
-            "host": asdict(self.host) if self.host else None,
-            "peak": asdict(self.peak) if self.peak else None,
-            "times": self.times.to_dict() if self.times else None,
-        }
+        values = asdict(self)
+        for name in ("memory_bytes", "wire_bytes", "peak_bytes", "peak_when"):
+            values[name] = getattr(self, name)
+        values["times"] = self.times.to_dict() if self.times else None
+        return values
 
     def __str__(self) -> str:
         lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", *_items(self.memory)]
         if self.host:
-            offloaded, on_device = size(self.host.bytes), size(self.device_bytes)
+            offloaded, on_device = size(self.host.bytes), size(self.memory_bytes - self.host.bytes)
             lines += [f"of it offloaded to the host: {offloaded}; on the device {on_device}", *_items(self.host)]
         if self.peak:
             lines += [f"peak of a rank: {size(self.peak.bytes)}, in {self.peak_when}", *_items(self.peak)]
@@ -96,17 +84,18 @@ def estimate(
     from ..core.memory import memory_at_rest, memory_on_host, step_peak  # imports torch
 
     train = train or TrainParams()
-    cost = Estimate(
+    times = None
+    if machine is not None:
+        if not plan.flops:
+            raise ParamError("machine", "needs a plan made with an example; give make_plan one, or use step_time")
+        times = step_time(plan, train, machine=machine, sources=sources)
+    return Estimate(
         memory=memory_at_rest(plan),
         wire=collectives(plan, train, sources),
         peak=step_peak(plan, train, sources=sources) if plan.memory_events else None,
+        times=times,
         host=memory_on_host(plan, train),
     )
-    if machine is None:
-        return cost
-    if not plan.flops:
-        raise ParamError("machine", "needs a plan made with an example; give make_plan one, or use step_time")
-    return replace(cost, times=step_time(plan, train, machine=machine, sources=sources))
 
 
 def _items(memory: Memory) -> list[str]:

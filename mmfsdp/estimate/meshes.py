@@ -72,16 +72,15 @@ def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
 
 def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     """Return the meshes as text, the best first."""
-    rows = [("replicate x shard", "a rank holds", "within nodes", "between nodes", "a step", "bound by")]
+    ranks = machine.gpus_per_node
+    lines = [f"what a rank holds, and sends in a step within its node ({ranks} ranks) and to other nodes:"]
+    lines.append(" replicate x shard  a rank holds  within nodes  between nodes     a step  bound by")
     for mesh in choices:
         times, memory = mesh.times, size(mesh.cost.peak_bytes or mesh.cost.memory_bytes)
         bound = times.bound if mesh.fits else f"{times.bound}, over {size(machine.capacity)}"
-        shape, step = f"{mesh.replicate} x {mesh.shard}", seconds(times.overlapped)
-        rows.append((shape, memory, size(times.inside), size(times.between), step, bound))
-    ranks = machine.gpus_per_node
-    lines = [f"what a rank holds, and sends in a step within its node ({ranks} ranks) and to other nodes:"]
-    for shape, memory, inside, between, step, bound in rows:
-        lines.append(f"{shape:>18} {memory:>13} {inside:>13} {between:>14} {step:>10}  {bound}")
+        sent = f"{size(times.inside):>13} {size(times.between):>14}"
+        shape = f"{mesh.replicate} x {mesh.shard}"
+        lines.append(f"{shape:>18} {memory:>13} {sent} {seconds(times.overlapped):>10}  {bound}")
     best = choices[0]
     head = "best" if best.fits else "none fits; nearest"
     lines.append(f"{head}: dp_replicate {best.replicate}, dp_shard {best.shard}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..core.plan import Unit, WrapPlan, size
+from ..core.plan import WrapPlan, size
 
 COMPARED = "kind frozen_policy grad_flow gathers_forward gathers_backward bytes_at_rest unsharded_bytes".split()
 
@@ -12,10 +12,11 @@ COMPARED = "kind frozen_policy grad_flow gathers_forward gathers_backward bytes_
 def plan_diff(before: WrapPlan, after: WrapPlan) -> str:
     """Return one line for each choice and unit that differs, alike ones together: `name: old -> new`."""
     lines = []
-    choices_after = after.to_dict()["fsdp"] | {"world_size": after.world_size}
-    for name, old in (before.to_dict()["fsdp"] | {"world_size": before.world_size}).items():
-        if choices_after[name] != old:
-            lines.append(f"{name}: {old} -> {choices_after[name]}")
+    old_choices = before.fsdp.to_dict() | {"world_size": before.world_size}
+    new_choices = after.fsdp.to_dict() | {"world_size": after.world_size}
+    for name, old in old_choices.items():
+        if new_choices[name] != old:
+            lines.append(f"{name}: {old} -> {new_choices[name]}")
     counts: dict[str, int] = {}
     for name, change in changed_units(before, after).items():
         line = re.sub(r"\d+", "*", name) + f": {change}"
@@ -37,22 +38,19 @@ def changed_units(before: WrapPlan, after: WrapPlan) -> dict[str, str]:
     new_units = {unit.name: unit for unit in after.units if unit.params}
     changes = {}
     for name in old_units | new_units:
-        change = _unit_change(old_units.get(name), new_units.get(name))
-        if change:
-            changes[name] = change
+        old, new = old_units.get(name), new_units.get(name)
+        if new is None:
+            changes[name] = "no unit of its own any more"
+        elif old is None:
+            changes[name] = f"now a unit of its own ({new.kind})"
+        else:
+            differences = []
+            for field in COMPARED:
+                value, new_value = getattr(old, field), getattr(new, field)
+                if value != new_value and "bytes" in field:
+                    value, new_value = size(value), size(new_value)
+                if value != new_value:
+                    differences.append(f"{field.replace('_', ' ')} {value} -> {new_value}")
+            if differences:
+                changes[name] = ", ".join(differences)
     return changes
-
-
-def _unit_change(old: Unit | None, new: Unit | None) -> str:
-    if new is None:
-        return "no unit of its own any more"
-    if old is None:
-        return f"now a unit of its own ({new.kind})"
-    changes = []
-    for name in COMPARED:
-        value, new_value = getattr(old, name), getattr(new, name)
-        if value != new_value and "bytes" in name:
-            value, new_value = size(value), size(new_value)
-        if value != new_value:
-            changes.append(f"{name.replace('_', ' ')} {value} -> {new_value}")
-    return ", ".join(changes)

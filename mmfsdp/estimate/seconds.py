@@ -77,25 +77,24 @@ class Times:
         return max(self.compute, self.memory) + self.network
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by the name of what takes them."""
+        return {"compute": self.compute, "memory": self.memory, "network": self.network}
+
+    @property
     def bound(self) -> str:
         """The longest part: compute, memory or network."""
-        parts = self._parts()
-        return max(parts, key=lambda name: parts[name])
+        return max(self.parts, key=lambda name: self.parts[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; seconds, and by `parts`."""
         totals = {"step_s": self.overlapped, "step_s_no_overlap": self.serial, "bound": self.bound}
-        return {**totals, "machine": self.machine, "parts": self._parts()}
+        return {**totals, "machine": self.machine, "parts": self.parts}
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {seconds(value)}" for name, value in self._parts().items())
-        return (
-            f"a step on {self.machine}: {seconds(self.overlapped)}, {seconds(self.serial)} if nothing overlaps; bound "
-            f"by {self.bound} ({parts})"
-        )
-
-    def _parts(self) -> dict[str, float]:
-        return {"compute": self.compute, "memory": self.memory, "network": self.network}
+        parts = ", ".join(f"{name} {seconds(value)}" for name, value in self.parts.items())
+        times = f"{seconds(self.overlapped)}, {seconds(self.serial)} if nothing overlaps"
+        return f"a step on {self.machine}: {times}; bound by {self.bound} ({parts})"
 
 
 def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine:
@@ -124,18 +123,30 @@ def step_time(
     Else the operations that were counted in the plan's example. machine: one of MACHINES, or its figures. Raises
     ParamError for other names, and where both tokens and example are missing.
     """
+    from ..core.memory import memory_at_rest  # imports torch
+
     machine = machine_of(machine) if isinstance(machine, str) else machine
     train = train or TrainParams()
     micro_steps = train.accumulation * sources
-    operations = plan.flops
-    if tokens is not None:
-        operations = 2 * tokens * sum(u.numel * (1 + u.grad_flow) + u.trainable_numel for u in plan.units)
-    elif not operations:
+    if tokens is None and not plan.flops:
         raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
-    compute = operations * micro_steps / _rate(plan, machine)
-    compute += _dequantized_bytes(plan) * micro_steps / machine.memory
-    weights = sum(u.unsharded_bytes * (1 + u.grad_flow) for u in plan.units)
-    memory = (weights * micro_steps + OPTIMIZER_PASSES * _gradient_bytes(plan)) / machine.memory
+    operations = read_bytes = dequantized_bytes = fp32_numel = 0
+    for unit in plan.units:
+        products = 1 + unit.grad_flow  # of each weight: in forward, and in a backward that passes through
+        operations += 2 * (tokens or 0) * (unit.numel * products + unit.trainable_numel)
+        read_bytes += unit.unsharded_bytes * products
+        for p in unit.params:
+            # Before each product a matrix in 8 or 4 bits is written in the format of compute, and read again.
+            dequantized_bytes += 2 * ITEMSIZE[unit.compute_dtype or "float32"] * (p.weights or 0) * products
+            if unit.computed_dtype(p) == "float32":
+                fp32_numel += p.numel
+    if tokens is None:
+        operations = plan.flops
+    mostly_fp32 = 2 * fp32_numel > sum(unit.numel for unit in plan.units)
+    rate = (machine.fp32 if mostly_fp32 and machine.fp32 else machine.flops) * machine.efficiency
+    compute = micro_steps * (operations / rate + dequantized_bytes / machine.memory)
+    optimizer_bytes = OPTIMIZER_PASSES * memory_at_rest(plan).gradients
+    memory = (read_bytes * micro_steps + optimizer_bytes) / machine.memory
     inside = between = 0
     network = 0.0
     for wire in collectives(plan, train, sources):
@@ -147,31 +158,6 @@ def step_time(
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
     overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
     return Times(compute, memory, network, overlapped, inside, between, machine.name)
-
-
-def _gradient_bytes(plan: WrapPlan) -> int:
-    from ..core.memory import memory_at_rest  # imports torch
-
-    return memory_at_rest(plan).gradients
-
-
-def _dequantized_bytes(plan: WrapPlan) -> int:
-    """Return what dequantizing moves in a micro-step: before each product a matrix is written, and read again."""
-    total = 0
-    for unit in plan.units:
-        for p in unit.params:
-            written_and_read = 2 * ITEMSIZE[unit.compute_dtype or "float32"]
-            total += (p.weights or 0) * written_and_read * (1 + unit.grad_flow)
-    return total
-
-
-def _rate(plan: WrapPlan, machine: Machine) -> float:
-    """Return operations per second, in the format of most of what is computed."""
-    in_fp32 = 0
-    for unit in plan.units:
-        in_fp32 += sum(p.numel for p in unit.params if unit.computed_dtype(p) == "float32")
-    mostly_fp32 = 2 * in_fp32 > sum(u.numel for u in plan.units)
-    return (machine.fp32 if mostly_fp32 and machine.fp32 else machine.flops) * machine.efficiency
 
 
 def _sent(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int, int, float]:

@@ -12,40 +12,32 @@ the squared gradient norm and whether a stop was requested. Each data source bey
 
 
 def collectives(plan: WrapPlan, train: TrainParams, sources: int = 1) -> tuple[CollectiveCount, ...]:
-    """Return the collectives of one optimizer step."""
+    """Return the collectives of one optimizer step: gathers, reductions (in DDP one all-reduce), and control."""
     micro_steps = train.accumulation * sources
     control_bytes = CONTROL_BYTES + 2 * 8 * (sources - 1)
     rows: list[CollectiveCount] = []
+
+    def add(kind: str, phase: str, count: int, nbytes: int, ranks: int) -> None:
+        if count and ranks > 1:
+            rows.append(CollectiveCount(kind, phase, count, nbytes, ring_bytes(kind, nbytes, ranks)))
+
     for phase in ("forward", "backward"):
         count = total = 0
         for unit in plan.sharded_units:
             gathers = unit.gathers(phase, micro_steps)
             count += gathers
             total += gathers * unit.unsharded_bytes
-        rows.append(_ring("all-gather", phase, count, total, plan.shard))
-    rows += _reductions(plan, micro_steps)
-    rows.append(_ring("all-reduce", "control", CONTROL_CALLS, control_bytes, plan.world_size))
-    return tuple(row for row in rows if row.count)
-
-
-def _reductions(plan: WrapPlan, micro_steps: int) -> list[CollectiveCount]:
-    """Return a reduce-scatter per sharded unit, then an all-reduce over the replicas; in DDP one all-reduce."""
+        add("all-gather", phase, count, total, plan.shard)
     if plan.backend is Backend.DDP:
-        reduced = sum(u.reduced_bytes for u in plan.units)
         # DDP sends one all-reduce for each bucket; counted as one.
-        count = 1 if reduced else 0
-        return [_ring("all-reduce", "backward", count, reduced, plan.world_size)]
-    count = total = 0
-    for unit in plan.sharded_units:
-        count += unit.reductions(micro_steps)
-        total += unit.reduced_bytes * unit.reductions(micro_steps)
-    return [
-        _ring("reduce-scatter", "backward", count, total, plan.shard),
-        _ring("all-reduce", "backward", count, total // plan.shard, plan.replicate),
-    ]
-
-
-def _ring(kind: str, phase: str, count: int, nbytes: int, ranks: int) -> CollectiveCount:
-    if ranks == 1 or not count:
-        return CollectiveCount(kind, phase, 0, 0, 0)
-    return CollectiveCount(kind, phase, count, nbytes, ring_bytes(kind, nbytes, ranks))
+        total = sum(unit.reduced_bytes for unit in plan.units)
+        add("all-reduce", "backward", min(1, total), total, plan.world_size)
+    else:
+        count = total = 0
+        for unit in plan.sharded_units:
+            count += unit.reductions(micro_steps)
+            total += unit.reduced_bytes * unit.reductions(micro_steps)
+        add("reduce-scatter", "backward", count, total, plan.shard)
+        add("all-reduce", "backward", count, total // plan.shard, plan.replicate)
+    add("all-reduce", "control", CONTROL_CALLS, control_bytes, plan.world_size)
+    return tuple(rows)

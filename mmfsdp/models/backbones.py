@@ -96,7 +96,13 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
     """
     try:
         if auto_class is AutoConfig or hasattr(auto_class, "_model_mapping"):
-            refuse_quantized(AutoConfig.from_pretrained(source, trust_remote_code=False), source, field)
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+            quantization = getattr(config, "quantization_config", None)
+            if quantization:  # the layers of its weights are another library's
+                values = quantization if isinstance(quantization, dict) else quantization.to_dict()
+                library = values.get("quant_method", "another library")
+                words = f"{source!r} holds weights quantized by {library}, which are not read; give the original "
+                raise ParamError(field, words + "weights, and set fsdp.frozen_dtype to nf4 or int8")
         # Unless told False, transformers asks at the terminal whether to run code that comes with the weights.
         return auto_class.from_pretrained(source, trust_remote_code=False, **kwargs)
     except ParamError:
@@ -115,19 +121,6 @@ def load_model(auto_class: Any, source: str, field: str, **kwargs: Any) -> PreTr
     if missing:
         raise ParamError(field, f"{source!r} lacks {len(missing)} weights, such as {missing[0]}")
     return model
-
-
-def refuse_quantized(config: Any, source: str, field: str) -> None:
-    """Raise ParamError for weights that another library has quantized: their layers are that library's."""
-    quantization = getattr(config, "quantization_config", None)
-    if quantization:
-        values = quantization if isinstance(quantization, dict) else quantization.to_dict()
-        library = values.get("quant_method", "another library")
-        raise ParamError(
-            field,
-            f"{source!r} holds weights quantized by {library}, which are not read; give the original weights, and set "
-            "fsdp.frozen_dtype to nf4 or int8",
-        )
 
 
 def lora_config(rank: int, targets: Collection[str] = ()) -> Any:

@@ -15,12 +15,11 @@ from transformers import PreTrainedModel
 from ..core.freeze import FreezeReport, freeze
 from ..data.processor import MultimodalProcessor, Processor, SampleProcessor, add_placeholder
 from ..data.shapes import word_tokenizer
-from ..params import GENERATED, BackboneParams, ModelKind, ModelParams, ParamError
+from ..params import GENERATED, ModelKind, ModelParams, ParamError
 from .backbones import add_lora, build_language, load_tokenizer
 from .encoders import VisionEncoder, build_vision
 from .flamingo import Flamingo
-from .from_transformers import build_vlm, open_vlm, spell_out_parts
-from .media_model import MediaModel
+from .from_transformers import build_vlm, spell_out_parts
 from .multimodal import ModalEncoder, MultimodalModel
 from .tokens import TokenIds, check_tokens, saved_new_tokens
 from .weight_files import TensorSource, Weights, tensor_sources
@@ -36,19 +35,8 @@ def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Any, Sample
     tokenizer: for a language model without name and weights or, with `meta`, one that is not in a folder. New parts are
     initialized from torch's random state. Raises ParamError naming the field that is wrong.
     """
-    if params.kind is ModelKind.TRANSFORMERS:
-        return build_vlm(resolve_generated(params, "model", meta), meta=meta)
-    vision_params = resolve_generated(params, "vision", meta)
-    language_params = resolve_generated(params, "language", meta)
-    vision = build_vision(vision_params, meta=meta)
-    language = build_language(language_params, meta=meta)
-    tokenizer = _tokenizer(language_params, meta)
-    if tokenizer is None and params.language.weights == GENERATED:
-        # Not pretrained yet, but the words are known. If the table is too small, pretraining says so.
-        words, table = word_tokenizer(close=False), language.get_input_embeddings()
-        assert isinstance(table, nn.Embedding)
-        tokenizer = words if len(words) <= table.num_embeddings else None
-    return _join(params, vision, language, tokenizer, meta)
+    model, processor, _ = _build(params, meta=meta, download=not meta, read=False)
+    return model, processor
 
 
 def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SampleProcessor | None, Weights | None]:
@@ -57,36 +45,45 @@ def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SamplePr
     Weights are None without `read`, and if a backbone has no safetensors files with the names of its tensors: then only
     `build_model` can load them. Raises ParamError as it does, and for a damaged file or a wrong shape.
     """
+    model, processor, sources = _build(params, meta=True, download=True, read=read)
+    try:
+        return model, processor, Weights(model, sources) if sources else None
+    except LookupError:
+        return model, processor, None
+
+
+def _build(
+    params: ModelParams, *, meta: bool, download: bool, read: bool
+) -> tuple[Any, SampleProcessor | None, list[TensorSource] | None]:
+    """Return a model, its processor and, with `read`, the sources of its backbones' tensors."""
     if params.kind is ModelKind.TRANSFORMERS:
-        return open_vlm(resolve_generated(params, "model"), read=read)
-    vision_params, language_params = resolve_generated(params, "vision"), resolve_generated(params, "language")
-    vision = build_vision(vision_params, meta=True)
-    language = build_language(language_params, meta=True)
-    sources: list[TensorSource] = []
+        whole = resolve_generated(params, "model", meta=not download)
+        return build_vlm(whole, meta=meta, download=download, read=read)
+    vision_params = resolve_generated(params, "vision", meta=not download)
+    language_params = resolve_generated(params, "language", meta=not download)
+    vision = build_vision(vision_params, meta=meta)
+    language = build_language(language_params, meta=meta)
+    sources = None
     if read:
         # Before the model is built around them: their tensors have the names of the files.
         of_vision = tensor_sources(vision.visual, vision_params.weights, "vision")
         of_language = tensor_sources(language, language_params.weights, "language")
         if of_vision and of_language:
             sources = of_vision + of_language
-    model, processor = _join(params, vision, language, _tokenizer(language_params, meta=False), meta=True)
-    if not sources:
-        return model, processor, None
-    try:
-        return model, processor, Weights(model, sources)
-    except LookupError:
-        return model, processor, None
-
-
-def _join(
-    params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, meta: bool
-) -> tuple[MediaModel, Processor | None]:
-    """Return a model of its backbones, and its processor."""
+    tokenizer: Any = None
+    places = [place for place in (language_params.weights, language_params.name) if place]
+    if places and (download or any(Path(place).is_dir() for place in places)):
+        tokenizer = load_tokenizer(language_params)
+    elif params.language.weights == GENERATED:
+        # Not pretrained yet, but the words are known. If the table is too small, pretraining says so.
+        words, table = word_tokenizer(close=False), language.get_input_embeddings()
+        assert isinstance(table, nn.Embedding)
+        tokenizer = words if len(words) <= table.num_embeddings else None
     if tokenizer is not None:
         language.generation_config.eos_token_id = tokenizer.eos_token_id
     if params.kind is ModelKind.MULTIMODAL:
-        return _multimodal(params, vision, language, tokenizer, meta)
-    return _flamingo(params, vision, language, tokenizer)
+        return *_multimodal(params, vision, language, tokenizer, meta), sources
+    return *_flamingo(params, vision, language, tokenizer), sources
 
 
 def _flamingo(
@@ -140,14 +137,6 @@ def _multimodal(
     return model, processor
 
 
-def _tokenizer(params: BackboneParams, meta: bool) -> Any:
-    """Return the language model's tokenizer, or None if it has none or, with `meta`, none in a folder."""
-    sources = [source for source in (params.weights, params.name) if source]
-    if not sources or (meta and not any(Path(source).is_dir() for source in sources)):
-        return None
-    return load_tokenizer(params)
-
-
 def freeze_model(model: nn.Module, params: ModelParams) -> FreezeReport:
     """Freeze a model that was built from `params` as `params.freeze` says. Raises ParamError as `freeze` does."""
     if params.kind is ModelKind.TRANSFORMERS:
@@ -195,9 +184,6 @@ def resolve_generated(params: ModelParams, part: str, meta: bool = False) -> Any
     if part != "model":
         folder = folder / part
     if not folder.is_dir() and not meta:
-        raise ParamError(
-            f"{part}.weights",
-            f"generated weights are not in {folder} yet; run `mmfsdp run`, which pretrains them first, or call "
-            "mmfsdp.train.pretrain.ensure_backbones(params)",
-        )
+        words = f"generated weights are not in {folder} yet; run `mmfsdp run`, which pretrains them first, or call "
+        raise ParamError(f"{part}.weights", words + "mmfsdp.train.pretrain.ensure_backbones(params)")
     return backbone.change(weights=str(folder) if folder.is_dir() else None)

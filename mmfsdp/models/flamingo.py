@@ -7,7 +7,7 @@ and pixels, D width of the vision encoder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Flamingo(MediaModel):
         super().__init__()
         check_language(language_model)
         self.tokens, self.cross_attend_all = tokens, cross_attend_all
+        self.placeholder_ids = [tokens.image]
         shape = {"heads": attention_heads, "head_dim": attention_head_dim}
         with next(language_model.parameters()).device:
             self.vision_encoder = vision_encoder
@@ -86,9 +87,6 @@ class Flamingo(MediaModel):
 
     def _media_time(self, input_ids: torch.Tensor) -> torch.Tensor:
         return (input_ids == self.tokens.image).cumsum(dim=1)  # (B, L)
-
-    def _placeholder_ids(self) -> list[int]:
-        return [self.tokens.image]
 
     def _check(self, input_ids: torch.Tensor, media_tokens: torch.Tensor | None) -> None:
         pictures = 0 if media_tokens is None else media_tokens.shape[1]
@@ -145,30 +143,23 @@ def decoder_layers(model: PreTrainedModel, name: str | None = None) -> tuple[str
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     matching = [(key, layers) for key, layers in outermost.items() if len(layers) == count]
     if len(matching) != 1:
-        raise ParamError(
-            "decoder_layers",
-            f"looked in {type(model).__name__} for one list of {count} layers (num_hidden_layers), found "
-            f"{len(matching)}; its lists are {_with_lengths(outermost)}; set decoder_layers to the right name",
-        )
+        shown = ", ".join(f"{key} ({len(layers)})" for key, layers in outermost.items()) or "none"
+        words = f"looked in {type(model).__name__} for one list of {count} layers (num_hidden_layers), "
+        words += f"found {len(matching)}; its lists are {shown}"
+        raise ParamError("decoder_layers", f"{words}; set decoder_layers to the right name")
     return matching[0]
-
-
-def _with_lengths(lists: dict[str, nn.ModuleList]) -> str:
-    return ", ".join(f"{name} ({len(layers)})" for name, layers in lists.items()) or "none"
 
 
 def passes_to_layers(model: PreTrainedModel, layer: nn.Module, **extra: Any) -> bool:
     """Return whether keyword arguments of the model's forward reach `layer`, by one forward on the meta device."""
     received: dict[str, Any] = {}
-    handle = layer.register_forward_pre_hook(lambda _, __, kwargs: received.update(kwargs), with_kwargs=True)
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    try:
-        # With a cache, because without one transformers looks into position_ids, which meta tensors forbid.
-        run_on_meta(model, input_ids=ids, use_cache=True, **extra)
-    except (TypeError, KeyError):  # refused by the model's forward, or missed by the layer
-        return False
-    finally:
-        handle.remove()
+    with layer.register_forward_pre_hook(lambda _, __, kwargs: received.update(kwargs), with_kwargs=True):
+        try:
+            # With a cache, because without one transformers looks into position_ids, which meta tensors forbid.
+            run_on_meta(model, input_ids=ids, use_cache=True, **extra)
+        except (TypeError, KeyError):  # refused by the model's forward, or missed by the layer
+            return False
     return received.keys() >= extra.keys()
 
 
@@ -182,9 +173,7 @@ def extra_arguments(layers: nn.ModuleList, **extra: Any) -> Iterator[None]:
     def add(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, **extra}
 
-    handles = [layer.register_forward_pre_hook(add, with_kwargs=True) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(add, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

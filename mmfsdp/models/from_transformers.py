@@ -17,7 +17,7 @@ from ..params import BackboneParams, ModelParams, ParamError
 from ..params.base import did_you_mean
 from ..params.model import PARTS
 from .backbones import add_lora, load_config, load_from_transformers, load_model
-from .weight_files import Weights, tensor_sources
+from .weight_files import TensorSource, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
 """Words in the names of the parts that some families keep inside their vision encoder (Qwen-VL: visual.merger)."""
@@ -26,36 +26,25 @@ CALLED_PER_PICTURE = {"lfm2_vl": "multi_modal_projector", "hunyuan_vl": "patch_m
 """Model type -> the part that transformers 5.23 calls once for each picture, and others once for all of a batch."""
 
 
-def build_vlm(params: ModelParams, *, meta: bool = False) -> tuple[PreTrainedModel, ChatProcessor | None]:
-    """Return the model of kind transformers, in fp32, and its processor; see `build_model`."""
+def build_vlm(
+    params: ModelParams, *, meta: bool, download: bool, read: bool
+) -> tuple[PreTrainedModel, ChatProcessor | None, list[TensorSource] | None]:
+    """Return the model of kind transformers, in fp32, its processor and, with `read`, the sources of its tensors."""
     config = vlm_config(params)
-    source = None if meta else params.weights or params.name or None
-    if source is None:
+    source = params.weights or params.name or None
+    if meta or source is None:
         with torch.device("meta" if meta else "cpu"):
             model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     else:
         model = load_model(AutoModelForImageTextToText, source, "model.weights", config=config)
-    if params.lora_rank:
-        add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=meta)
-    return model, _processor(params, config, meta)
-
-
-def open_vlm(params: ModelParams, *, read: bool) -> tuple[PreTrainedModel, ChatProcessor | None, Weights | None]:
-    """Return the model of kind transformers on the meta device, its processor and its weights; see `open_model`."""
-    # Adapters come after the sources: these are found by the names that the model has without them.
-    model, processor = build_vlm(params.change(lora_rank=None, lora_targets=(), freeze=("*",)), meta=True)
-    source = params.weights or params.name or None
-    if processor is None and source:
-        processor = _processor(params, model.config, meta=False)
+    # Before the adapters: sources are found by the names that the model has without them.
     sources = tensor_sources(model, source, "model") if read else None
     if params.lora_rank:
-        add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=True)
-    if not sources:
-        return model, processor, None
-    try:
-        return model, processor, Weights(model, sources)
-    except LookupError:
-        return model, processor, None
+        add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=meta)
+    processor = _processor(params, config, download=False)
+    if processor is None and download:
+        processor = _processor(params, config, download=True)
+    return model, processor, sources
 
 
 def vlm_config(params: ModelParams) -> Any:
@@ -64,32 +53,28 @@ def vlm_config(params: ModelParams) -> Any:
     config = load_config(BackboneParams(name=source, config=params.config), "model")
     if type(config) not in AutoModelForImageTextToText._model_mapping:
         field = "model.config" if params.config else "model.name"
-        raise ParamError(
-            field,
-            f"{params.config.get('model_type', source)!r} is a {config.model_type}, which takes no pictures; choose "
-            "one, such as Qwen/Qwen2.5-VL-7B-Instruct, or build one around it: kind multimodal, and language.name",
-        )
+        chosen = params.config.get("model_type", source)
+        words = f"{chosen!r} is a {config.model_type}, which takes no pictures; choose one, such as "
+        fix = "Qwen/Qwen2.5-VL-7B-Instruct, or build one around it: kind multimodal, and language.name"
+        raise ParamError(field, words + fix)
     return config
 
 
-def _processor(params: ModelParams, config: Any, meta: bool) -> ChatProcessor | None:
+def _processor(params: ModelParams, config: Any, *, download: bool) -> ChatProcessor | None:
     """Return the processor beside the model or its weights; None without either.
 
-    With `meta` and a configuration, nothing is downloaded: then it is None without a folder.
+    With a configuration and without `download`, it is None without a folder.
     """
     sources = [source for source in (params.name, params.weights) if source]
-    if meta and params.config:
+    if params.config and not download:
         sources = [source for source in sources if Path(source).is_dir()]
     if not sources:
         return None
     source = sources[0]
     processor = load_from_transformers(AutoProcessor, source, "model.name")
     if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
-        raise ParamError(
-            "model.name",
-            f"{source!r} gives no processor of pictures and text, only a {type(processor).__name__}; add its "
-            "processor_config.json or preprocessor_config.json",
-        )
+        words = f"{source!r} gives no processor of pictures and text, only a {type(processor).__name__}"
+        raise ParamError("model.name", f"{words}; add its processor_config.json or preprocessor_config.json")
     if not hasattr(processor, "prepare_inputs_layout"):
         version = transformers.__version__
         raise ParamError("model.kind", f"transformers {version} is too old for it; pip install -U transformers")

@@ -45,6 +45,8 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
     _is_stateful = False
     language_model: Any
     tokens: TokenIds
+    placeholder_ids: list[int]
+    """Ids that generation must not produce."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -71,10 +73,6 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
     @abstractmethod
     def _decode(self, input_ids: torch.Tensor, media_tokens: Any, media_time: torch.Tensor, **kwargs: Any) -> Any:
         """Return the language model's output."""
-
-    @abstractmethod
-    def _placeholder_ids(self) -> list[int]:
-        """Return the ids that generation must not produce."""
 
     def forward(
         self,
@@ -163,7 +161,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             "pad_token_id": self.tokens.pad,
             "eos_token_id": [end for end in ends if end is not None and end >= 0] or None,
             "do_sample": False,
-            "suppress_tokens": self._placeholder_ids(),
+            "suppress_tokens": self.placeholder_ids,
             "max_new_tokens": max_new_tokens,
         }
         return super().generate(input_ids, attention_mask=attention_mask, **{**options, **kwargs})  # type: ignore[return-value]
@@ -185,7 +183,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         super().train(mode)
         if mode:
             for part in self.children():
-                train_unfrozen(part)
+                keep_frozen_in_eval(part)
         return self
 
 
@@ -200,29 +198,24 @@ def train_mode(model: nn.Module) -> None:
                 module.eval()
 
 
-def train_unfrozen(module: nn.Module) -> None:
-    """Set train mode for modules whose parameters all train, eval mode for others.
+def keep_frozen_in_eval(part: nn.Module) -> None:
+    """Set eval mode for the modules in a part that hold frozen parameters, and train mode for others.
 
     A module without parameters, such as a dropout, follows a trained sibling, such as an adapter.
     """
-    requires_grad: dict[nn.Module, set[bool]] = {}
-
-    def collect(module: nn.Module) -> set[bool]:
-        values = {p.requires_grad for p in module.parameters(recurse=False)}
+    for module in part.modules():
+        if all(p.requires_grad for p in module.parameters()):
+            continue
+        module.training = False
+        without_parameters, beside_trained = [], False
         for child in module.children():
-            values |= collect(child)
-        requires_grad[module] = values
-        return values
-
-    def switch(module: nn.Module, beside_trained: bool) -> None:
-        values = requires_grad[module]
-        module.training = values == {True} or (not values and beside_trained)
-        trains = module.training or any(requires_grad[child] == {True} for child in module.children())
-        for child in module.children():
-            switch(child, trains)
-
-    collect(module)
-    switch(module, False)
+            parameters = list(child.parameters())
+            if not parameters:
+                without_parameters.append(child)
+            elif all(p.requires_grad for p in parameters):
+                beside_trained = True
+        for child in without_parameters:
+            child.train(beside_trained)
 
 
 def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

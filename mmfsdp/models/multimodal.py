@@ -56,11 +56,9 @@ class MultimodalModel(MediaModel):
         for key, part in encoders.items():
             encoder = part.encoder if isinstance(part, ModalEncoder) else part
             if encoder is part or not hasattr(encoder, "item_shape"):
-                raise ParamError(
-                    f"encoders.{key}",
-                    f"{type(encoder).__name__} has no item_shape, num_tokens and dim; for a vision model of "
-                    "transformers give ModalEncoder(VisionEncoder(model, image_size=...))",
-                )
+                words = f"{type(encoder).__name__} has no item_shape, num_tokens and dim; for a vision model of "
+                fix = "transformers give ModalEncoder(VisionEncoder(model, image_size=...))"
+                raise ParamError(f"encoders.{key}", words + fix)
         with next(language_model.parameters()).device:
             self.encoders = nn.ModuleDict({key: part.encoder for key, part in encoders.items()})
             width = language_model.get_input_embeddings().weight.shape[1]  # OPT's may be less than its hidden_size
@@ -69,12 +67,17 @@ class MultimodalModel(MediaModel):
         self.num_tokens: dict[str, int] = {}
         """Placeholders of one item, by key."""
         for key in encoders:
-            self.num_tokens[key] = projected_tokens(key, self.projectors[key], self.encoders[key], language_model)
+            self.num_tokens[key] = projected_tokens(key, self.projectors[key], self.encoders[key], width)
         vocabulary = language_model.config.get_text_config().vocab_size
         self.placeholders = dict(placeholders or {key: vocabulary + i for i, key in enumerate(encoders)})
         if self.placeholders.keys() != encoders.keys():
             raise ValueError(f"placeholders: {self.placeholders} must have the keys of encoders, {', '.join(encoders)}")
-        self.tokens = _token_ids(language_model)
+        self.placeholder_ids = list(self.placeholders.values())
+        config = language_model.generation_config
+        end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+        end = -1 if end is None else end
+        pad = max(end, 0) if config.pad_token_id is None else config.pad_token_id
+        self.tokens = TokenIds(image=-1, end_of_chunk=end, pad=pad, known=vocabulary, new=0)
 
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         features = {}
@@ -108,9 +111,6 @@ class MultimodalModel(MediaModel):
             time = torch.where(is_placeholder, is_placeholder.cumsum(dim=1), time)
         return time  # (B, L): 0 at text
 
-    def _placeholder_ids(self) -> list[int]:
-        return list(self.placeholders.values())
-
     def _check(self, input_ids: torch.Tensor, media_tokens: dict[str, torch.Tensor] | None) -> None:
         for key, token in self.placeholders.items():
             available = 0
@@ -121,10 +121,8 @@ class MultimodalModel(MediaModel):
             each = self.num_tokens[key]
             for i, count in enumerate((input_ids == token).sum(dim=1).tolist()):
                 if count % each or count > available:
-                    raise ValueError(
-                        f"media: sample {i} has {count} placeholder tokens of {key} in input_ids, but "
-                        f"{available // each} items of {each} tokens each"
-                    )
+                    words = f"media: sample {i} has {count} placeholder tokens of {key} in input_ids, but "
+                    raise ValueError(words + f"{available // each} items of {each} tokens each")
 
     def _decode(
         self,
@@ -159,22 +157,9 @@ def _replaced_embeddings(embedding: nn.Module, where: torch.Tensor, vectors: tor
     def replace(_: nn.Module, __: Any, out: torch.Tensor) -> torch.Tensor:
         return torch.where(where[..., None], vectors.to(out.dtype), out)
 
-    handles = [embedding.register_forward_pre_hook(mask_ids), embedding.register_forward_hook(replace)]
-    try:
+    # A handle of a hook removes it at the end of a `with` block.
+    with embedding.register_forward_pre_hook(mask_ids), embedding.register_forward_hook(replace):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _token_ids(language_model: Any) -> TokenIds:
-    """Return the end and padding ids that the language model itself uses."""
-    config = language_model.generation_config
-    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    end = -1 if end is None else end
-    pad = max(end, 0) if config.pad_token_id is None else config.pad_token_id
-    vocabulary = language_model.config.get_text_config().vocab_size
-    return TokenIds(image=-1, end_of_chunk=end, pad=pad, known=vocabulary, new=0)
 
 
 def build_projector(part: ModalEncoder, width: int) -> nn.Module:
@@ -190,9 +175,8 @@ def build_projector(part: ModalEncoder, width: int) -> nn.Module:
     raise ValueError(f"projector: {part.projector!r} is not one of {', '.join(ProjectorKind)}, nor a module")
 
 
-def projected_tokens(key: str, projector: nn.Module, encoder: Any, language_model: Any) -> int:
+def projected_tokens(key: str, projector: nn.Module, encoder: Any, width: int) -> int:
     """Return N, the tokens that a projector makes of one item. Raises ValueError if the widths do not fit."""
-    width = language_model.get_input_embeddings().weight.shape[1]
     example = as_weights(torch.empty(2, encoder.num_tokens, encoder.dim, device="meta"), projector)
     expected = f"must turn {tuple(example.shape)} (items, tokens, features) into (2, tokens, {width})"
     try:

@@ -69,11 +69,8 @@ def open_clip_config(params: BackboneParams) -> dict[str, Any]:
     else:
         config = {**_known_config(params.name), **params.config}
     if config.keys() - CONFIG_KEYS or not config.keys() >= {"embed_dim", "vision_cfg"}:
-        raise ParamError(
-            "vision.config",
-            f"{config!r} needs embed_dim and vision_cfg, and may hold text_cfg, quick_gelu "
-            "and preprocess_cfg, as in open_clip's own configurations",
-        )
+        optional = "text_cfg, quick_gelu and preprocess_cfg, as in open_clip's own configurations"
+        raise ParamError("vision.config", f"{config!r} needs embed_dim and vision_cfg, and may hold {optional}")
     return config
 
 

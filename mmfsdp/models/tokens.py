@@ -87,11 +87,8 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
     """Give `model` rows for the new tokens, in place. Raises ParamError if its tables are of another kind or size."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear):
-        raise ParamError(
-            "language",
-            f"{type(model).__name__} embeds with {type(table).__name__} and predicts with {type(head).__name__}; new "
-            "tokens need nn.Embedding and nn.Linear",
-        )
+        words = f"{type(model).__name__} embeds with {type(table).__name__} and predicts with {type(head).__name__}"
+        raise ParamError("language", f"{words}; new tokens need nn.Embedding and nn.Linear")
     if not ids.new:
         return
     check_tokens(model, ids.known)
@@ -103,7 +100,12 @@ def extend_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
     _rename_ties(model)
     model.config.get_text_config().vocab_size = ids.known + ids.new
     if saved_new_tokens(model) == ids.new:
-        _take_out_saved_rows(embedding, extended_head, ids)
+        # Move the rows that `merge_vocabulary` appended to the tables back into their own.
+        rows, head_rows = table.weight, head.weight
+        with torch.no_grad():
+            embedding.new_tokens.weight.copy_(rows[ids.known : ids.known + ids.new])
+            extended_head.new_tokens.weight.copy_(head_rows[ids.known : ids.known + ids.new])
+        _replace_rows(table, head, ids.known, rows[: ids.known], head_rows[: ids.known])
 
 
 def check_tokens(model: PreTrainedModel, known: int) -> None:
@@ -111,20 +113,8 @@ def check_tokens(model: PreTrainedModel, known: int) -> None:
     table: Any = model.get_input_embeddings()
     rows = len(table.weight)
     if known > rows:
-        raise ParamError(
-            "language",
-            f"the tokenizer has {known} tokens but the embedding table only {rows} rows; use the tokenizer that "
-            "belongs to the model",
-        )
-
-
-def _take_out_saved_rows(embedding: ExtendedEmbedding, head: ExtendedHead, ids: TokenIds) -> None:
-    """Move the rows that `merge_vocabulary` appended to the tables of a saved language model back into their own."""
-    rows, head_rows = embedding.table.weight, head.table.weight
-    with torch.no_grad():
-        embedding.new_tokens.weight.copy_(rows[ids.known : ids.known + ids.new])
-        head.new_tokens.weight.copy_(head_rows[ids.known : ids.known + ids.new])
-    _replace_rows(embedding.table, head.table, ids.known, rows[: ids.known], head_rows[: ids.known])
+        words = f"the tokenizer has {known} tokens but the embedding table only {rows} rows"
+        raise ParamError("language", f"{words}; use the tokenizer that belongs to the model")
 
 
 def _rename_ties(model: PreTrainedModel) -> None:

@@ -30,7 +30,7 @@ FILES = ("model.safetensors", "open_clip_model.safetensors")
 class Weights:
     """The tensors of a model by name: backbones' from files, new parts' initialized by their modules.
 
-    Only what is being initialized is held. New parts depend on torch's random state at construction, and not on the
+    Nothing is held. New parts depend on torch's random state at construction, and not on the
     order in which they are asked for.
     """
 
@@ -51,7 +51,6 @@ class Weights:
         self.checksums: dict[str, int] = {}
         """CRC-32 of each tensor that was popped."""
         self._seed = int(torch.randint(2**32, ()))
-        self._siblings: dict[str, Tensor] = {}
         self._known_tokens = {name: m.known for name, m in model.named_modules() if isinstance(m, ExtendedEmbedding)}
         self._owners: dict[str, Any] = {}
         for name in tensors.keys() - self.sources.keys():
@@ -77,15 +76,12 @@ class Weights:
     def pop(self, name: str, default: object = None) -> Tensor:
         """Return a tensor, on the CPU, for the last time, and note its checksum."""
         tensor = self.read(name).contiguous()
-        self._siblings.pop(name, None)
         self.checksums[name] = zlib.crc32(tensor.view(-1).view(torch.uint8).numpy().data)
         return tensor
 
     def _initialized(self, name: str) -> Tensor:
         """Initialize the parameters of the module that owns `name`, always to the same values, and return this one."""
-        if name in self._siblings:
-            return self._siblings[name]
-        owner = name.rpartition(".")[0]
+        owner, _, key = name.rpartition(".")
         embedding = owner.removesuffix(".new_tokens")
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(self._seed ^ zlib.crc32(owner.encode()))
@@ -95,10 +91,7 @@ class Weights:
                 module.weight.copy_(initial_rows(known, len(module.weight)))
             elif ".lora_B." not in name:  # which begin at 0, whatever a Linear's reset_parameters does
                 module.reset_parameters()
-        for key, tensor in module._parameters.items():
-            if tensor is not None:
-                self._siblings[f"{owner}.{key}"] = tensor
-        return self._siblings[name]
+        return module._parameters[key]
 
 
 @torch.no_grad()
@@ -154,8 +147,11 @@ def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[Te
             keys = [file_keys[name] for name in renamed if name in file_keys]
             sources += [TensorSource(tensor, stored[key][0], key) for key in keys][:1]
         if len(sources) == len(names):
-            for tensor_source in sources:
-                _check_shape(tensor_source, stored[tensor_source.key][1], field)
+            for found in sources:
+                shape = tuple(stored[found.key][1])
+                if shape != found.tensor.shape:
+                    shapes = f"{shape} in {found.path} and {tuple(found.tensor.shape)} in the model"
+                    raise ParamError(f"{field}.config", f"{found.key} is {shapes}; correct config or remove it")
             return computed + sources
     return None
 
@@ -166,9 +162,8 @@ def _files(source: str | None) -> list[Path]:
         return []
     folder = Path(source)
     if not folder.is_dir() and "/" in source:
-        patterns = ["*.json", "*.safetensors"]
         try:
-            folder = Path(snapshot_download(source, allow_patterns=patterns))
+            folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
         except (OSError, ValueError):  # no name of the hub
             return []
     index = folder / "model.safetensors.index.json"
@@ -208,12 +203,6 @@ def _prefixes(module: nn.Module, stored: Iterable[str]) -> Iterator[tuple[str, s
             yield "", key.removesuffix(first)
 
 
-def _check_shape(source: TensorSource, shape: list[int], field: str) -> None:
-    if tuple(shape) != source.tensor.shape:
-        shapes = f"{tuple(shape)} in {source.path} and {tuple(source.tensor.shape)} in the model"
-        raise ParamError(f"{field}.config", f"{source.key} is {shapes}; correct config or remove it")
-
-
 def _computed_buffers(module: nn.Module) -> list[TensorSource] | None:
     """Return the buffers that files do not hold, as transformers computes them; None if it does not compute one."""
     saved, sources = set(module.state_dict()), []
@@ -223,22 +212,18 @@ def _computed_buffers(module: nn.Module) -> list[TensorSource] | None:
         if not isinstance(module, PreTrainedModel):
             return None
         owner, _, key = name.rpartition(".")
+        around = owner  # the innermost model of transformers around the buffer: it is the one that initializes it
+        while not isinstance(module.get_submodule(around), PreTrainedModel):
+            around = around.rpartition(".")[0]
         # Filled with two different values: a buffer that is then the same was computed.
         copies = [_copy_of(module.get_submodule(owner), "cpu", fill) for fill in (0, 1)]
         for shallow in copies:
-            _part_around(module, owner)._init_weights(shallow)
+            module.get_submodule(around)._init_weights(shallow)  # type: ignore[operator]
         from_zeros, from_ones = copies[0]._buffers[key], copies[1]._buffers[key]
         if not torch.equal(from_zeros, from_ones):
             return None
         sources.append(TensorSource(buffer, value=from_zeros))
     return sources
-
-
-def _part_around(module: nn.Module, name: str) -> PreTrainedModel:
-    """Return the innermost model of transformers around a submodule: it is the one that initializes it."""
-    while not isinstance(module.get_submodule(name), PreTrainedModel):
-        name = name.rpartition(".")[0]
-    return module.get_submodule(name)  # type: ignore[return-value]
 
 
 def make_readable(folder: Path) -> None:

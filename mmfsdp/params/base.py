@@ -17,8 +17,8 @@ from typing_extensions import Self
 
 T = TypeVar("T")
 
-MAX_MESSAGE_LENGTH = 1200
 MAX_LISTED_CHOICES = 50
+MAX_MESSAGE_LENGTH = 1200
 ANY_OTHER = object()
 """Stands for every value of a field but its default."""
 
@@ -28,9 +28,8 @@ class ParamError(ValueError):
 
     def __init__(self, field: str, message: str):
         self.field, self.message = field, " ".join(message.split())
-        half = MAX_MESSAGE_LENGTH // 2
-        if len(self.message) > MAX_MESSAGE_LENGTH:
-            self.message = f"{self.message[:half]} [...] {self.message[-half:]}"
+        if len(self.message) > MAX_MESSAGE_LENGTH:  # its end names the fix
+            self.message = f"{self.message[: MAX_MESSAGE_LENGTH // 2]} [...] {self.message[-MAX_MESSAGE_LENGTH // 2 :]}"
         super().__init__(f"{self.field}: {self.message}")
 
     def under(self, prefix: str) -> ParamError:
@@ -50,6 +49,9 @@ class Params(BaseModel):
 
     def __init__(self, /, **values: Any):
         """Raise ParamError for the first mistake, rather than pydantic's error of many lines."""
+        for name, value in self.LEFT_OUT.items():
+            if name in values and values[name] == value:
+                del values[name]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -109,17 +111,6 @@ class Params(BaseModel):
             return ""
         choices = " or ".join(map(str, values))
         return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        read = dict(values)
-        for name, value in cls.LEFT_OUT.items():
-            if name in read and read[name] == value:
-                del read[name]
-        return read
 
     @model_validator(mode="after")
     def _check_available(self) -> Self:

@@ -45,94 +45,72 @@ def read_words(
 
     --help prints all flags with the values of --config, and exits. Raise ParamError for a mistake.
     """
+    import tyro
+
     flags = Flags()
     flags.add_argument("--config")
     for name in YAML_FLAGS:
         flags.add_argument(f"--{name}", dest=name)
     taken, others = flags.parse_known_args(list(words))
-    config: str | None = taken.config
-    base = load(config) if config else default or RunParams()
-    params = _read_flags(others, base, prog)
+    base = load(taken.config) if taken.config else default or RunParams()
+    printed = StringIO()
+    try:
+        with redirect_stderr(printed):
+            choices = tyro.conf.EnumChoicesFromValues
+            params = tyro.cli(RunParams, args=others, default=base, prog=prog, config=(choices,))
+    except SystemExit as exit:
+        if exit.code == 0:  # after --help
+            raise
+        raise _explain(printed.getvalue()) from None
     from_yaml = {}
     for name in YAML_FLAGS:
         text = getattr(taken, name)
         if text is not None:
             from_yaml[name] = read_yaml(text, name=name)
-    return params.change(**from_yaml) if from_yaml else params, config
-
-
-def _read_flags(words: list[str], default: RunParams, prog: str) -> RunParams:
-    import tyro
-
-    printed = StringIO()
-    try:
-        with redirect_stderr(printed):
-            return tyro.cli(
-                RunParams, args=words, default=default, prog=prog, config=(tyro.conf.EnumChoicesFromValues,)
-            )
-    except SystemExit as exit:
-        if exit.code == 0:  # after --help
-            raise
-        raise _explain(printed.getvalue()) from None
+    return params.change(**from_yaml), taken.config
 
 
 def _explain(printed: str) -> ParamError:
     """Return the error that tyro printed as several lines in a frame."""
     lines = [line.strip(" │|") for line in printed.splitlines()[1:]]  # the first is a title
-    sentences = []
-    for line in lines:
-        if line.startswith(("For full helptext", "Argument helptext")):
-            break
-        if re.search(r"\w", line):
-            sentences.append(line)
-    text = " ".join(sentences)
-    about_value = re.fullmatch(r"Error parsing (?:RunParams: |--)?([\w.-]+): (.*)", text)
+    text = " ".join(line for line in lines if re.search(r"\w", line))
+    text = re.split(" (?:For full|Argument) helptext", text)[0]
+    about_value = re.fullmatch(r"Error parsing (?:RunParams: |--)?([\w.-]+): (?:([\w.]+): )?(.*)", text)
     if about_value:
-        name, message = about_value.groups()
-        field = re.match(r"([\w.]+): ", message)  # of a ParamError, in the section of this name
-        if field:
-            return ParamError(f"{name}.{field[1]}", message[field.end() :])
+        name, field, message = about_value.groups()
+        if field:  # of a ParamError, in the section of this name
+            name = f"{name}.{field}"
         return ParamError(name.replace("-", "_"), message)
     unknown = re.fullmatch(r"(.*) Perhaps you meant: (--\S+) .*", text)
     if unknown:
         text = f"{unknown[1]}; did you mean {unknown[2]}?"
-    elif text.startswith("Unrecognized options: --conf"):  # not one of tyro's flags
-        text += "; did you mean --config?"
     return ParamError("command line", text)
 
 
-def differences(a: RunParams, b: RunParams) -> dict[str, tuple[Any, Any]]:
-    """Return dotted name -> (value in a, value in b) where they differ, as plain data; None for an absent value."""
-    old, new = leaves(a.to_dict()), leaves(b.to_dict())
-    return {name: (old.get(name), new.get(name)) for name in old | new if old.get(name) != new.get(name)}
-
-
-def command_line(params: RunParams, config: str | None = None, *, command: str = "run") -> str:
+def command_line(params: RunParams, config: str | None = None) -> str:
     """Return the command that does a run with these parameters. config: a preset or YAML file to start from."""
     base = load(config) if config else RunParams()
-    words = ["mmfsdp", command]
+    words = ["mmfsdp", "run"]
     if config:
         words += ["--config", config]
-    changes = differences(base, params)
+    old_values, new_values = leaves(base.to_dict()), leaves(params.to_dict())
     as_yaml: dict[str, Any] = {}
-    for name, (old, new) in changes.items():
+    for name in old_values | new_values:
+        old, new = old_values.get(name), new_values.get(name)
+        flag = "--" + name.replace("_", "-")
         field = next((field for field in YAML_FLAGS if f"{name}.".startswith(f"{field}.")), None)
-        if field is None:
-            words += _flag(name, new, turned=isinstance(old, bool))
-        else:
+        if old == new:
+            continue
+        if field is not None:
             as_yaml[field] = plain(attrgetter(field)(params))
+        elif isinstance(old, bool) and isinstance(new, bool):  # such a flag has no value
+            section, _, last = flag.rpartition(".")
+            words.append(flag if new else f"{section}.no-{last}")
+        elif isinstance(new, list):
+            words += [flag, *map(str, new)]
+        else:
+            words += [flag, str(new)]
     for name, value in as_yaml.items():
         text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
         words += [f"--{name}", text.strip()]
     return shlex.join(words)
-
-
-def _flag(name: str, value: Any, *, turned: bool) -> list[str]:
-    """Return the words that set a value. turned: it was true or false, and such a flag has no value."""
-    dashed = name.replace("_", "-")
-    if turned and isinstance(value, bool):
-        section, _, last = dashed.rpartition(".")
-        return [f"--{dashed}" if value else f"--{section}.no-{last}"]
-    if isinstance(value, list):
-        return [f"--{dashed}", *map(str, value)]
-    return [f"--{dashed}", str(value)]

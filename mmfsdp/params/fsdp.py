@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params
@@ -21,7 +21,6 @@ from .enums import (
     StateDictType,
 )
 
-NOT_IN_DDP = "cannot be honored by DDP; remove it, or set backend to FSDP2"
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
 
@@ -32,49 +31,24 @@ class BackendLimit(NamedTuple):
     backends: tuple[Backend, ...]
     values: tuple[Any, ...]
     """Empty: every value but the field's default."""
-    reason: str
 
 
 BACKEND_LIMITS = (
-    BackendLimit(
-        "state_dict_type",
-        (Backend.DDP, Backend.FSDP2),
-        (StateDictType.LOCAL_STATE_DICT,),
-        "exists only with backend FSDP1; choose SHARDED_STATE_DICT or FULL_STATE_DICT, or set backend to FSDP1",
-    ),
-    BackendLimit(
-        "use_orig_params",
-        (Backend.DDP, Backend.FSDP2),
-        (False,),
-        "exists only with backend FSDP1: DDP and FSDP2 always keep the original parameters; remove it, or set backend "
-        "to FSDP1",
-    ),
-    BackendLimit(
-        "backward_prefetch",
-        (Backend.FSDP2,),
-        (BackwardPrefetch.BACKWARD_POST,),
-        "does not exist in FSDP2; choose BACKWARD_PRE or NO_PREFETCH, or set backend to FSDP1",
-    ),
-    BackendLimit(
-        "frozen_policy",
-        (Backend.DDP, Backend.FSDP1),
-        (FrozenPolicy.AUTO,),
-        "needs backend FSDP2; choose another policy, or set backend to FSDP2",
-    ),
-    BackendLimit(
-        "frozen_dtype",
-        (Backend.FSDP1,),
-        (FrozenDtype.INT8, FrozenDtype.NF4),
-        "needs backend FSDP2 or DDP: FSDP1 shards no integers; choose another format, or set backend to FSDP2",
-    ),
-    BackendLimit("frozen_policy", (Backend.DDP,), (FrozenPolicy.KEEP,), NOT_IN_DDP),
-    BackendLimit("sharding_strategy", (Backend.DDP,), (ShardingStrategy.SHARD_GRAD_OP, *HYBRID), NOT_IN_DDP),
-    BackendLimit("reduce_dtype", (Backend.DDP,), (), NOT_IN_DDP),
-    BackendLimit("backward_prefetch", (Backend.DDP,), (), NOT_IN_DDP),
-    BackendLimit("forward_prefetch", (Backend.DDP,), (), NOT_IN_DDP),
-    BackendLimit("cpu_offload", (Backend.DDP,), (), NOT_IN_DDP),
-    BackendLimit("dp_replicate", (Backend.DDP,), (), NOT_IN_DDP),
-    BackendLimit("dp_shard", (Backend.DDP,), (), NOT_IN_DDP),
+    BackendLimit("state_dict_type", (Backend.DDP, Backend.FSDP2), (StateDictType.LOCAL_STATE_DICT,)),
+    # DDP and FSDP2 always keep the original parameters.
+    BackendLimit("use_orig_params", (Backend.DDP, Backend.FSDP2), (False,)),
+    BackendLimit("backward_prefetch", (Backend.FSDP2,), (BackwardPrefetch.BACKWARD_POST,)),
+    BackendLimit("frozen_policy", (Backend.DDP, Backend.FSDP1), (FrozenPolicy.AUTO,)),
+    # FSDP1 shards no integers.
+    BackendLimit("frozen_dtype", (Backend.FSDP1,), (FrozenDtype.INT8, FrozenDtype.NF4)),
+    BackendLimit("frozen_policy", (Backend.DDP,), (FrozenPolicy.KEEP,)),
+    BackendLimit("sharding_strategy", (Backend.DDP,), (ShardingStrategy.SHARD_GRAD_OP, *HYBRID)),
+    BackendLimit("reduce_dtype", (Backend.DDP,), ()),
+    BackendLimit("backward_prefetch", (Backend.DDP,), ()),
+    BackendLimit("forward_prefetch", (Backend.DDP,), ()),
+    BackendLimit("cpu_offload", (Backend.DDP,), ()),
+    BackendLimit("dp_replicate", (Backend.DDP,), ()),
+    BackendLimit("dp_shard", (Backend.DDP,), ()),
 )
 """All that a backend cannot honor. The check of FSDPParams and the form both read it, through `unavailable`."""
 
@@ -199,19 +173,17 @@ class FSDPParams(Params):
             backend = self.backend
         for limit in BACKEND_LIMITS:
             if limit.field == name and backend in limit.backends and (not limit.values or value in limit.values):
-                return limit.reason
+                newest = max(set(Backend) - set(limit.backends))
+                return f"cannot be honored by {backend}; remove it, or set backend to {newest}"
         return ""
 
-    @field_validator("activation_checkpointing")
-    @classmethod
-    def _check_checkpointing(cls, value: str) -> str:
-        every = value.removeprefix("every:")
-        if not value or (every != value and not (every.isdecimal() and int(every) > 0)):
-            raise ValueError(f"{value!r} is not none, all, every:N (N from 1) or a name pattern")
-        return value
-
     @model_validator(mode="after")
-    def _check_what_is_needed(self) -> Self:
+    def _check_together(self) -> Self:
+        chosen = self.activation_checkpointing
+        every = chosen.removeprefix("every:")
+        if not chosen or (every != chosen and not (every.isdecimal() and int(every) > 0)):
+            words = f"{chosen!r} is not none, all, every:N (N from 1) or a name pattern"
+            raise ParamError("activation_checkpointing", words)
         if self.frozen_policy is FrozenPolicy.AUTO and self.memory_budget_gib is None:
             raise ParamError("memory_budget_gib", "frozen_policy AUTO needs a budget; set memory_budget_gib, e.g. 16")
         if self.compile_units and self.use_orig_params is False:
@@ -222,11 +194,8 @@ class FSDPParams(Params):
         """Raise ParamError if this machine cannot honor an option; called where the ranks run."""
         compiler = os.environ.get("CXX", "g++")
         if self.compile_units and not shutil.which(compiler):
-            raise ParamError(
-                "compile_units",
-                f"true needs a C++ compiler, and {compiler} is not on PATH; install g++, set CXX to yours, or set "
-                "compile_units to false",
-            )
+            words = f"true needs a C++ compiler, and {compiler} is not on PATH; install g++, or set CXX to yours"
+            raise ParamError("compile_units", words)
 
     @property
     def effective_backend(self) -> Backend:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
@@ -128,21 +128,17 @@ class LaunchParams(Params):
             raise ParamError("launch.gpus_per_node", words + "or spread them over more launch.nodes")
         return gpus
 
-    @field_validator("sbatch")
-    @classmethod
-    def _check_sbatch(cls, options: tuple[str, ...]) -> tuple[str, ...]:
-        own_options = [*_SET_BY_MMFSDP, *(field.replace("_", "-") for field in cls.NEEDS)]
-        for option in options:
-            name = option.partition("=")[0]
-            for own in own_options:
-                if own.startswith(name):  # sbatch takes a name that is cut short, too
-                    raise ValueError(f"{option!r}: mmfsdp sets {own} from other launch fields; remove it, set those")
-        return options
-
     @model_validator(mode="after")
     def _check_slurm(self) -> Self:
         if self.executor is not Executor.SLURM:
             return self
+        own_options = [*_SET_BY_MMFSDP, *(field.replace("_", "-") for field in self.NEEDS)]
+        for option in self.sbatch:
+            name = option.partition("=")[0]
+            for own in own_options:
+                if own.startswith(name):  # sbatch takes a name that is cut short, too
+                    words = f"{option!r}: mmfsdp sets {own} from other launch fields; remove it, set those"
+                    raise ParamError("sbatch", words)
         if self.ranks % self.nodes:
             words = f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes"
             raise ParamError("ranks", words)

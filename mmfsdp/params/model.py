@@ -74,16 +74,9 @@ class BackboneParams(Params):
 
 
 _BACKBONES_ONLY = (
-    "vision",
-    "language",
-    "cross_attention_every",
-    "cross_attend_all",
-    "num_latents",
-    "perceiver_depth",
-    "attention_heads",
-    "attention_head_dim",
-    "decoder_layers",
-)
+    "vision", "language", "cross_attention_every", "cross_attend_all", "num_latents", "perceiver_depth",
+    "attention_heads", "attention_head_dim", "decoder_layers",
+)  # fmt: skip
 """Fields of ModelParams that say nothing about a model of transformers."""
 
 
@@ -177,14 +170,19 @@ class ModelParams(Params):
         return freeze_patterns(patterns)
 
     @model_validator(mode="after")
-    def _choose_recipe(self) -> Self:
+    def _check_together(self) -> Self:
+        if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
+            raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
+        for name in ("image_size", "feature_layer"):
+            value = getattr(self.language, name)
+            if value is not None:
+                raise ParamError(f"language.{name}", f"{value} is for vision encoders only; remove it")
         if "encoders.*" in self.freeze and self.kind is not ModelKind.MULTIMODAL:
             raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
         for pattern in self.freeze:
             if "lora" in pattern and not self.lora_rank:
-                raise ParamError(
-                    "freeze", f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal or transformers"
-                )
+                words = f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal or transformers"
+                raise ParamError("freeze", words)
         if self.lora_targets and not self.lora_rank:
             raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
         if self.freeze == RECIPES["flamingo"]:
@@ -194,18 +192,4 @@ class ModelParams(Params):
             elif self.kind is ModelKind.TRANSFORMERS:
                 trained = ("!projector", "!lora") if self.lora_rank else ("!projector",)
                 object.__setattr__(self, "freeze", ("*", *trained))
-        return self
-
-    @model_validator(mode="after")
-    def _check_whole_model(self) -> Self:
-        if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
-            raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
-        return self
-
-    @model_validator(mode="after")
-    def _check_language(self) -> Self:
-        for name in ("image_size", "feature_layer"):
-            value = getattr(self.language, name)
-            if value is not None:
-                raise ParamError(f"language.{name}", f"{value} is for vision encoders only; remove it")
         return self

@@ -47,15 +47,11 @@ class RunParams(Params):
         return getattr(self, section).unavailable(field, value)
 
     @model_validator(mode="after")
-    def _check_mesh(self) -> Self:
+    def _check_together(self) -> Self:
         replicate, shard = self.fsdp.dp_replicate, self.fsdp.dp_shard
         if replicate and shard and replicate * shard != self.launch.ranks:
             message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
             raise ParamError("fsdp.dp_replicate", message + f"{self.launch.ranks}; change one of the three")
-        return self
-
-    @model_validator(mode="after")
-    def _check_data(self) -> Self:
         if self.model.kind is ModelKind.TRANSFORMERS:
             for name in ("augment", "feature_cache"):
                 if getattr(self.data, name):
@@ -89,31 +85,30 @@ class Cluster(Params):
     """Figures for planning, by the names of the fields of `estimate.Machine`."""
 
 
-def cluster_folders() -> tuple[Path, ...]:
-    """Return the folders that profiles are looked up in, first to last: the user's own win over those shipped."""
-    return Path("clusters"), Path(os.path.expanduser("~/.config/mmfsdp/clusters")), PRESETS / "clusters"
-
-
-def cluster_names() -> list[str]:
-    """Return the names of all profiles."""
-    names = set()
-    for folder in cluster_folders():
-        names |= {path.stem for path in folder.glob("*.yaml")}
-    return sorted(names)
-
-
 def read_cluster(name: str) -> Cluster:
     """Return the profile of this name, or of this path if it ends in .yaml. Raise ParamError naming the mistake."""
-    paths = [folder / f"{name}.yaml" for folder in cluster_folders()]
+    # The user's own win over those shipped.
+    folders = (Path("clusters"), Path(os.path.expanduser("~/.config/mmfsdp/clusters")), PRESETS / "clusters")
+    paths = [folder / f"{name}.yaml" for folder in folders]
     if name.endswith(".yaml"):
         paths = [Path(os.path.expanduser(name))]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         places = " and ".join(str(path.parent) for path in paths)
-        hint = did_you_mean(name, cluster_names())
+        known = []
+        for folder in folders:
+            known += sorted(path.stem for path in folder.glob("*.yaml"))
+        hint = did_you_mean(name, known)
         raise ParamError("launch.cluster", f"there is no profile {name!r} in {places}{hint}")
     try:
-        return _profile(read_yaml(path.read_bytes(), name="YAML") or {})
+        values = read_yaml(path.read_bytes(), name="YAML") or {}
+        if not isinstance(values, dict):
+            raise ParamError("profile", "is not a mapping of field names to values")
+        machine = values.pop("machine", {})
+        for key in values:
+            if key not in _CLUSTER_FIELDS:
+                raise unknown_key(str(key), (*_CLUSTER_FIELDS, "machine"))
+        return Cluster(launch=LaunchParams(executor=Executor.SLURM, **values), machine=machine)
     except ParamError as error:
         raise ParamError("launch.cluster", f"{path}: {error}") from None
 
@@ -131,13 +126,3 @@ def with_cluster(launch: LaunchParams) -> LaunchParams:
         elif own is None:
             changes[name] = common
     return launch.change(**changes)
-
-
-def _profile(values: Any) -> Cluster:
-    if not isinstance(values, dict):
-        raise ParamError("profile", "is not a mapping of field names to values")
-    machine = values.pop("machine", {})
-    for key in values:
-        if key not in _CLUSTER_FIELDS:
-            raise unknown_key(str(key), (*_CLUSTER_FIELDS, "machine"))
-    return Cluster(launch=LaunchParams(executor=Executor.SLURM, **values), machine=machine)
