@@ -22,7 +22,7 @@ import psutil
 
 from .folder import heartbeat_path, last_log_lines, open_own
 from .record import RunRecord, RunState, Status, rank_status, rank_statuses, write_status
-from .slurm_state import signal_job
+from .slurm_state import scancel
 
 SLOW_FACTOR = 5
 """Multiple of the limit that the first step and checkpoints may take; any other step, the longest one so far."""
@@ -216,7 +216,7 @@ def _ranks_here(folder: Path, record: RunRecord, rank0: psutil.Process, since: f
 
 def _dump_stacks(process: psutil.Process | None) -> None:
     """Make all ranks write their stacks into their logs, also those on other nodes."""
-    if signal_job(os.environ["SLURM_JOB_ID"], "USR1"):
+    if scancel("--signal=USR1", os.environ["SLURM_JOB_ID"]):
         dump_stack_here(process)  # scancel is missing: only ranks on this node can be reached
     else:
         time.sleep(STACK_DUMP_S)

@@ -20,7 +20,7 @@ from ..params.run import with_cluster
 from .folder import write_text
 from .rank import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
-from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, cancel_job, field_to_change
+from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, field_to_change, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
 """Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""
@@ -164,7 +164,7 @@ def submit(folder: Path) -> None:
     job.paths.submitted_pickle.chmod(0o600)
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
     if (folder / "cancel").exists():
-        cancel_job(job.job_id)
+        scancel(job.job_id)
 
 
 def write_call(params: RunParams, folder: Path) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +83,16 @@ def field_to_change(words: str) -> str:
 
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
     """Return the state of a run on Slurm. A final state is written into the folder: Slurm forgets finished jobs."""
-    state = read_status(folder)
-    number = job_number(folder)
+    state, number = read_status(folder), job_number(folder)
     if state.done and not _has_started_again(folder):
         return state
     if number is None:
-        return _submission_state(folder, record)
+        submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
+        if submitting:
+            return RunState(Status.QUEUED, "being submitted")
+        if (folder / "cancel").exists():
+            return RunState(Status.CANCELLED, "cancelled")
+        return RunState(Status.LOST, f"its submission from {record.host} was interrupted")
     state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
     if (folder / "cancel").exists() and not state.ok:
         if state.done:
@@ -117,16 +120,6 @@ def _has_started_again(folder: Path) -> bool:
     finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
     status = rank_status(folder, 0)
     return status.get("state") == "running" and status.get("time", 0.0) > finished
-
-
-def _submission_state(folder: Path, record: RunRecord) -> RunState:
-    """Return the state of a run that has no job number yet."""
-    submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
-    if submitting:
-        return RunState(Status.QUEUED, "being submitted")
-    if (folder / "cancel").exists():
-        return RunState(Status.CANCELLED, "cancelled")
-    return RunState(Status.LOST, f"its submission from {record.host} was interrupted")
 
 
 def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
@@ -162,9 +155,8 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
     if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
         return RunState(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}{trouble}")
     if job.state == "SUSPENDED":
-        return RunState(
-            Status.SUSPENDED, f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
-        )
+        reason = f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
+        return RunState(Status.SUSPENDED, reason)
     if (folder / "logs" / PREEMPTED_FILE).exists():
         return RunState(Status.QUEUED, f"job {number}: preempted; requeued")
     if not job.state and not job.error:
@@ -185,14 +177,12 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
 
 
 def _waiting_reason(job: Job) -> str:
-    """Return why a job waits and until when, such as ` (Resources), expected to start at 14:05`."""
+    """Return why a job waits and until when, such as ` (Resources), expected to start at 2026-01-31 14:05:00`."""
     text = f" ({job.reason})" if job.reason else ""
     if field_name := field_to_change(job.reason):
         text += f"; look at {field_name}"
     if job.start:
-        start = datetime.fromisoformat(job.start)
-        today = start.date() == datetime.now().date()
-        text += f", expected to start at {start.strftime('%H:%M' if today else '%Y-%m-%d %H:%M')}"
+        text += f", expected to start at {job.start.replace('T', ' ')}"
     return text
 
 
@@ -269,37 +259,11 @@ class Job:
 class _Queue:
     """The jobs of one user: one call of squeue answers for all of them."""
 
-    user: int
     asked: float = 0.0
     answered: float = 0.0
     error: str = ""
     jobs: dict[str, Job] = field(default_factory=dict)
-    past_jobs: dict[str, Job] = field(default_factory=dict)
-    """Jobs that squeue no longer knows, as sacct knows them; asked for once between two calls of squeue."""
-
-    def find(self, number: str) -> Job:
-        if not 0 <= time.time() - self.asked < SQUEUE_INTERVAL_S:
-            self.refresh()
-        job = self.jobs.get(number)
-        if job is None and not self.error:
-            if number not in self.past_jobs:
-                self.past_jobs[number] = _accounted_job(number)
-            job = self.past_jobs[number]
-        return replace(job or Job(), asked=self.answered, error=self.error)
-
-    def refresh(self) -> None:
-        self.asked = time.time()
-        columns = "--format=%i|%T|%r|%S|%N"
-        done = run_command("squeue", "--noheader", "--array", "--states=all", columns, f"--user={self.user}")
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            self.error = f"squeue: {lines[-1] if lines else 'no answer'}"
-            return
-        self.jobs = {}
-        for number, *values in _rows(done.stdout, columns=5):
-            self.jobs[number] = Job(*values)  # type: ignore[arg-type]  # state, reason, start, node: all text
-        self.past_jobs = {}
-        self.answered, self.error = time.time(), ""
+    """Jobs as squeue knows them; those that it has forgotten, as sacct knows them."""
 
 
 _queues: dict[int, _Queue] = {}
@@ -309,7 +273,21 @@ _lock = threading.Lock()
 def find_job(number: str, *, user: int) -> Job:
     """Return what Slurm says about a job of that user. Asks squeue at most every SQUEUE_INTERVAL_S seconds."""
     with _lock:
-        return _queues.setdefault(user, _Queue(user)).find(number)
+        queue = _queues.setdefault(user, _Queue())
+        if not 0 <= time.time() - queue.asked < SQUEUE_INTERVAL_S:
+            queue.asked, queue.error = time.time(), ""
+            columns = "--format=%i|%T|%r|%S|%N"
+            done = run_command("squeue", "--noheader", "--array", "--states=all", columns, f"--user={user}")
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                queue.error = f"squeue: {lines[-1] if lines else 'no answer'}"
+            else:
+                queue.answered, queue.jobs = time.time(), {}
+                for known_number, *values in _rows(done.stdout, columns=5):
+                    queue.jobs[known_number] = Job(*values)  # type: ignore[arg-type]  # state, reason, start, node
+        if number not in queue.jobs and not queue.error:
+            queue.jobs[number] = _accounted_job(number)
+        return replace(queue.jobs.get(number, Job()), asked=queue.answered, error=queue.error)
 
 
 def _accounted_job(number: str) -> Job:
@@ -341,18 +319,8 @@ def _rows(output: str, *, columns: int) -> list[list[str]]:
     return rows
 
 
-def cancel_job(number: str, *, kill: bool = False) -> str:
-    """End a job; with `kill`, at once. Return scancel's error message; empty if there is none."""
-    options = ["--signal=KILL", "--full"] if kill else []
-    return _scancel(*options, number)
-
-
-def signal_job(number: str, name: str) -> str:
-    """Send a signal, such as USR2, to all ranks of a job. Return scancel's error message; empty if there is none."""
-    return _scancel(f"--signal={name}", number)
-
-
-def _scancel(*arguments: str) -> str:
+def scancel(*arguments: str) -> str:
+    """End a job, or send it a signal, by scancel. Return its error message; empty if there is none."""
     done = run_command("scancel", *arguments)
     return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
 
