@@ -79,8 +79,7 @@ class HangDetector:
         if now - self.last_check > SUSPENDED_S:  # a laptop that slept, a job that Slurm suspended: so were the ranks
             self.awake_since = now
         self.last_check = now
-        for rank in range(self.ranks):
-            self._read_heartbeat(rank)
+        self._read_heartbeats()
         if not self.heartbeats:
             return None
         newest = max(at for at, _ in self.heartbeats.values())
@@ -88,26 +87,28 @@ class HangDetector:
         if silence_s < self.limit_s:
             return None  # as long as one rank goes on, so do the others: they meet in every step
         for rank, process in processes.items():
-            if _is_stopped(process):
-                return self._failed(rank, "it is stopped by a signal")
+            with suppress(psutil.Error):  # it ended just now
+                if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                    return self._failed(rank, "it is stopped by a signal")
         if silence_s < self._allowed_s():
             return None
         hung_rank = min(range(self.ranks), key=lambda rank: _progress(self._activity(rank)))
         self.dump_stack(processes.get(hung_rank))
         return self._failed(hung_rank, "it hangs")
 
-    def _read_heartbeat(self, rank: int) -> None:
-        path = heartbeat_path(self.folder, rank)
-        try:
-            at, activity = path.stat().st_mtime, path.read_text().strip()
-        except FileNotFoundError:
-            return
-        if at < self.since:
-            return
-        last_at, last_activity = self.heartbeats.get(rank, (at, activity))
-        if last_activity.startswith("step") and "save" not in last_activity:
-            self.longest_step_s = max(self.longest_step_s, at - last_at)
-        self.heartbeats[rank] = (at, activity)
+    def _read_heartbeats(self) -> None:
+        for rank in range(self.ranks):
+            path = heartbeat_path(self.folder, rank)
+            try:
+                at, activity = path.stat().st_mtime, path.read_text().strip()
+            except FileNotFoundError:
+                continue
+            if at < self.since:
+                continue
+            last_at, last_activity = self.heartbeats.get(rank, (at, activity))
+            if last_activity.startswith("step") and "save" not in last_activity:
+                self.longest_step_s = max(self.longest_step_s, at - last_at)
+            self.heartbeats[rank] = (at, activity)
 
     def _activity(self, rank: int) -> str:
         _, activity = self.heartbeats.get(rank, (0.0, NOT_STARTED))
@@ -115,19 +116,16 @@ class HangDetector:
 
     def _allowed_s(self) -> float:
         """Return the seconds that may pass without a heartbeat, by what the ranks are doing."""
-        for rank in range(self.ranks):
-            activity = self._activity(rank)
-            if "save" in activity or not activity.startswith("step"):
-                return SLOW_FACTOR * self.limit_s
-        if not self.longest_step_s:
+        activities = [self._activity(rank) for rank in range(self.ranks)]
+        in_step = all(activity.startswith("step") and "save" not in activity for activity in activities)
+        if not in_step or not self.longest_step_s:
             return SLOW_FACTOR * self.limit_s
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
 
     def _failed(self, rank: int, why: str) -> RunState:
         activity = self._activity(rank)
-        reason = (
-            f"rank {rank} does not answer (in {activity}): {why}; the limit is launch.silence_s, {self.limit_s:g} s"
-        )
+        limit = f"the limit is launch.silence_s, {self.limit_s:g} s"
+        reason = f"rank {rank} does not answer (in {activity}): {why}; {limit}"
         return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
 
 
@@ -138,13 +136,6 @@ def dump_stack_here(process: psutil.Process | None) -> None:
     with suppress(psutil.Error):  # it ended just now
         process.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_S)
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
 
 
 def _progress(activity: str) -> tuple[int, int, int]:
@@ -178,7 +169,13 @@ def watch_job(folder: Path, *, rank0_pid: int) -> None:
             record.write(folder)
         if (folder / "cancel").exists():
             return rank0.kill()
-        failure = absent_rank(folder, record, since) or detector.check(_ranks_here(folder, record, rank0, since))
+        processes = {0: rank0}  # of the ranks on this node, as they themselves reported
+        for rank in range(1, record.ranks // record.nodes):
+            status = rank_status(folder, rank)
+            is_new = status.get("time", 0.0) > since and status.get("state") == "running"
+            if is_new and psutil.pid_exists(status["pid"]):
+                processes[rank] = psutil.Process(status["pid"])
+        failure = absent_rank(folder, record, since) or detector.check(processes)
         if failure:
             write_status(folder, failure, finished=time.time())
             return rank0.kill()
@@ -201,17 +198,6 @@ def absent_rank(folder: Path, record: RunRecord, since: float) -> RunState | Non
         reason += f" ({srun_error[0]})"
     reason += f"; if that node cannot see {folder}, put launch.folder where all nodes can write"
     return RunState(Status.FAILED, reason, absent[0])
-
-
-def _ranks_here(folder: Path, record: RunRecord, rank0: psutil.Process, since: float) -> dict[int, psutil.Process]:
-    """Return the processes of the ranks on this node, as they themselves reported."""
-    processes = {0: rank0}
-    for rank in range(1, record.ranks // record.nodes):
-        status = rank_status(folder, rank)
-        is_new = status.get("time", 0.0) > since and status.get("state") == "running"
-        if is_new and psutil.pid_exists(status["pid"]):
-            processes[rank] = psutil.Process(status["pid"])
-    return processes
 
 
 def _dump_stacks(process: psutil.Process | None) -> None:

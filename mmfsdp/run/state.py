@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +40,10 @@ def run_state(path: PathLike) -> RunState:
     if record is None:
         state, age = read_status(folder), file_age(folder)
         if state.done:
-            return replace(state, step=last_row(folder).get("step", 0), steps=_planned_steps(folder))
+            steps = 0
+            with suppress(OSError, ParamError):  # params.yaml is missing or damaged, too
+                steps = RunParams.from_yaml(folder / "params.yaml").train.steps
+            return replace(state, step=last_row(folder).get("step", 0), steps=steps)
         if job_number(folder):
             return RunState(Status.LOST, "its run.json is missing; cancel it, in case that it still runs")
         if age is not None and age < LAUNCH_TIMEOUT_S:
@@ -50,14 +54,6 @@ def run_state(path: PathLike) -> RunState:
     if not rows:
         return replace(state, steps=record.steps)
     return replace(state, step=rows[-1].get("step", 0), steps=record.steps, heartbeat=file_age(metrics_path(folder)))
-
-
-def _planned_steps(folder: Path) -> int:
-    """Return the steps that params.yaml asks for; 0 if it is missing or damaged."""
-    try:
-        return RunParams.from_yaml(folder / "params.yaml").train.steps
-    except (OSError, ParamError):
-        return 0
 
 
 @dataclass(frozen=True)
@@ -139,13 +135,24 @@ class RunSummary:
 def find_runs(folder: PathLike) -> list[RunSummary]:
     """Return the runs in a folder and in its sweeps, oldest first; for a run's own folder, that run."""
     folder = Path(folder)
+    paths = {}
     if is_run(folder):
-        summaries = [_summary(folder, folder.resolve().name)]
-    else:
-        summaries = _summaries_in(folder)
-        for path in _subfolders(folder):
-            if (path / SWEEP_FILE).is_file():
-                summaries += _summaries_in(path, prefix=f"{path.name}/")
+        paths[folder.resolve().name] = folder
+    for path in _subfolders(folder):
+        if is_run(path):
+            paths[path.name] = path
+        elif (path / SWEEP_FILE).is_file():
+            for member in _subfolders(path):
+                if is_run(member):
+                    paths[f"{path.name}/{member.name}"] = member
+    summaries = []
+    for name, path in paths.items():
+        record, loss, where = RunRecord.read(path), last_row(path).get("loss"), ""
+        if record is not None:
+            where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
+        created = record.created if record else None
+        loss = loss if isinstance(loss, float) else None
+        summaries.append(RunSummary(path, name, run_state(path), loss, created, where))
     return sorted(summaries, key=lambda run: (run.created or 0.0, run.name))
 
 
@@ -154,19 +161,6 @@ def _subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return [path for path in sorted(folder.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
-
-
-def _summaries_in(folder: Path, *, prefix: str = "") -> list[RunSummary]:
-    return [_summary(path, prefix + path.name) for path in _subfolders(folder) if is_run(path)]
-
-
-def _summary(path: Path, name: str) -> RunSummary:
-    record, loss = RunRecord.read(path), last_row(path).get("loss")
-    where = ""
-    if record is not None:
-        where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
-    created = record.created if record else None
-    return RunSummary(path, name, run_state(path), loss if isinstance(loss, float) else None, created, where)
 
 
 def runs_table(runs: Sequence[RunSummary]) -> str:
@@ -184,18 +178,15 @@ def text_table(lines: Sequence[Sequence[str]]) -> str:
     """Return columns as wide as their widest cell, two spaces apart; control characters become spaces."""
     printable_lines = []
     for line in lines:
-        printable_lines.append([_printable(cell) for cell in line])
+        # A terminal would obey control characters.
+        cells = ["".join(c if c.isprintable() else " " for c in cell) for cell in line]
+        printable_lines.append(cells)
     widths = [max(map(len, column)) for column in zip(*printable_lines, strict=True)]
     rows = []
     for line in printable_lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         rows.append("  ".join(cells).rstrip())
     return "\n".join(rows)
-
-
-def _printable(text: str) -> str:
-    """Return a text with control characters replaced by spaces: a terminal would obey them."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def age(seconds: float) -> str:
