@@ -207,8 +207,8 @@ def runs(argv: list[str]) -> int:
         if word.startswith("-"):
             raise ParamError("runs", f"unknown option {word!r}; name folders of runs, or nothing for {default}")
     for folder in argv or [default]:
-        summaries = find_runs(folder)
-        print(runs_table(summaries) if summaries else f"no runs in {folder}")
+        paths = find_runs(folder)
+        print(runs_table(paths) if paths else f"no runs in {folder}")
         for path in sorted(Path(folder).glob("*/")):  # there may be runs in folders that this person may not read
             if not os.access(path, os.R_OK | os.X_OK):
                 print(f"{path} cannot be read{owner_hint(path)}")

@@ -84,8 +84,12 @@ def field_to_change(words: str) -> str:
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
     """Return the state of a run on Slurm. A final state is written into the folder: Slurm forgets finished jobs."""
     state, number = read_status(folder), job_number(folder)
-    if state.done and not _has_started_again(folder):
-        return state
+    if state.done:
+        # The job may be requeued after it had ended, by an administrator or because a node failed.
+        finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
+        rank0 = rank_status(folder, 0)
+        if rank0.get("state") != "running" or rank0.get("time", 0.0) <= finished:
+            return state
     if number is None:
         submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
         if submitting:
@@ -113,13 +117,6 @@ def job_number(folder: Path) -> str | None:
     # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one: see `reopen`.
     calls = [path.name.removesuffix("_submitted.pkl") for path in (folder / "logs").glob("[0-9]*_submitted.pkl")]
     return calls[0] if calls else None
-
-
-def _has_started_again(folder: Path) -> bool:
-    """Return True if the job was requeued after it had ended, by an administrator or because a node failed."""
-    finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
-    status = rank_status(folder, 0)
-    return status.get("state") == "running" and status.get("time", 0.0) > finished
 
 
 def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
