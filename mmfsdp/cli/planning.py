@@ -120,9 +120,6 @@ def bench(argv: list[str]) -> int:
     result["machine"] = f"{cores}, {device}, load {os.getloadavg()[0]:.1f}; {numbers}; {date.today()}"
     print(f"{result['machine']}\n{module.table(result)}")
     path = Path(f"bench_{name}.json")
-    try:
-        path.write_text(json.dumps(result, indent=1))
-    except OSError as error:
-        raise ParamError("bench", f"the figures above are in no file: {error}; go to a folder of yours") from None
+    path.write_text(json.dumps(result, indent=1))
     print(f"written to {path}")
     return 0

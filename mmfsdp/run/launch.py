@@ -275,7 +275,7 @@ class Run:
         """End the Slurm job, for as long as it takes; `errors` receives what scancel says."""
         number, kill_at, error = "", float("inf"), ""
         while (self.path / "cancel").exists():
-            if (not number and self.job) or error:  # before, the process that submits it sees the file
+            if error or (not number and self.job):  # before, the process that submits it sees the file
                 number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
                 error = scancel(number)
             elif number and time.monotonic() > kill_at:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ COMMAND_TIMEOUT_S = 4.0
 """Seconds that a command of Slurm may take: a cancel calls two of them, and is to answer within 10 s."""
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
+NO_ANSWER = 124
+"""Exit code of a command that took longer, as that of coreutils' timeout."""
 UNKNOWN_TIMEOUT_S = 30.0
 """Seconds after which Slurm should know a job that was submitted to it."""
 
@@ -322,13 +325,15 @@ def scancel(*arguments: str) -> str:
     return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
 
 
-def run_command(*command: str, timeout: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *command: str, timeout: float = COMMAND_TIMEOUT_S, stdin: str = "", environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed."""
     if not shutil.which(command[0]):
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    environment = {**environment, "SLURM_TIME_FORMAT": "standard"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
         words = f"{command[0]} did not answer within {timeout:g} s"
-        return subprocess.CompletedProcess(command, 124, "", words)
+        return subprocess.CompletedProcess(command, NO_ANSWER, "", words)

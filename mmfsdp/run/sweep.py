@@ -66,7 +66,10 @@ def sweep(
         write_text(path / "base.yaml", params.to_yaml())
         write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
         new_sweep = Sweep(path)
-        new_sweep._start()
+        process = start_detached(path, "sweep", log=path / LOG)
+        end = time.monotonic() + 10
+        while not new_sweep._has_starter() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
     except Exception:
         shutil.rmtree(path)  # half a sweep would keep the name
         raise
@@ -216,13 +219,6 @@ class Sweep:
         except BlockingIOError:
             return True
         return False
-
-    def _start(self) -> None:
-        """Start the process that starts the members, and wait until it is there."""
-        process = start_detached(self.path, "sweep", log=self.path / LOG)
-        end = time.monotonic() + 10
-        while not self._has_starter() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
 
 
 def _cell(value: Any) -> str:

@@ -9,6 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,8 +187,7 @@ def bar(share: float) -> str:
 
 def clock(seconds: float) -> str:
     """Return hours, minutes and seconds, such as `0:01:02`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def follow(path: PathLike) -> Iterator[str]:
