@@ -68,7 +68,8 @@ class HangDetector:
         self.since, self.dump_stack = since, dump_stack
         self.longest_step_s = 0.0
         self.last_check = self.awake_since = time.time()
-        self.heartbeats: dict[int, tuple[float, str]] = {}
+        self.heartbeats = [(0.0, NOT_STARTED)] * self.ranks
+        """When each rank last reported what it does, and what that is."""
 
     def check(self, processes: Mapping[int, psutil.Process]) -> RunState | None:
         """Return the FAILED state that names the rank, or None while all ranks go on.
@@ -80,9 +81,9 @@ class HangDetector:
             self.awake_since = now
         self.last_check = now
         self._read_heartbeats()
-        if not self.heartbeats:
+        newest = max(at for at, _ in self.heartbeats)
+        if not newest:
             return None
-        newest = max(at for at, _ in self.heartbeats.values())
         silence_s = now - max(newest, self.awake_since)
         if silence_s < self.limit_s:
             return None  # as long as one rank goes on, so do the others: they meet in every step
@@ -92,7 +93,7 @@ class HangDetector:
                     return self._failed(rank, "it is stopped by a signal")
         if silence_s < self._allowed_s():
             return None
-        hung_rank = min(range(self.ranks), key=lambda rank: _progress(self._activity(rank)))
+        hung_rank = min(range(self.ranks), key=lambda rank: _progress(self.heartbeats[rank][1]))
         self.dump_stack(processes.get(hung_rank))
         return self._failed(hung_rank, "it hangs")
 
@@ -105,25 +106,20 @@ class HangDetector:
                 continue
             if at < self.since:
                 continue
-            last_at, last_activity = self.heartbeats.get(rank, (at, activity))
+            last_at, last_activity = self.heartbeats[rank]
             if last_activity.startswith("step") and "save" not in last_activity:
                 self.longest_step_s = max(self.longest_step_s, at - last_at)
             self.heartbeats[rank] = (at, activity)
 
-    def _activity(self, rank: int) -> str:
-        _, activity = self.heartbeats.get(rank, (0.0, NOT_STARTED))
-        return activity
-
     def _allowed_s(self) -> float:
         """Return the seconds that may pass without a heartbeat, by what the ranks are doing."""
-        activities = [self._activity(rank) for rank in range(self.ranks)]
-        in_step = all(activity.startswith("step") and "save" not in activity for activity in activities)
+        in_step = all(activity.startswith("step") and "save" not in activity for _, activity in self.heartbeats)
         if not in_step or not self.longest_step_s:
             return SLOW_FACTOR * self.limit_s
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
 
     def _failed(self, rank: int, why: str) -> RunState:
-        activity = self._activity(rank)
+        _, activity = self.heartbeats[rank]
         reason = f"rank {rank} does not answer (in {activity}): {why}; the limit is launch.silence_s"
         reason += f", {self.limit_s:g} s"
         return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
