@@ -117,7 +117,7 @@ def job_number(folder: Path) -> str | None:
     number = (read_json(folder / "status.json") or {}).get("job")
     if number:
         return str(number)
-    # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one: see `Run.resume`.
+    # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one (Run.resume).
     calls = [path.name.removesuffix("_submitted.pkl") for path in (folder / "logs").glob("[0-9]*_submitted.pkl")]
     return calls[0] if calls else None
 
