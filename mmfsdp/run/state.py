@@ -158,15 +158,18 @@ def text_table(lines: Sequence[Sequence[str]]) -> str:
     """Return columns as wide as their widest cell, two spaces apart; control characters become spaces."""
     printable_lines = []
     for line in lines:
-        # A terminal would obey control characters.
-        cells = ["".join(c if c.isprintable() else " " for c in cell) for cell in line]
-        printable_lines.append(cells)
+        printable_lines.append([_printable(cell) for cell in line])
     widths = [max(map(len, column)) for column in zip(*printable_lines, strict=True)]
     rows = []
     for line in printable_lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         rows.append("  ".join(cells).rstrip())
     return "\n".join(rows)
+
+
+def _printable(text: str) -> str:
+    """Return a text with control characters replaced by spaces: a terminal would obey them."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def age(seconds: float) -> str:

@@ -202,9 +202,14 @@ class Sweep:
         return rows
 
     def __str__(self) -> str:
-        varied = dict.fromkeys(field for values in self.members.values() for field in values)
+        varied: dict[str, None] = {}
+        for values in self.members.values():
+            varied |= dict.fromkeys(values)
         head = ["name", *varied, "state", "step", "loss", "new right", "seconds", "why"]
-        return text_table([head] + [[_cell(row.get(key)) for key in head] for row in self.rows()])
+        lines = [head]
+        for row in self.rows():
+            lines.append([_cell(row.get(key)) for key in head])
+        return text_table(lines)
 
     def __fspath__(self) -> str:
         return str(self.path)
