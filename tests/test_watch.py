@@ -86,7 +86,7 @@ def test_a_line_that_never_ends_is_cut_and_the_end_of_a_log_is_read(run):
         write(run, 0, b"z" * 1_000_000)
         assert reader.poll() == []
     (held,) = reader.poll(last=True)
-    assert len(held.text) < MAX_LINE_BYTES + 50 and held.text.endswith("[... 3,996,000 bytes not shown]")
+    assert len(held.text) < MAX_LINE_BYTES + 50 and held.text.endswith("[... not all shown]")
 
 
 def test_progress_knows_the_time_left(run):

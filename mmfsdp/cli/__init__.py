@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mmfsdp: {command!r} is not a command{did_you_mean(command, COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        status = COMMANDS[command](words) if command in COMMANDS else usage()
+        if command not in COMMANDS:
+            print(USAGE.format(presets=", ".join(preset_names())))
+            return 0
+        status = COMMANDS[command](words)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, such as head, has ended
@@ -56,28 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print()
         return 130
     except Exception as error:
-        message = error_message(error)
-        if message is None:
-            raise
-        print(f"mmfsdp {command}: {message}", file=sys.stderr)
+        message = " ".join(str(error).split())
+        hint = advice(message)  # safetensors reports a full disk with an error of its own
+        if not (hint or isinstance(error, (ParamError, OSError))):
+            raise  # a bug, of which a person should see the traceback
+        print(f"mmfsdp {command}: {message}{hint}", file=sys.stderr)
         return 2
-
-
-def usage() -> int:
-    """Print all commands."""
-    print(USAGE.format(presets=", ".join(preset_names())))
-    return 0
-
-
-def error_message(error: Exception) -> str | None:
-    """Return one line for an error that a person can fix; None for a bug, of which they should see the traceback."""
-    message = " ".join(str(error).split())
-    if isinstance(error, ParamError):
-        return message
-    hint = advice(message)  # safetensors reports a full disk with an error of its own
-    if hint or isinstance(error, OSError):
-        return message + hint
-    return None
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from ..models import TokenIds
 from ..models.build import build_model
 from ..models.media_model import MediaModel
 from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
-from ..train.memory_meter import cpu_memory
+from ..train.memory_meter import CpuMemory, cpu_memory
 
 CPU = torch.device("cpu")
 MAX_NORM = 0.1
@@ -123,7 +124,6 @@ def random_batch(
 class Method:
     """A model wrapped in one way, with its optimizer."""
 
-    name: str
     model: nn.Module
     optimizer: AdamW
     mask_and_clip: Callable[[], None] | None = None
@@ -149,11 +149,11 @@ def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: tor
         for module in [m for m in model.modules() if type(m).__name__ in LAYERS]:
             fully_shard(module, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
-        return Method(name, model, AdamW(_trainable(model), lr=1e-4, fused=True))
+        return Method(model, AdamW(_trainable(model), lr=1e-4, fused=True))
     fsdp = FSDPParams(mixed_precision="bf16", **OURS[name])  # type: ignore[arg-type]
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
     model = apply_plan(model, plan, device=device)  # whatever the lint warns of: that is what is compared
-    return Method(name, model, LocalAdamW(_trainable(model), lr=1e-4, fused=True))
+    return Method(model, LocalAdamW(_trainable(model), lr=1e-4, fused=True))
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -195,7 +195,7 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
             module.clip_grad_norm_(MAX_NORM)
 
     optimizer = AdamW([p for name, p in parameters.items() if name in trained], lr=1e-4, weight_decay=0.0)
-    return Method(OPENFLAMINGO, model, optimizer, mask_and_clip)
+    return Method(model, optimizer, mask_and_clip)
 
 
 def measure(
@@ -207,59 +207,46 @@ def measure(
         method, row = measure_step(lambda name=name: make(name), batch, device)  # type: ignore[misc]
         methods.append(method)
         rows.append({"way": name} | row)
-    seconds = seconds_of_steps(methods, batch, rounds, device)
-    for row in rows:
-        row["seconds"] = median(seconds[row["way"]])
-    return rows
-
-
-def measure_step(make: Callable[[], Method], batch: Batch, device: torch.device) -> tuple[Method, dict[str, Any]]:
-    """Make a wrapped model, take two steps, and measure the third: its traffic, and this rank's memory in bytes."""
-    row: dict[str, Any] = {}
-
-    def steps(mark: Callable[[], None]) -> Method:
-        method = make()
-        for _ in range(2):
-            method.step(batch, device)
-        gc.collect()
-        mark()
-        with Collectives() as collectives:
-            method.step(batch, device)
-            sent = [count for count in collectives.rows() if count.phase != "control"]
-        row["wire_bytes"] = sum(count.wire_bytes for count in sent)
-        row["collectives"] = sum(count.count for count in sent)
-        return method
-
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        method = steps(lambda: torch.cuda.reset_peak_memory_stats(device))
-        row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
-        return method, row
-    with cpu_memory() as memory:
-        method = steps(memory.mark)
-    row["rest_bytes"] = memory.at_mark
-    row["peak_bytes"] = memory.peak
-    return method, row
-
-
-def seconds_of_steps(
-    methods: Sequence[Method], batch: Batch, rounds: int, device: torch.device = CPU
-) -> dict[str, list[float]]:
-    """Time one step of each method in each round, so that what else this machine does falls on all of them.
-
-    A step that is not timed comes first: in training, too, a step finds caches and memory as one of its own kind has
-    left them.
-    """
-    seconds: dict[str, list[float]] = {method.name: [] for method in methods}
+    seconds: list[list[float]] = [[] for _ in methods]
+    # One step of each method in each round, so that what else this machine does falls on all of them. A step that is
+    # not timed comes first: in training, too, a step finds caches and memory as one of its own kind has left them.
     for _ in range(rounds):
-        for method in methods:
+        for method, times in zip(methods, seconds, strict=True):
             method.step(batch, device)
             _wait_for_ranks(device)
             start = time.perf_counter()
             method.step(batch, device)
             _wait_for_ranks(device)
-            seconds[method.name].append(time.perf_counter() - start)
-    return seconds
+            times.append(time.perf_counter() - start)
+    for row, times in zip(rows, seconds, strict=True):
+        row["seconds"] = median(times)
+    return rows
+
+
+def measure_step(make: Callable[[], Method], batch: Batch, device: torch.device) -> tuple[Method, dict[str, Any]]:
+    """Make a wrapped model, take two steps, and measure the third: its traffic, and this rank's memory in bytes."""
+    on_gpu = device.type == "cuda"
+    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+    with nullcontext(CpuMemory()) if on_gpu else cpu_memory() as memory:
+        method = make()
+        for _ in range(2):
+            method.step(batch, device)
+        gc.collect()
+        memory.mark()
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        with Collectives() as collectives:
+            method.step(batch, device)
+            sent = [count for count in collectives.rows() if count.phase != "control"]
+    row = {
+        "wire_bytes": sum(count.wire_bytes for count in sent),
+        "collectives": sum(count.count for count in sent),
+        "rest_bytes": memory.at_mark,
+        "peak_bytes": memory.peak,
+    }
+    if on_gpu:
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+    return method, row
 
 
 def _wait_for_ranks(device: torch.device) -> None:

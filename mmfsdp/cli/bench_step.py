@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..core.plan import WrapPlan
 from ..core.planner import make_plan, with_memory_events
 from ..data import Batch
 from ..estimate import estimate, step_time
@@ -20,6 +19,7 @@ from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..params import Device, FSDPParams, Precision, RunParams, TrainParams, load
 from ..run.state import text_table
+from ..train.memory_meter import input_bytes
 from ..train.profile import machine_here
 from .bench_models import COMPARED, OURS, Method, measure, random_batch, random_model, wrap_as
 from .spawn_ranks import on_ranks
@@ -46,7 +46,8 @@ def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None
     """
     gpus = torch.cuda.device_count()
     params = configuration(on_gpu=gpus > 0)
-    params = params.change(**{"train.batch_size": samples or params.train.batch_size, "fsdp.mixed_precision": "bf16"})
+    if samples:
+        params = params.change(**{"train.batch_size": samples})
     backend = "nccl" if gpus else "gloo"
     return on_ranks(_measure, ranks or gpus or 2, params, rounds, method="spawn", backend=backend)[0]
 
@@ -58,9 +59,9 @@ def configuration(*, on_gpu: bool) -> RunParams:
 
 def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cpu")
+    device, device_name = torch.device("cpu"), "CPU"
     if torch.cuda.is_available():
-        device = torch.device("cuda", rank)
+        device, device_name = torch.device("cuda", rank), torch.cuda.get_device_name(rank)
         torch.cuda.set_device(device)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     batch = batch_for(params, random_model(params.model, meta=True), rank)
@@ -71,10 +72,13 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
 
     rows = measure(COMPARED, make, batch, rounds, device)
     for row in rows:
-        plan = _plan(row["way"], params, batch)
+        # For another project's method, the default plan counts the FLOPs.
+        model = random_model(params.model, meta=True)
+        fsdp = FSDPParams(mixed_precision=Precision.BF16, **OURS.get(row["way"], {}))
+        plan = make_plan(model, fsdp, world_size=ranks, example=batch.inputs())
+        plan = with_memory_events(model, plan, batch.inputs())
         if device.type == "cpu":  # the batch was made before memory was watched
-            tensors = (batch.input_ids, batch.attention_mask, batch.labels, *batch.media.values())
-            row["peak_bytes"] += sum(tensor.nbytes for tensor in tensors if tensor is not None)
+            row["peak_bytes"] += input_bytes(batch.inputs())
         row["predicted_peak"] = row["predicted_seconds"] = None
         if row["way"] in OURS:
             train = TrainParams(device=Device(device.type))
@@ -84,17 +88,14 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
         row["flops"] = plan.flops
         row["samples_per_s"] = batch.size * ranks / row["seconds"]
         row["utilization"] = row["flops"] / row["seconds"] / machine.flops
-    title = _title(params, plan, ranks, device)
+    numel = sum(unit.numel for unit in plan.units)
+    trainable = sum(unit.trainable_numel for unit in plan.units)
+    title = (
+        f"{params.launch.name}, {numel / 1e6:,.1f} M parameters, {trainable / numel:.1%} of them trainable; {ranks} x "
+        f"{device_name}; {batch.size} samples of a picture and {params.data.max_length} tokens a rank; bf16"
+    )
     dist.barrier()
     return {"title": title, "rounds": rounds, "rates": asdict(machine), "rows": rows}
-
-
-def _plan(name: str, params: RunParams, batch: Batch) -> WrapPlan:
-    """Return the plan of a method; for another project's method, one that counts the FLOPs."""
-    model = random_model(params.model, meta=True)
-    fsdp = FSDPParams(mixed_precision=Precision.BF16, **OURS.get(name, {}))
-    plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=batch.inputs())
-    return with_memory_events(model, plan, batch.inputs())
 
 
 def batch_for(params: RunParams, model: MediaModel, rank: int) -> Batch:
@@ -105,38 +106,20 @@ def batch_for(params: RunParams, model: MediaModel, rank: int) -> Batch:
     return random_batch(model.tokens.known, model.tokens.image, size, side, seed=rank)
 
 
-def _title(params: RunParams, plan: WrapPlan, ranks: int, device: torch.device) -> str:
-    numel = sum(unit.numel for unit in plan.units)
-    trainable = sum(unit.trainable_numel for unit in plan.units)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return (
-        f"{params.launch.name}, {numel / 1e6:,.1f} M parameters, {trainable / numel:.1%} of them trainable; {ranks} x "
-        f"{name}; {params.train.batch_size} samples of a picture and {params.data.max_length} tokens a rank; bf16"
-    )
-
-
 def table(result: dict[str, Any]) -> str:
     """Return the rows as text."""
-    rates = result["rates"]
+    machine = result["rates"]
     measured = (
-        f"measured here: {rates['flops'] / 1e12:,.2f} TFLOP/s in bf16, {rates['memory'] / 1e9:,.1f} GB/s memory, "
-        f"{rates['bandwidth'] / 1e9:,.2f} GB/s between ranks"
+        f"measured here: {machine['flops'] / 1e12:,.2f} TFLOP/s in bf16, {machine['memory'] / 1e9:,.1f} GB/s memory, "
+        f"{machine['bandwidth'] / 1e9:,.2f} GB/s between ranks"
     )
     lines = [("", "seconds", "predicted", "samples/s", "of rate", "peak MB", "predicted", "sent MB")]
     for row in result["rows"]:
         seconds, peak = row["seconds"], row["peak_bytes"]
-        lines.append(
-            (
-                row["way"],
-                f"{seconds:.4f}",
-                _difference(row["predicted_seconds"], seconds),
-                f"{row['samples_per_s']:.2f}",
-                f"{row['utilization']:.1%}",
-                f"{peak / 1e6:.1f}",
-                _difference(row["predicted_peak"], peak),
-                f"{row['wire_bytes'] / 1e6:.2f}",
-            )
-        )
+        times = (f"{seconds:.4f}", _difference(row["predicted_seconds"], seconds))
+        rates = (f"{row['samples_per_s']:.2f}", f"{row['utilization']:.1%}")
+        sizes = (f"{peak / 1e6:.1f}", _difference(row["predicted_peak"], peak), f"{row['wire_bytes'] / 1e6:.2f}")
+        lines.append((row["way"], *times, *rates, *sizes))
     return "\n".join([result["title"], measured, text_table(lines), "predicted: beside measured"])
 
 

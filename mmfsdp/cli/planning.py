@@ -11,7 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..params import LaunchParams, ParamError, RunParams
+from ..params import Backend, LaunchParams, ParamError, RunParams
+from ..params.flags import Flags, count, read_words
+from ..params.run import read_cluster
 
 if TYPE_CHECKING:
     from ..core.plan import WrapPlan
@@ -24,8 +26,6 @@ def parse(command: str, argv: list[str], *, default: RunParams | None = None) ->
 
     Raises ParamError.
     """
-    from ..params.flags import read_words
-
     words: list[str] = []
     for word in argv:
         words += ["--train.profile", "3"] if word == "--profile" else [word]
@@ -60,14 +60,19 @@ def plan(argv: list[str]) -> int:
     except ParamError as error:  # a plan needs no data; a run does
         print(f"warning: {error}", file=sys.stderr)
     if machine and not planned.refused:
-        print_times(planned, params, machine)
+        from ..estimate import machine_of, mesh_table, meshes, step_time
+
+        # Figures of the cluster's profile come before those of the machine.
+        profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
+        figures, sources = machine_of(machine, profile), len(params.data.sources())
+        print(step_time(planned, params.train, machine=figures, sources=sources))
+        if planned.backend is not Backend.DDP and planned.world_size > 1:
+            print(mesh_table(meshes(planned, params.train, machine=figures, sources=sources), figures))
     return int(any(finding.level == "error" for finding in planned.lint))
 
 
 def read_plan_words(argv: list[str]) -> tuple[RunParams, str | None]:
     """Return the parameters with the ranks of --world-size, and the name of --machine. Raises ParamError."""
-    from ..params.flags import Flags, count
-
     flags = Flags()
     flags.add_argument("--machine")
     flags.add_argument("--world-size", type=count)
@@ -88,20 +93,6 @@ def print_plan(params: RunParams) -> WrapPlan:
     return planned
 
 
-def print_times(planned: WrapPlan, params: RunParams, machine: str) -> None:
-    """Print how long a step takes on a machine and on every mesh; figures of the cluster's profile come first."""
-    from ..estimate import machine_of, mesh_table, meshes, step_time
-    from ..params import Backend
-    from ..params.run import read_cluster
-
-    profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
-    figures = machine_of(machine, profile)
-    sources = len(params.data.sources())
-    print(step_time(planned, params.train, machine=figures, sources=sources))
-    if planned.backend is not Backend.DDP and planned.world_size > 1:
-        print(mesh_table(meshes(planned, params.train, machine=figures, sources=sources), figures))
-
-
 def check_plan(params: RunParams) -> None:
     """Print the lint's findings. Raises ParamError for its errors: they stop a launch."""
     from ..train.preview import check
@@ -112,32 +103,23 @@ def check_plan(params: RunParams) -> None:
 
 def bench(argv: list[str]) -> int:
     """Measure `argv[0]`, with the keywords of its function as flags."""
+    import torch
     import tyro
+
+    from ..train.job import versions
 
     name, *flags = argv or [""]
     if name not in BENCHES:
         raise ParamError("bench", f"{name!r} is not a bench; choose {', '.join(BENCHES)}")
     module = import_module(f"mmfsdp.cli.bench_{name}")
     result = tyro.cli(getattr(module, f"bench_{name}"), args=flags, prog=f"mmfsdp bench {name}")
-    result["machine"] = describe_machine()
-    print(f"{result['machine']}\n{module.table(result)}")
-    path = Path(f"bench_{name}.json")
-    try:
-        path.write_text(json.dumps(result, indent=1))
-    except OSError as error:
-        raise ParamError("bench", f"the figures above are in no file: {error}; go to a folder of yours") from None
-    print(f"written to {path}")
-    return 0
-
-
-def describe_machine() -> str:
-    """Return the machine, its load, the versions and the day, as a line."""
-    import torch
-
-    from ..train.job import versions
-
     gpus = torch.cuda.device_count()
     device = f"{gpus} x {torch.cuda.get_device_name()}" if gpus else "no GPU"
-    numbers = ", ".join(f"{name} {number}" for name, number in versions().items())
-    load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores ({platform.machine()}), {device}, load {load:.1f}; {numbers}; {date.today()}"
+    numbers = ", ".join(f"{library} {number}" for library, number in versions().items())
+    cores = f"{os.cpu_count()} cores ({platform.machine()})"
+    result["machine"] = f"{cores}, {device}, load {os.getloadavg()[0]:.1f}; {numbers}; {date.today()}"
+    print(f"{result['machine']}\n{module.table(result)}")
+    path = Path(f"bench_{name}.json")
+    path.write_text(json.dumps(result, indent=1))
+    print(f"written to {path}")
+    return 0

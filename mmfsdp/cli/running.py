@@ -8,14 +8,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..params import LaunchParams, ParamError, RunParams
 from ..params.base import read_yaml
+from ..params.flags import Flags, count
+from ..run.folder import owner_hint
+from ..run.launch import Run, check
+from ..run.launch import launch as start_run
+from ..run.state import SWEEP_FILE, find_runs, runs_table
+from ..run.sweep import Sweep, sweep_members
+from ..run.sweep import sweep as start_sweep
+from ..run.watch import bar
+from ..run.watch import follow as lines_of
 from .planning import check_plan, parse, print_plan, run_folder
-
-if TYPE_CHECKING:
-    from ..run.sweep import Sweep
 
 SWEEP_HELP = """mmfsdp sweep [--config C] --grid FIELD=A,B ... [--at-once N] [--detach] [flags]
     start a run for each combination, N at a time; flags as for `mmfsdp launch`. launch.name names the sweep
@@ -28,42 +34,32 @@ mmfsdp cancel FOLDER             stop all its runs"""
 
 def run(argv: list[str]) -> int:
     """Do it all in the foreground: plan, pretrain, launch, follow, caption, report."""
-    from ..run.launch import check
-    from ..run.launch import launch as start
-
     params = parse("run", argv)
     check(params)  # before a minute of pretraining
     print_plan(params).check()
     prepare(params)
-    started = start(params)
+    started = start_run(params)
     print(f"run: {started.path}")
-    failed = follow(started.path)
-    return 1 if failed else finish(started.path)
+    return follow(started.path) or finish(started.path)
 
 
 def launch(argv: list[str]) -> int:
     """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
-    from ..run.launch import check
-    from ..run.launch import launch as start
-    from ..run.slurm import sbatch_text
-
-    words = [word for word in argv if word != "--dry-run"]
-    params = parse("launch", words)
+    params = parse("launch", [word for word in argv if word != "--dry-run"])
     if "--dry-run" in argv:
+        from ..run.slurm import sbatch_text  # imports submitit
+
         print(sbatch_text(params), end="")
         return 0
     check(params)
     check_plan(params)
-    started = start(params)
+    started = start_run(params)
     print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`")
     return 0
 
 
 def resume(argv: list[str]) -> int:
     """Continue a run in its folder, from its newest complete checkpoint or from that of `--step`."""
-    from ..params.flags import Flags, count
-    from ..run.launch import Run
-
     flags = Flags()
     flags.add_argument("--step", type=count)
     own, words = flags.parse_known_args(argv)
@@ -72,8 +68,7 @@ def resume(argv: list[str]) -> int:
     if words[1:]:
         check_plan(params)  # these parameters may be other than those that ran
     resumed.resume(step=own.step, params=params)
-    failed = follow(resumed.path)
-    return 1 if failed else finish(resumed.path)
+    return follow(resumed.path) or finish(resumed.path)
 
 
 def watch(argv: list[str]) -> int:
@@ -83,8 +78,6 @@ def watch(argv: list[str]) -> int:
 
 def drill(argv: list[str]) -> int:
     """Preempt a run as a cluster would, and follow it."""
-    from ..run.launch import Run
-
     drilled = Run.open(run_folder(argv))
     drilled.drill()
     return follow(drilled.path)
@@ -92,8 +85,6 @@ def drill(argv: list[str]) -> int:
 
 def caption(argv: list[str]) -> int:
     """Caption new pictures with a finished run's checkpoint."""
-    from ..run.launch import Run
-
     return finish(Run.open(run_folder(argv)).path)
 
 
@@ -102,7 +93,6 @@ def prepare(params: RunParams) -> None:
     from ..models.build import needs_backbones
 
     if needs_backbones(params.model):
-        from ..run.watch import bar
         from ..train.pretrain import ensure_backbones
 
         def show(label: str, share: float) -> None:
@@ -114,12 +104,9 @@ def prepare(params: RunParams) -> None:
 
 def follow(folder: Path) -> int:
     """Print a run's lines until it ends. Returns 0 if it completed."""
-    from ..run.launch import Run
-    from ..run.watch import follow as lines
-
     followed = Run.open(folder)
     try:
-        for line in lines(followed.path):
+        for line in lines_of(followed.path):
             print(line)
     except KeyboardInterrupt:
         name = quote(str(folder))
@@ -132,7 +119,6 @@ def follow(folder: Path) -> int:
 
 def finish(folder: Path) -> int:
     """Caption held-out pictures, print five beside the truth, write result.json and the report."""
-    from ..run.launch import Run
     from ..train.evaluate import caption_held_out
     from ..widgets.report import skipped_lines, write_report
 
@@ -158,26 +144,25 @@ def sweep(argv: list[str]) -> int:
         print(SWEEP_HELP)
         return 0
     if not argv[0].startswith("-"):
-        return show(argv)
-    from ..run.launch import check
-    from ..run.sweep import sweep as start
-    from ..run.sweep import sweep_members
-
+        shown = Sweep.open(run_folder(argv))
+        print(shown)
+        return int(any(state.done and not state.ok for state in shown.states().values()))
     params, own = read_sweep_words(argv)
     grid = dict(grid_values(text) for text in own.grid)
     check(params)
-    members = sweep_members(params, grid=grid, overrides=[])
-    check_plans([member for _, member in members])
+    different = {}  # members with the same plan are checked once
+    for _, member in sweep_members(params, grid=grid, overrides=[]):
+        different[repr((member.model, member.data, member.fsdp, member.launch.ranks))] = member
+    for member in different.values():
+        check_plan(member)
     prepare(params)
-    started = start(params, grid=grid, at_once=own.at_once)
+    started = start_sweep(params, grid=grid, at_once=own.at_once)
     print(f"{started.path}: {len(started.members)} runs, {own.at_once} at a time", flush=True)
     return 0 if own.detach else follow_members(started)
 
 
 def read_sweep_words(argv: list[str]) -> tuple[RunParams, Any]:
     """Return the shared parameters, and the options of the sweep: grid, at_once, detach."""
-    from ..params.flags import Flags, count
-
     flags = Flags()
     flags.add_argument("--detach", action="store_true")
     flags.add_argument("--grid", nargs="+", action="extend", default=[])
@@ -194,24 +179,6 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
     if values.startswith("["):
         return field, read_yaml(values, name="grid")
     return field, [read_yaml(value, name="grid") for value in values.split(",")]
-
-
-def check_plans(members: list[RunParams]) -> None:
-    """Raise ParamError for the lint's errors; members with the same plan are checked once."""
-    from ..train.preview import check
-
-    different = {repr((member.model, member.data, member.fsdp, member.launch.ranks)): member for member in members}
-    for member in different.values():
-        check(member)
-
-
-def show(argv: list[str]) -> int:
-    """Print a sweep's table. Returns 1 if a member failed."""
-    from ..run.sweep import Sweep
-
-    shown = Sweep.open(run_folder(argv))
-    print(shown)
-    return int(any(state.done and not state.ok for state in shown.states().values()))
 
 
 def follow_members(followed: Sweep) -> int:
@@ -235,48 +202,34 @@ def follow_members(followed: Sweep) -> int:
 
 def runs(argv: list[str]) -> int:
     """List all runs in the folders named, or in runs/."""
-    from ..run.state import find_runs, runs_table
-
     default = LaunchParams().folder
     for word in argv:
         if word.startswith("-"):
             raise ParamError("runs", f"unknown option {word!r}; name folders of runs, or nothing for {default}")
     for folder in argv or [default]:
-        summaries = find_runs(folder)
-        print(runs_table(summaries) if summaries else f"no runs in {folder}")
-        print_unreadable(folder)
+        paths = find_runs(folder)
+        print(runs_table(paths) if paths else f"no runs in {folder}")
+        for path in sorted(Path(folder).glob("*/")):  # there may be runs in folders that this person may not read
+            if not os.access(path, os.R_OK | os.X_OK):
+                print(f"{path} cannot be read{owner_hint(path)}")
     return 0
-
-
-def print_unreadable(folder: str) -> None:
-    """Print which folders this person may not read: runs may be in them."""
-    from ..run.folder import owner_hint
-
-    for path in sorted(Path(folder).glob("*/")):
-        if not os.access(path, os.R_OK | os.X_OK):
-            print(f"{path} cannot be read{owner_hint(path)}")
 
 
 def cancel(argv: list[str]) -> int:
     """Stop a run, every rank of it; or a sweep, every run of it."""
-    from ..run.launch import Run
-    from ..run.state import SWEEP_FILE
-    from ..run.sweep import Sweep
-
     path = run_folder(argv)
     if os.path.isfile(path / SWEEP_FILE):
         members = Sweep(path)
         members.cancel()
         print(members)
-        return 0
-    run = Run.open(path)
-    print(f"{run.name}: {run.cancel()}")
+    else:
+        cancelled = Run.open(path)
+        print(f"{cancelled.name}: {cancelled.cancel()}")
     return 0
 
 
 def report(argv: list[str]) -> int:
     """Write a run's report, or a page that compares runs."""
-    from ..run.launch import Run
     from ..widgets.compare import write_comparison
     from ..widgets.report import write_report
 
@@ -291,7 +244,6 @@ def report(argv: list[str]) -> int:
 def export(argv: list[str]) -> int:
     """Write a run's weights in the layout of other libraries."""
     from ..compat.export import export as write
-    from ..run.launch import Run
 
     if len(argv) not in (2, 3):
         raise ParamError("export", "usage: mmfsdp export RUN NEW_FOLDER [LAYOUT]")

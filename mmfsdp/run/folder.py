@@ -29,8 +29,6 @@ EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
 RECENT_EVENTS_BYTES = 1 << 17
 """Size of the end of events.jsonl that holds more events than a page shows."""
 
-_LAST_ROWS_BYTES = 20_000
-
 
 def open_own(path: PathLike, mode: str) -> IO[bytes]:
     """Open an unbuffered binary file that, if it is new, only its owner may write."""
@@ -88,14 +86,10 @@ def heartbeat_path(folder: PathLike, rank: int) -> Path:
 def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
     """Return (rank, path) of every rank log, oldest job first."""
     logs = []
-    try:
-        with os.scandir(Path(folder) / "logs") as entries:
-            for entry in entries:
-                match = re.fullmatch(r".+_(\d+)_log\.out", entry.name)
-                if match and entry.is_file():
-                    logs.append((entry.stat().st_mtime, int(match[1]), Path(entry.path)))
-    except NO_FILE:
-        return []
+    for path in (Path(folder) / "logs").glob("*_log.out"):
+        match = re.fullmatch(r".+_(\d+)_log\.out", path.name)
+        if match:
+            logs.append((path.stat().st_mtime, int(match[1]), path))
     return [(rank, path) for _, rank, path in sorted(logs)]
 
 
@@ -165,7 +159,7 @@ def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = -1) -> li
 
 def last_row(folder: PathLike, rank: int = 0) -> Row:
     """Return a rank's newest metrics; {} if there are none."""
-    rows = read_metrics(folder, rank, last_bytes=_LAST_ROWS_BYTES)
+    rows = read_metrics(folder, rank, last_bytes=20_000)
     return rows[-1] if rows else {}
 
 

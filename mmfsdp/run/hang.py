@@ -22,7 +22,7 @@ import psutil
 
 from .folder import heartbeat_path, last_log_lines, open_own
 from .record import RunRecord, RunState, Status, rank_status, rank_statuses, write_status
-from .slurm_state import signal_job
+from .slurm_state import scancel
 
 SLOW_FACTOR = 5
 """Multiple of the limit that the first step and checkpoints may take; any other step, the longest one so far."""
@@ -68,7 +68,8 @@ class HangDetector:
         self.since, self.dump_stack = since, dump_stack
         self.longest_step_s = 0.0
         self.last_check = self.awake_since = time.time()
-        self.heartbeats: dict[int, tuple[float, str]] = {}
+        self.heartbeats = [(0.0, NOT_STARTED)] * self.ranks
+        """When each rank last reported what it does, and what that is."""
 
     def check(self, processes: Mapping[int, psutil.Process]) -> RunState | None:
         """Return the FAILED state that names the rank, or None while all ranks go on.
@@ -79,55 +80,48 @@ class HangDetector:
         if now - self.last_check > SUSPENDED_S:  # a laptop that slept, a job that Slurm suspended: so were the ranks
             self.awake_since = now
         self.last_check = now
-        for rank in range(self.ranks):
-            self._read_heartbeat(rank)
-        if not self.heartbeats:
+        self._read_heartbeats()
+        newest = max(at for at, _ in self.heartbeats)
+        if not newest:
             return None
-        newest = max(at for at, _ in self.heartbeats.values())
         silence_s = now - max(newest, self.awake_since)
         if silence_s < self.limit_s:
             return None  # as long as one rank goes on, so do the others: they meet in every step
         for rank, process in processes.items():
-            if _is_stopped(process):
-                return self._failed(rank, "it is stopped by a signal")
+            with suppress(psutil.Error):  # it ended just now
+                if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                    return self._failed(rank, "it is stopped by a signal")
         if silence_s < self._allowed_s():
             return None
-        hung_rank = min(range(self.ranks), key=lambda rank: _progress(self._activity(rank)))
+        hung_rank = min(range(self.ranks), key=lambda rank: _progress(self.heartbeats[rank][1]))
         self.dump_stack(processes.get(hung_rank))
         return self._failed(hung_rank, "it hangs")
 
-    def _read_heartbeat(self, rank: int) -> None:
-        path = heartbeat_path(self.folder, rank)
-        try:
-            at, activity = path.stat().st_mtime, path.read_text().strip()
-        except FileNotFoundError:
-            return
-        if at < self.since:
-            return
-        last_at, last_activity = self.heartbeats.get(rank, (at, activity))
-        if last_activity.startswith("step") and "save" not in last_activity:
-            self.longest_step_s = max(self.longest_step_s, at - last_at)
-        self.heartbeats[rank] = (at, activity)
-
-    def _activity(self, rank: int) -> str:
-        _, activity = self.heartbeats.get(rank, (0.0, NOT_STARTED))
-        return activity
+    def _read_heartbeats(self) -> None:
+        for rank in range(self.ranks):
+            path = heartbeat_path(self.folder, rank)
+            try:
+                at, activity = path.stat().st_mtime, path.read_text().strip()
+            except FileNotFoundError:
+                continue
+            if at < self.since:
+                continue
+            last_at, last_activity = self.heartbeats[rank]
+            if last_activity.startswith("step") and "save" not in last_activity:
+                self.longest_step_s = max(self.longest_step_s, at - last_at)
+            self.heartbeats[rank] = (at, activity)
 
     def _allowed_s(self) -> float:
         """Return the seconds that may pass without a heartbeat, by what the ranks are doing."""
-        for rank in range(self.ranks):
-            activity = self._activity(rank)
-            if "save" in activity or not activity.startswith("step"):
-                return SLOW_FACTOR * self.limit_s
-        if not self.longest_step_s:
+        in_step = all(activity.startswith("step") and "save" not in activity for _, activity in self.heartbeats)
+        if not in_step or not self.longest_step_s:
             return SLOW_FACTOR * self.limit_s
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
 
     def _failed(self, rank: int, why: str) -> RunState:
-        activity = self._activity(rank)
-        reason = (
-            f"rank {rank} does not answer (in {activity}): {why}; the limit is launch.silence_s, {self.limit_s:g} s"
-        )
+        _, activity = self.heartbeats[rank]
+        reason = f"rank {rank} does not answer (in {activity}): {why}; the limit is launch.silence_s"
+        reason += f", {self.limit_s:g} s"
         return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
 
 
@@ -138,13 +132,6 @@ def dump_stack_here(process: psutil.Process | None) -> None:
     with suppress(psutil.Error):  # it ended just now
         process.send_signal(signal.SIGUSR1)
         time.sleep(STACK_DUMP_S)
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
 
 
 def _progress(activity: str) -> tuple[int, int, int]:
@@ -178,7 +165,13 @@ def watch_job(folder: Path, *, rank0_pid: int) -> None:
             record.write(folder)
         if (folder / "cancel").exists():
             return rank0.kill()
-        failure = absent_rank(folder, record, since) or detector.check(_ranks_here(folder, record, rank0, since))
+        processes = {0: rank0}  # of the ranks on this node, as they themselves reported
+        for rank in range(1, record.ranks // record.nodes):
+            status = rank_status(folder, rank)
+            is_new = status.get("time", 0.0) > since and status.get("state") == "running"
+            if is_new and psutil.pid_exists(status["pid"]):
+                processes[rank] = psutil.Process(status["pid"])
+        failure = absent_rank(folder, record, since) or detector.check(processes)
         if failure:
             write_status(folder, failure, finished=time.time())
             return rank0.kill()
@@ -203,20 +196,9 @@ def absent_rank(folder: Path, record: RunRecord, since: float) -> RunState | Non
     return RunState(Status.FAILED, reason, absent[0])
 
 
-def _ranks_here(folder: Path, record: RunRecord, rank0: psutil.Process, since: float) -> dict[int, psutil.Process]:
-    """Return the processes of the ranks on this node, as they themselves reported."""
-    processes = {0: rank0}
-    for rank in range(1, record.ranks // record.nodes):
-        status = rank_status(folder, rank)
-        is_new = status.get("time", 0.0) > since and status.get("state") == "running"
-        if is_new and psutil.pid_exists(status["pid"]):
-            processes[rank] = psutil.Process(status["pid"])
-    return processes
-
-
 def _dump_stacks(process: psutil.Process | None) -> None:
     """Make all ranks write their stacks into their logs, also those on other nodes."""
-    if signal_job(os.environ["SLURM_JOB_ID"], "USR1"):
+    if scancel("--signal=USR1", os.environ["SLURM_JOB_ID"]):
         dump_stack_here(process)  # scancel is missing: only ranks on this node can be reached
     else:
         time.sleep(STACK_DUMP_S)

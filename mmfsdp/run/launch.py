@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .folder import FILE_MODE, PathLike, open_own, owner_hint, read_events, read
 from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
 from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
-from .slurm_state import ENDED, cancel_job, current_state, job_number
+from .slurm_state import ENDED, current_state, job_number, scancel
 from .state import SWEEP_FILE, is_run, run_state
 from .watch import read_log
 
@@ -141,7 +142,12 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
     """Return the content of run.json for a run that process `pid` takes care of."""
     threads = params.launch.threads or 0
     if not threads and params.launch.executor.value == "local":
-        threads = max(1, _cores() // params.launch.ranks)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(1, cores // params.launch.ranks)
+    commit = ""
+    with suppress(OSError, subprocess.TimeoutExpired):  # git is not installed
+        command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=2).stdout.strip()
     return RunRecord(
         executor=params.launch.executor.value,
         entry=entry,
@@ -158,43 +164,8 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
         identity=identity,
         created=time.time(),
         version=mmfsdp.__version__,
-        commit=_commit(),
+        commit=commit,
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def reopen(folder: Path, params: RunParams, *, step: int | None = None) -> str:
-    """Remove from a folder what ends its run, and later checkpoints than `step`. Return the run's entry.
-
-    Raises ParamError if the run is not over, or is complete.
-    """
-    record, state, checkpoints = RunRecord.read(folder), run_state(folder), folder / "checkpoints"
-    entry = check_entry(record.entry if record else TRAIN)
-    if not state.done:
-        raise ParamError("run", f"{folder} is {state}; cancel it before it is resumed")
-    newest = complete_checkpoints(checkpoints)[-1:]
-    if state.ok and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
-        raise ParamError("train.steps", f"all {params.train.steps} of {folder} are done; ask for more, or --step back")
-    if step is not None:
-        try:
-            drop_after(checkpoints, step)
-        except ValueError as error:
-            raise ParamError("step", str(error).removeprefix("step: ")) from None
-    for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # Slurm reuses job ids
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-    return entry
 
 
 class Run:
@@ -233,12 +204,8 @@ class Run:
 
     @property
     def job(self) -> str | None:
-        """Number of its Slurm job, once it is submitted."""
-        return job_number(self.path) if self._is_on_slurm() else None
-
-    def _is_on_slurm(self) -> bool:
-        record = self.record
-        return (record.executor if record else self.params.launch.executor.value) == "slurm"
+        """Number of its Slurm job, once it is submitted; of a local run, submitit's name of it."""
+        return job_number(self.path)
 
     def own(self) -> Run:
         """Return this run. Raises ParamError naming its owner if this user may not change it."""
@@ -266,34 +233,35 @@ class Run:
         person's, TimeoutError if processes are left after `timeout` seconds: when they are on another machine, or when
         Slurm does not answer. The run ends all the same as soon as its ranks or their watchdog see the file `cancel`.
         """
-        end = time.monotonic() + timeout
-        state = self.state()
+        end, state = time.monotonic() + timeout, self.state()
         is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
         if state.done and not is_unknown:
             return state
         (self.own().path / "cancel").touch(FILE_MODE)
-        if self._is_on_slurm():
-            return self._cancel_job(end)
-        return self._cancel_local(timeout)
-
-    def _cancel_local(self, timeout: float) -> RunState:
-        end = time.monotonic() + timeout
-        while not self._has_ended():
-            record = self.record
-            if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):
-                stop_processes(record)  # there is no supervisor to do it
-            if time.monotonic() > end and not self._has_ended():
-                raise TimeoutError(f"{self.name} is still running {timeout:g} s after its cancel: {self.state()}")
-            time.sleep(0.05)
+        record = self.record
+        executor = record.executor if record else self.params.launch.executor.value
+        if executor == "slurm":
+            self._cancel_job(end)
+        else:
+            self._cancel_local(end)
         return self.state()
 
-    def _has_ended(self) -> bool:
-        record = self.record
-        if record is None:  # it was deleted; the supervisor writes it again, or ends the run
-            return read_status(self.path).done
-        return self.state().done and not (is_here(record) and processes_of(record))
+    def _cancel_local(self, end: float) -> None:
+        while True:
+            record = self.record
+            if record is None:  # it was deleted; the supervisor writes it again, or ends the run
+                has_ended = read_status(self.path).done
+            else:
+                has_ended = self.state().done and not (is_here(record) and processes_of(record))
+            if has_ended:
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name} is still running after its cancel: {self.state()}")
+            if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):
+                stop_processes(record)  # there is no supervisor to do it
+            time.sleep(0.05)
 
-    def _cancel_job(self, end: float) -> RunState:
+    def _cancel_job(self, end: float) -> None:
         """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`."""
         errors: list[str] = []
         worker = threading.Thread(target=self._end_job, args=(errors,), daemon=True)
@@ -302,17 +270,16 @@ class Run:
         if worker.is_alive():
             words = "".join(errors[-1:]) or "its ranks take long to end"
             raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
-        return self.state()
 
     def _end_job(self, errors: list[str]) -> None:
         """End the Slurm job, for as long as it takes; `errors` receives what scancel says."""
-        number, kill_at, error = None, float("inf"), ""
+        number, kill_at, error = "", float("inf"), ""
         while (self.path / "cancel").exists():
-            if (number is None and self.job) or error:  # before, the process that submits it sees the file
+            if error or (not number and self.job):  # before, the process that submits it sees the file
                 number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
-                error = cancel_job(number)
+                error = scancel(number)
             elif number and time.monotonic() > kill_at:
-                error = cancel_job(number, kill=True)
+                error = scancel("--signal=KILL", "--full", number)
                 kill_at = float("inf")
             errors.append(error)
             known = current_state(number) if number else ""
@@ -339,7 +306,22 @@ class Run:
         """
         params = params or self.own().params
         check(params)
-        entry = reopen(self.own().path, params, step=step)
+        record, state, checkpoints = self.own().record, self.state(), self.path / "checkpoints"
+        entry = check_entry(record.entry if record else TRAIN)
+        if not state.done:
+            raise ParamError("run", f"{self.path} is {state}; cancel it before it is resumed")
+        newest = complete_checkpoints(checkpoints)[-1:]
+        if state.ok and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
+            words = f"all {params.train.steps} of {self.path} are done; ask for more, or --step back"
+            raise ParamError("train.steps", words)
+        if step is not None:
+            try:
+                drop_after(checkpoints, step)
+            except ValueError as error:
+                raise ParamError("step", str(error).removeprefix("step: ")) from None
+        for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # Slurm reuses job ids
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
         start_in(self.path, params, entry)
         return self
 

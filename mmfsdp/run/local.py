@@ -104,28 +104,23 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         return state
     if state.status is Status.STARTING and has_steps:
         state = replace(state, status=Status.RUNNING)
-    if not is_here(record):
-        state = _state_elsewhere(folder, record, state)
+    if not is_here(record):  # all that is known is in its files
+        ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
+        silence_s = min(age for age in ages if age is not None)
+        if silence_s > OTHER_HOST_TIMEOUT_S:
+            return RunState(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s")
+        state = replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
+    elif not supervised and processes_of(record):
+        return replace(state, reason="its supervisor was killed; the ranks are still running")
     elif not supervised:
-        return _state_without_supervisor(folder, record, state)
-    if (folder / "cancel").exists() and not state.done:
+        return _state_after_death(folder, record)
+    if (folder / "cancel").exists():
         return replace(state, reason="being cancelled")
     return state
 
 
-def _state_elsewhere(folder: Path, record: RunRecord, state: RunState) -> RunState:
-    """Return the state of a run on another machine, known from its files alone."""
-    ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
-    age = min(age for age in ages if age is not None)
-    if age > OTHER_HOST_TIMEOUT_S:
-        return RunState(Status.LOST, f"no sign of life from {record.host} for {age:.0f} s")
-    return replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
-
-
-def _state_without_supervisor(folder: Path, record: RunRecord, state: RunState) -> RunState:
-    """Return the state of a run after its supervisor died, from what the ranks reported."""
-    if processes_of(record):
-        return replace(state, reason="its supervisor was killed; the ranks are still running")
+def _state_after_death(folder: Path, record: RunRecord) -> RunState:
+    """Return the state of a run of which no process is left, from what the ranks reported."""
     if (folder / "cancel").exists():
         return cancelled_state(folder, record)
     statuses = rank_statuses(folder, record)

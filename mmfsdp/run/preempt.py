@@ -29,7 +29,7 @@ from ..params import ParamError
 from .folder import add_event
 from .local import is_here, is_same_process
 from .record import RunRecord, rank_statuses
-from .slurm_state import job_number, signal_job
+from .slurm_state import job_number, scancel
 from .state import run_state
 
 PREEMPT_SIGNAL = signal.SIGUSR2
@@ -79,7 +79,7 @@ def simulate_preemption(folder: Path) -> None:
         raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
     add_event(folder, "drill", step=state.step, text="drill: all ranks are sent the preemption signal")
     if record.executor == "slurm":
-        if error := signal_job(job_number(folder) or "", PREEMPT_SIGNAL.name.removeprefix("SIG")):
+        if error := scancel(f"--signal={PREEMPT_SIGNAL.name.removeprefix('SIG')}", job_number(folder) or ""):
             raise ParamError("run", f"scancel cannot signal the ranks of {folder}: {error}")
         return
     for status in statuses:

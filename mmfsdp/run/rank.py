@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,6 @@ from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
 VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
-
-
-def import_entry(entry: str) -> Callable[[Path], Any]:
-    """Import the entry function `module:function`."""
-    module, _, name = check_entry(entry).partition(":")
-    return getattr(import_module(module), name)
 
 
 def run_rank(folder: str) -> None:
@@ -59,8 +52,12 @@ def run_rank(folder: str) -> None:
         report(state="running")
         if record.executor == "slurm" and job.global_rank == 0:
             start_watchdog(path)
-            _add_requeued_event(path)
-        import_entry(record.entry)(path)
+            restarts = os.environ.get(RESTART_COUNT, "0")
+            if restarts != "0":
+                text = f"Slurm has started the job again (restart {restarts})"
+                add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
+        module, _, name = check_entry(record.entry).partition(":")
+        getattr(import_module(module), name)(path)
     except Preempted as preempted:
         report(state="preempted", step=preempted.step)
         if preemption_requested(PREEMPT_SIGNAL):  # after SIGTERM, Slurm itself requeues the job or ends it
@@ -73,22 +70,11 @@ def run_rank(folder: str) -> None:
     report(state="done")
 
 
-def _add_requeued_event(folder: Path) -> None:
-    count = os.environ.get(RESTART_COUNT, "0")
-    if count != "0":
-        step = last_row(folder).get("step", 0)
-        add_event(folder, "requeued", step=step, text=f"Slurm has started the job again (restart {count})")
-
-
 def set_environment(job: JobEnvironment, record: RunRecord) -> None:
     """Set the environment variables that torch.distributed reads, before torch is imported."""
     local_ranks = job.num_tasks // job.num_nodes
-    os.environ.update(
-        RANK=str(job.global_rank),
-        LOCAL_RANK=str(job.local_rank),
-        WORLD_SIZE=str(job.num_tasks),
-        LOCAL_WORLD_SIZE=str(local_ranks),
-    )
+    os.environ |= {"RANK": str(job.global_rank), "LOCAL_RANK": str(job.local_rank)}
+    os.environ |= {"WORLD_SIZE": str(job.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the hang detector asks for the stack of a rank by SIGUSR1
     if record.executor == "local":

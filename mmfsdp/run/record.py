@@ -201,12 +201,10 @@ def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cance
 LESS_MEMORY = (
     "; to need less memory, lower train.batch_size and raise train.accumulation, or set fsdp.activation_checkpointing"
 )
-_MEMORY_ERROR = "MemoryError|can't allocate memory|bad_alloc"
-_DISK_ERROR = "No space left on device|Disk quota exceeded"
 
 
 def advice(error: str) -> str:
     """Return what to do about an error message, to be appended to it; empty if there is no advice."""
-    if re.search(_DISK_ERROR, error):
+    if re.search("No space left on device|Disk quota exceeded", error):
         return "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
-    return LESS_MEMORY if re.search(_MEMORY_ERROR, error) else ""
+    return LESS_MEMORY if re.search("MemoryError|can't allocate memory|bad_alloc", error) else ""

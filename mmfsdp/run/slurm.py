@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -20,7 +19,7 @@ from ..params.run import with_cluster
 from .folder import write_text
 from .rank import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
-from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, cancel_job, field_to_change
+from .slurm_state import EXIT_CODE_FILE, NO_ANSWER, PREEMPTED_FILE, field_to_change, run_command, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
 """Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""
@@ -74,19 +73,13 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     srun_options = ["--kill-on-bad-exit=1", "--distribution=block"]
     if cpus:
         srun_options.append(f"--cpus-per-task={cpus}")
-    options = {
+    same_name = {"nodes", "mem", "partition", "account", "qos", "constraint", "exclude"}
+    options = launch.model_dump(include=same_name) | {
         "job_name": launch.name,
-        "nodes": launch.nodes,
         "ntasks_per_node": launch.ranks_per_node,
         "gpus_per_node": launch.gpus(params.train.device) or None,
         "cpus_per_task": cpus,
-        "mem": launch.mem,
         "time": launch.timeout_min,
-        "partition": launch.partition,
-        "account": launch.account,
-        "qos": launch.qos,
-        "constraint": launch.constraint,
-        "exclude": launch.exclude,
         "signal_delay_s": min(MAX_PREEMPT_NOTICE_S, 15 * launch.timeout_min),
         "additional_parameters": sbatch_options,
         "stderr_to_stdout": True,
@@ -137,14 +130,9 @@ def check_slurm(params: RunParams) -> None:
         words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
         raise ParamError("launch.executor", words)
     text, environment = sbatch_text(params), job_environment()
-    command = ["sbatch", "--test-only"]
-    try:
-        done = subprocess.run(
-            command, input=text, capture_output=True, text=True, env=environment, timeout=TEST_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return
-    if done.returncode and "configuration is not available" not in done.stderr:  # which may be for now only
+    done = run_command("sbatch", "--test-only", stdin=text, environment=environment, timeout=TEST_TIMEOUT_S)
+    is_refused = done.returncode not in (0, NO_ANSWER)
+    if is_refused and "configuration is not available" not in done.stderr:  # which may be for now only
         field, _, words = refusal(done.stderr).partition(": ")
         raise ParamError(field, words)
 
@@ -164,7 +152,7 @@ def submit(folder: Path) -> None:
     job.paths.submitted_pickle.chmod(0o600)
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
     if (folder / "cancel").exists():
-        cancel_job(job.job_id)
+        scancel(job.job_id)
 
 
 def write_call(params: RunParams, folder: Path) -> None:
@@ -217,8 +205,7 @@ def submitted_job(output: str) -> str:
 def job_environment() -> dict[str, str]:
     """Return this process's environment without what an allocation, another run or a choice of GPUs has left in it."""
     prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
-    names = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    names.add("CUDA_VISIBLE_DEVICES")
+    names = "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE CUDA_VISIBLE_DEVICES".split()
     environment = {}
     for name, value in os.environ.items():
         if name == "SLURM_CONF" or not (name.startswith(prefixes) or name in names):

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ COMMAND_TIMEOUT_S = 4.0
 """Seconds that a command of Slurm may take: a cancel calls two of them, and is to answer within 10 s."""
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
+NO_ANSWER = 124
+"""Exit code of a command that took longer, as that of coreutils' timeout."""
 UNKNOWN_TIMEOUT_S = 30.0
 """Seconds after which Slurm should know a job that was submitted to it."""
 
@@ -84,12 +86,20 @@ def field_to_change(words: str) -> str:
 
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
     """Return the state of a run on Slurm. A final state is written into the folder: Slurm forgets finished jobs."""
-    state = read_status(folder)
-    number = job_number(folder)
-    if state.done and not _has_started_again(folder):
-        return state
+    state, number = read_status(folder), job_number(folder)
+    if state.done:
+        # The job may be requeued after it had ended, by an administrator or because a node failed.
+        finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
+        rank0 = rank_status(folder, 0)
+        if rank0.get("state") != "running" or rank0.get("time", 0.0) <= finished:
+            return state
     if number is None:
-        return _submission_state(folder, record)
+        submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
+        if submitting:
+            return RunState(Status.QUEUED, "being submitted")
+        if (folder / "cancel").exists():
+            return RunState(Status.CANCELLED, "cancelled")
+        return RunState(Status.LOST, f"its submission from {record.host} was interrupted")
     state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
     if (folder / "cancel").exists() and not state.ok:
         if state.done:
@@ -107,26 +117,9 @@ def job_number(folder: Path) -> str | None:
     number = (read_json(folder / "status.json") or {}).get("job")
     if number:
         return str(number)
-    # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one: see `reopen`.
+    # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one (Run.resume).
     calls = [path.name.removesuffix("_submitted.pkl") for path in (folder / "logs").glob("[0-9]*_submitted.pkl")]
     return calls[0] if calls else None
-
-
-def _has_started_again(folder: Path) -> bool:
-    """Return True if the job was requeued after it had ended, by an administrator or because a node failed."""
-    finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
-    status = rank_status(folder, 0)
-    return status.get("state") == "running" and status.get("time", 0.0) > finished
-
-
-def _submission_state(folder: Path, record: RunRecord) -> RunState:
-    """Return the state of a run that has no job number yet."""
-    submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
-    if submitting:
-        return RunState(Status.QUEUED, "being submitted")
-    if (folder / "cancel").exists():
-        return RunState(Status.CANCELLED, "cancelled")
-    return RunState(Status.LOST, f"its submission from {record.host} was interrupted")
 
 
 def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
@@ -162,9 +155,8 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
     if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
         return RunState(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}{trouble}")
     if job.state == "SUSPENDED":
-        return RunState(
-            Status.SUSPENDED, f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
-        )
+        reason = f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
+        return RunState(Status.SUSPENDED, reason)
     if (folder / "logs" / PREEMPTED_FILE).exists():
         return RunState(Status.QUEUED, f"job {number}: preempted; requeued")
     if not job.state and not job.error:
@@ -185,14 +177,12 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
 
 
 def _waiting_reason(job: Job) -> str:
-    """Return why a job waits and until when, such as ` (Resources), expected to start at 14:05`."""
+    """Return why a job waits and until when, such as ` (Resources), expected to start at 2026-01-31 14:05:00`."""
     text = f" ({job.reason})" if job.reason else ""
     if field_name := field_to_change(job.reason):
         text += f"; look at {field_name}"
     if job.start:
-        start = datetime.fromisoformat(job.start)
-        today = start.date() == datetime.now().date()
-        text += f", expected to start at {start.strftime('%H:%M' if today else '%Y-%m-%d %H:%M')}"
+        text += f", expected to start at {job.start.replace('T', ' ')}"
     return text
 
 
@@ -269,37 +259,11 @@ class Job:
 class _Queue:
     """The jobs of one user: one call of squeue answers for all of them."""
 
-    user: int
     asked: float = 0.0
     answered: float = 0.0
     error: str = ""
     jobs: dict[str, Job] = field(default_factory=dict)
-    past_jobs: dict[str, Job] = field(default_factory=dict)
-    """Jobs that squeue no longer knows, as sacct knows them; asked for once between two calls of squeue."""
-
-    def find(self, number: str) -> Job:
-        if not 0 <= time.time() - self.asked < SQUEUE_INTERVAL_S:
-            self.refresh()
-        job = self.jobs.get(number)
-        if job is None and not self.error:
-            if number not in self.past_jobs:
-                self.past_jobs[number] = _accounted_job(number)
-            job = self.past_jobs[number]
-        return replace(job or Job(), asked=self.answered, error=self.error)
-
-    def refresh(self) -> None:
-        self.asked = time.time()
-        columns = "--format=%i|%T|%r|%S|%N"
-        done = run_command("squeue", "--noheader", "--array", "--states=all", columns, f"--user={self.user}")
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            self.error = f"squeue: {lines[-1] if lines else 'no answer'}"
-            return
-        self.jobs = {}
-        for number, *values in _rows(done.stdout, columns=5):
-            self.jobs[number] = Job(*values)  # type: ignore[arg-type]  # state, reason, start, node: all text
-        self.past_jobs = {}
-        self.answered, self.error = time.time(), ""
+    """Jobs as squeue knows them; those that it has forgotten, as sacct knows them."""
 
 
 _queues: dict[int, _Queue] = {}
@@ -309,7 +273,21 @@ _lock = threading.Lock()
 def find_job(number: str, *, user: int) -> Job:
     """Return what Slurm says about a job of that user. Asks squeue at most every SQUEUE_INTERVAL_S seconds."""
     with _lock:
-        return _queues.setdefault(user, _Queue(user)).find(number)
+        queue = _queues.setdefault(user, _Queue())
+        if not 0 <= time.time() - queue.asked < SQUEUE_INTERVAL_S:
+            queue.asked, queue.error = time.time(), ""
+            columns = "--format=%i|%T|%r|%S|%N"
+            done = run_command("squeue", "--noheader", "--array", "--states=all", columns, f"--user={user}")
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                queue.error = f"squeue: {lines[-1] if lines else 'no answer'}"
+            else:
+                queue.answered, queue.jobs = time.time(), {}
+                for known_number, *values in _rows(done.stdout, columns=5):
+                    queue.jobs[known_number] = Job(*values)  # type: ignore[arg-type]  # state, reason, start, node
+        if number not in queue.jobs and not queue.error:
+            queue.jobs[number] = _accounted_job(number)
+        return replace(queue.jobs.get(number, Job()), asked=queue.answered, error=queue.error)
 
 
 def _accounted_job(number: str) -> Job:
@@ -341,29 +319,21 @@ def _rows(output: str, *, columns: int) -> list[list[str]]:
     return rows
 
 
-def cancel_job(number: str, *, kill: bool = False) -> str:
-    """End a job; with `kill`, at once. Return scancel's error message; empty if there is none."""
-    options = ["--signal=KILL", "--full"] if kill else []
-    return _scancel(*options, number)
-
-
-def signal_job(number: str, name: str) -> str:
-    """Send a signal, such as USR2, to all ranks of a job. Return scancel's error message; empty if there is none."""
-    return _scancel(f"--signal={name}", number)
-
-
-def _scancel(*arguments: str) -> str:
+def scancel(*arguments: str) -> str:
+    """End a job, or send it a signal, by scancel. Return its error message; empty if there is none."""
     done = run_command("scancel", *arguments)
     return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
 
 
-def run_command(*command: str, timeout: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *command: str, timeout: float = COMMAND_TIMEOUT_S, stdin: str = "", environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed."""
     if not shutil.which(command[0]):
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    environment = {**environment, "SLURM_TIME_FORMAT": "standard"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
         words = f"{command[0]} did not answer within {timeout:g} s"
-        return subprocess.CompletedProcess(command, 124, "", words)
+        return subprocess.CompletedProcess(command, NO_ANSWER, "", words)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +40,10 @@ def run_state(path: PathLike) -> RunState:
     if record is None:
         state, age = read_status(folder), file_age(folder)
         if state.done:
-            return replace(state, step=last_row(folder).get("step", 0), steps=_planned_steps(folder))
+            steps = 0
+            with suppress(OSError, ParamError):  # params.yaml is missing or damaged, too
+                steps = RunParams.from_yaml(folder / "params.yaml").train.steps
+            return replace(state, step=last_row(folder).get("step", 0), steps=steps)
         if job_number(folder):
             return RunState(Status.LOST, "its run.json is missing; cancel it, in case that it still runs")
         if age is not None and age < LAUNCH_TIMEOUT_S:
@@ -50,14 +54,6 @@ def run_state(path: PathLike) -> RunState:
     if not rows:
         return replace(state, steps=record.steps)
     return replace(state, step=rows[-1].get("step", 0), steps=record.steps, heartbeat=file_age(metrics_path(folder)))
-
-
-def _planned_steps(folder: Path) -> int:
-    """Return the steps that params.yaml asks for; 0 if it is missing or damaged."""
-    try:
-        return RunParams.from_yaml(folder / "params.yaml").train.steps
-    except (OSError, ParamError):
-        return 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,19 @@ def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
         error, traceback = status.get("error", ""), status.get("traceback", "")
     elif state.rank == rank:
         error, traceback = state.reason, state.traceback
+    if status.get("state") in ("failed", "done"):
+        word = status["state"]
+    elif state.rank == rank and state.status is Status.FAILED:
+        word = "failed"
+    elif state.done:
+        word = "done" if state.ok else "stopped"
+    elif age_s is None:
+        word = "waiting"
+    else:
+        word = "quiet" if age_s > max(QUIET_S, 5 * (row.get("step_s") or 0.0)) else "running"
     return RankProgress(
         rank,
-        status=_rank_state(rank, status.get("state", ""), state, age_s, row.get("step_s") or 0.0),
+        status=word,
         activity=activity,
         step=int(match[1]) if match else row.get("step"),
         age_s=age_s,
@@ -108,45 +114,22 @@ def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
     )
 
 
-def _rank_state(rank: int, reported: str, state: RunState, age_s: float | None, step_s: float) -> str:
-    """Return the status of a rank in one word."""
-    if reported in ("failed", "done"):
-        return reported
-    if state.rank == rank and state.status is Status.FAILED:
-        return "failed"
-    if state.done:
-        return "done" if state.ok else "stopped"
-    if age_s is None:
-        return "waiting"
-    return "quiet" if age_s > max(QUIET_S, 5 * step_s) else "running"
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """A run in a list."""
-
-    path: Path
-    name: str
-    """Relative to the folder that is listed: a run of a sweep comes as SWEEP/NAME."""
-    state: RunState
-    loss: float | None
-    created: float | None
-    """Unix seconds; None if unknown."""
-    where: str
-    """Machine, or Slurm job."""
-
-
-def find_runs(folder: PathLike) -> list[RunSummary]:
-    """Return the runs in a folder and in its sweeps, oldest first; for a run's own folder, that run."""
+def find_runs(folder: PathLike) -> dict[str, Path]:
+    """Return the runs in a folder and in its sweeps by name, a run of a sweep as SWEEP/NAME; for a run's own folder,
+    that run.
+    """
     folder = Path(folder)
+    paths = {}
     if is_run(folder):
-        summaries = [_summary(folder, folder.resolve().name)]
-    else:
-        summaries = _summaries_in(folder)
-        for path in _subfolders(folder):
-            if (path / SWEEP_FILE).is_file():
-                summaries += _summaries_in(path, prefix=f"{path.name}/")
-    return sorted(summaries, key=lambda run: (run.created or 0.0, run.name))
+        paths[folder.resolve().name] = folder
+    for path in _subfolders(folder):
+        if is_run(path):
+            paths[path.name] = path
+        elif (path / SWEEP_FILE).is_file():
+            for member in _subfolders(path):
+                if is_run(member):
+                    paths[f"{path.name}/{member.name}"] = member
+    return paths
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -156,28 +139,19 @@ def _subfolders(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
 
 
-def _summaries_in(folder: Path, *, prefix: str = "") -> list[RunSummary]:
-    return [_summary(path, prefix + path.name) for path in _subfolders(folder) if is_run(path)]
-
-
-def _summary(path: Path, name: str) -> RunSummary:
-    record, loss = RunRecord.read(path), last_row(path).get("loss")
-    where = ""
-    if record is not None:
-        where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
-    created = record.created if record else None
-    return RunSummary(path, name, run_state(path), loss if isinstance(loss, float) else None, created, where)
-
-
-def runs_table(runs: Sequence[RunSummary]) -> str:
-    """Return a list of runs as text: name, state, step of steps, loss, age, where, reason."""
-    lines = [("name", "state", "step", "loss", "age", "where", "")]
-    for run in runs:
-        loss = "" if run.loss is None else f"{run.loss:.4g}"
-        old = "" if run.created is None else age(time.time() - run.created)
-        step = f"{run.state.step}/{run.state.steps}"
-        lines.append((run.name, str(run.state.status), step, loss, old, run.where, run.state.reason[:100]))
-    return text_table(lines)
+def runs_table(paths: Mapping[str, Path]) -> str:
+    """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where, reason."""
+    lines = []
+    for name, path in paths.items():
+        record, state, loss = RunRecord.read(path), run_state(path), last_row(path).get("loss")
+        created, old, where = 0.0, "", ""
+        if record is not None:
+            created, old = record.created, age(time.time() - record.created)
+            where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
+        step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
+        lines.append((created, (name, str(state.status), step, loss, old, where, state.reason[:100])))
+    head = ("name", "state", "step", "loss", "age", "where", "")
+    return text_table([head] + [cells for _, cells in sorted(lines)])
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

@@ -92,7 +92,9 @@ class Supervisor:
         while True:
             state = self.stop_requested()
             if state is None:
-                self.start_ranks()
+                self.processes: dict[int, psutil.Process] = {}
+                self.job = submit_local(self.folder, self.record)
+                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
                 state = self.watch()
             if state is not None:
                 return state
@@ -101,35 +103,34 @@ class Supervisor:
             for path in (self.folder / "logs").glob("rank*.*"):  # of the ranks that have ended
                 path.unlink()
 
-    def start_ranks(self) -> None:
-        """Start all ranks."""
-        self.processes: dict[int, psutil.Process] = {}
-        self.job = submit_local(self.folder, self.record)
-        write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
-
     def watch(self) -> RunState | None:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
         detector = HangDetector(self.folder, self.record, since=time.time(), dump_stack=dump_stack_here)
         while True:
-            self._restore_record()
-            state = self.stop_requested() or self.failure()
-            if state:
+            # Write what somebody has deleted: without these files nobody could follow or cancel the run.
+            if not (self.folder / "run.json").exists():
+                self.record.write(self.folder)
+            status_age_s = file_age(self.folder / "status.json")
+            if status_age_s is None:
+                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
+            elif status_age_s > TOUCH_INTERVAL_S:
+                os.utime(self.folder / "status.json")
+            if state := self.stop_requested() or self.failure():
                 return state
             statuses = rank_statuses(self.folder, self.record)
             if all(status.get("state") in ("done", "preempted") for status in statuses):
-                return self.wait_for_exit(preempted=not all_done(statuses))
+                break
             if state := detector.check(self.processes):
                 return state
-            if (file_age(self.folder / "status.json") or 0.0) > TOUCH_INTERVAL_S:
-                os.utime(self.folder / "status.json")
             time.sleep(POLL_S)
-
-    def _restore_record(self) -> None:
-        """Write what somebody has deleted: without these files nobody could follow or cancel the run."""
-        if not (self.folder / "run.json").exists():
-            self.record.write(self.folder)
-        if not (self.folder / "status.json").exists():
-            write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
+        end = time.monotonic() + EXIT_TIMEOUT_S
+        while not self.job.done() and time.monotonic() < end:
+            time.sleep(POLL_S)
+        if all_done(statuses):
+            return RunState(Status.COMPLETED)
+        if not self.job.done():
+            return RunState(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
+        return None
 
     def stop_requested(self) -> RunState | None:
         """Return the final state of a run that was cancelled or has reached its time limit."""
@@ -139,17 +140,6 @@ class Supervisor:
             return cancelled_state(self.folder, self.record, f"stopped by {signal.Signals(self.received_signal).name}")
         if time.monotonic() > self.end:
             return RunState(Status.FAILED, f"stopped after {self.record.timeout_min} min; raise launch.timeout_min")
-        return None
-
-    def wait_for_exit(self, *, preempted: bool) -> RunState | None:
-        """Wait until the processes of all ranks have ended. Return None if the ranks were preempted."""
-        end = time.monotonic() + EXIT_TIMEOUT_S
-        while not self.job.done() and time.monotonic() < end:
-            time.sleep(POLL_S)
-        if not preempted:
-            return RunState(Status.COMPLETED)
-        if not self.job.done():
-            return RunState(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
         return None
 
     def failure(self) -> RunState | None:
@@ -173,30 +163,21 @@ class Supervisor:
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""
         over = self.job.done()
-        self._find_processes()
-        ended_ranks = []
-        for rank in range(self.record.ranks):
-            if over or (rank in self.processes and not _is_alive(self.processes[rank])):
-                ended_ranks.append(rank)
+        if len(self.processes) < self.record.ranks:
+            # Before a rank reports, it is known as a child of submitit's controller.
+            with suppress(psutil.Error):  # a process has just started or ended: the next look will tell
+                for child in psutil.Process(int(self.job.job_id)).children():
+                    rank = child.environ().get("SUBMITIT_LOCAL_GLOBALID")
+                    if rank is not None:
+                        self.processes[int(rank)] = child
+        ended_ranks = set(range(self.record.ranks)) if over else set()
+        for number, process in self.processes.items():
+            with suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            ended_ranks.add(number)
         statuses = rank_statuses(self.folder, self.record)  # read last: a rank reports before it ends
-        return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]
-
-    def _find_processes(self) -> None:
-        """Find the process of each rank among the children of submitit's controller, before the rank reports."""
-        if len(self.processes) == self.record.ranks:
-            return
-        with suppress(psutil.Error):  # a process has just started or ended: the next look will tell
-            for child in psutil.Process(int(self.job.job_id)).children():
-                rank = child.environ().get("SUBMITIT_LOCAL_GLOBALID")
-                if rank is not None:
-                    self.processes[int(rank)] = child
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return [rank for rank in sorted(ended_ranks) if statuses[rank].get("state") in (None, "running")]
 
 
 def submit_local(folder: Path, record: RunRecord) -> Any:

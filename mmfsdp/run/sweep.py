@@ -66,7 +66,10 @@ def sweep(
         write_text(path / "base.yaml", params.to_yaml())
         write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
         new_sweep = Sweep(path)
-        new_sweep._start()
+        process = start_detached(path, "sweep", log=path / LOG)
+        end = time.monotonic() + 10
+        while not new_sweep._has_starter() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
     except Exception:
         shutil.rmtree(path)  # half a sweep would keep the name
         raise
@@ -78,32 +81,29 @@ def sweep_members(params: RunParams, *, grid: Grid, overrides: Sequence[Values])
 
     Raises ParamError for the first mistake.
     """
-    members: list[tuple[Values, RunParams]] = []
+    combinations: list[Values] = []
     for override in overrides or [{}]:
         for values in itertools.product(*grid.values()):
-            changes: Values = {**override, **dict(zip(grid, values, strict=True))}
-            members.append((changes, _changed(params, changes)))
-    if not 1 <= len(members) <= MAX_MEMBERS:
-        raise ParamError("sweep", f"makes {len(members)} runs; it may make 1 to {MAX_MEMBERS}")
-    for i, (changes, member) in enumerate(members):
-        if any(member == earlier for _, earlier in members[:i]):
-            raise ParamError("sweep", f"two members are the same: {changes}")
-    return members
-
-
-def _changed(params: RunParams, changes: Values) -> RunParams:
-    """Return the parameters of a member. Raises ParamError for fields that all members of a sweep share."""
+            combinations.append({**override, **dict(zip(grid, values, strict=True))})
+    if not 1 <= len(combinations) <= MAX_MEMBERS:
+        raise ParamError("sweep", f"makes {len(combinations)} runs; it may make 1 to {MAX_MEMBERS}")
+    members: list[tuple[Values, RunParams]] = []
     is_array = params.launch.executor.value == "slurm"
-    for key in sorted(changes):
-        of_job = is_array and (key.startswith("launch.") or key == "train.device")
-        if of_job or key in ("launch.name", "launch.folder", "launch.executor", "launch.replace"):
-            whole = "a job array" if is_array else "a sweep"
-            raise ParamError(key, f"is the same for all of {whole}; set it in the shared parameters")
-    try:
-        return params.change(**changes)
-    except ParamError as error:
-        words = ", ".join(f"{key}={value}" for key, value in changes.items())
-        raise ParamError(error.field, f"{error.message} (in the member {words})") from None
+    for changes in combinations:
+        for key in sorted(changes):
+            of_job = is_array and (key.startswith("launch.") or key == "train.device")
+            if of_job or key in ("launch.name", "launch.folder", "launch.executor", "launch.replace"):
+                whole = "a job array" if is_array else "a sweep"
+                raise ParamError(key, f"is the same for all of {whole}; set it in the shared parameters")
+        try:
+            member = params.change(**changes)
+        except ParamError as error:
+            words = ", ".join(f"{key}={value}" for key, value in changes.items())
+            raise ParamError(error.field, f"{error.message} (in the member {words})") from None
+        if any(member == earlier for _, earlier in members):
+            raise ParamError("sweep", f"two members are the same: {changes}")
+        members.append((changes, member))
+    return members
 
 
 class Sweep:
@@ -111,6 +111,12 @@ class Sweep:
 
     def __init__(self, path: PathLike):
         self.path = Path(os.path.expanduser(path)).absolute()
+        self.content: dict[str, Any] = read_json(self.path / SWEEP_FILE) or {}
+        """created, at_once, entry and members."""
+        self.members: dict[str, Values] = {}
+        """Name of each member -> the parameters in which it differs from base.yaml."""
+        for number, values in enumerate(self.content.get("members", [])):
+            self.members[f"{number:03d}"] = values
 
     @classmethod
     def open(cls, path: PathLike) -> Sweep:
@@ -118,16 +124,6 @@ class Sweep:
         if not (Path(os.path.expanduser(path)) / SWEEP_FILE).is_file():
             raise ParamError("sweep", f"{str(path)!r} is not a sweep: it has no {SWEEP_FILE}")
         return cls(path)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """Content of sweep.json: created, at_once, entry, members."""
-        return read_json(self.path / SWEEP_FILE) or {}
-
-    @property
-    def members(self) -> dict[str, Values]:
-        """Name of each member -> the parameters in which it differs from base.yaml."""
-        return {f"{number:03d}": values for number, values in enumerate(self.content.get("members", []))}
 
     @property
     def shared(self) -> RunParams:
@@ -206,14 +202,14 @@ class Sweep:
         return rows
 
     def __str__(self) -> str:
-        rows = self.rows()
-        columns: dict[str, None] = {}
-        for row in rows:
-            columns |= dict.fromkeys(row)
-        # The varied parameters of all members stand behind the name.
-        last = ("state", "step", "loss", "new right", "seconds", "why")
-        head = [key for key in columns if key not in last] + list(last)
-        return text_table([head] + [[_cell(row.get(key)) for key in head] for row in rows])
+        varied: dict[str, None] = {}
+        for values in self.members.values():
+            varied |= dict.fromkeys(values)
+        head = ["name", *varied, "state", "step", "loss", "new right", "seconds", "why"]
+        lines = [head]
+        for row in self.rows():
+            lines.append([_cell(row.get(key)) for key in head])
+        return text_table(lines)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -228,13 +224,6 @@ class Sweep:
         except BlockingIOError:
             return True
         return False
-
-    def _start(self) -> None:
-        """Start the process that starts the members, and wait until it is there."""
-        process = start_detached(self.path, "sweep", log=self.path / LOG)
-        end = time.monotonic() + 10
-        while not self._has_starter() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
 
 
 def _cell(value: Any) -> str:
@@ -282,14 +271,17 @@ def submit_array(members: Sweep) -> None:
             slurm.write_call(params, folder)
             accepted.append(name)
     limit, job = largest_array(), ""
-    for part, group in itertools.groupby(accepted, key=lambda name: int(name) // limit):
-        tasks = {name: int(name) - part * limit for name in group}
-        path = task_folders(members, part, tasks) / "array.sh"
-        write_text(path, array_text(members, path.parent, tasks))
+    for part, first in enumerate(range(0, len(accepted), limit)):
+        names = accepted[first : first + limit]
+        folder = members.path / f"array_{part}"
+        folder.mkdir()
+        for task, name in enumerate(names):  # each task finds its member by its own number
+            (folder / f"{task:03d}").symlink_to(Path("..", name))
+        write_text(folder / "array.sh", array_text(members, folder, names))
         after = [f"--dependency=afterany:{job}"] if job else []  # no more at once than was asked
-        done = run_command(*slurm.SBATCH, *after, str(path), timeout=SUBMIT_TIMEOUT_S)
+        done = run_command(*slurm.SBATCH, *after, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
         job = "" if done.returncode else slurm.submitted_job(done.stdout)
-        for name, task in tasks.items():
+        for task, name in enumerate(names):
             if job:
                 slurm.accept_call(members.path / name, job=f"{job}_{task}")
             else:
@@ -305,31 +297,18 @@ def largest_array() -> int:
     return max(1, int(found[1])) if found else MAX_MEMBERS
 
 
-def task_folders(members: Sweep, part: int, tasks: Mapping[str, int]) -> Path:
-    """Return the folder in which the tasks of an array find their members by number: of later arrays, by links."""
-    if not part:
-        return members.path
-    folder = members.path / f"array_{part}"
-    folder.mkdir(exist_ok=True)
-    for name, task in tasks.items():
-        link = folder / f"{task:03d}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path("..", name))
-    return folder
-
-
-def array_text(members: Sweep, folder: Path, tasks: Mapping[str, int]) -> str:
+def array_text(members: Sweep, folder: Path, names: Sequence[str]) -> str:
     """Return the batch file of an array: the options that all members share, and a call of each one's own file."""
     from .slurm import BATCH_FILE, sbatch_text
 
     lines = ["#!/bin/bash"]
-    for line in sbatch_text(members.params(next(iter(tasks)))).splitlines():
+    for line in sbatch_text(members.params(names[0])).splitlines():
         if line.startswith("#SBATCH") and not re.match("#SBATCH --(output|error|job-name)=", line):
             lines.append(line)
     log = shlex.quote(str(folder / "%3a/logs/%j_0_log.out"))
     batch = f'{shlex.quote(str(folder))}/"$(printf %03d "$SLURM_ARRAY_TASK_ID")"/logs/{BATCH_FILE}'
     lines += [
-        f"#SBATCH --array={','.join(map(str, tasks.values()))}%{members.content['at_once']}",
+        f"#SBATCH --array=0-{len(names) - 1}%{members.content['at_once']}",
         f"#SBATCH --job-name={shlex.quote(members.path.name)}",
         f"#SBATCH --output={log}",
         f"exec bash {batch}",

@@ -9,6 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,41 +63,31 @@ class _RankLog:
         self.rank, self.file = rank, GrowingFile(path)
         self.partial = b""
         """The unfinished line at the end of the file."""
-        self.cut_bytes = 0
-        """Bytes of that line that are left out."""
 
-    def read(self, limit: int) -> list[LogLine]:
-        """Return the lines finished since the last call, from at most `limit` bytes."""
+    def read(self, limit: int, *, last: bool) -> list[LogLine]:
+        """Return the lines finished since the last call, from at most `limit` bytes; with `last` also an unfinished."""
         data = self.file.read(limit, newest=True)
         lines = []
         if self.file.restarted or self.file.skipped:
-            self.partial, self.cut_bytes = b"", 0
+            self.partial = b""
         if self.file.skipped:
-            cut_line, _, rest = data.partition(b"\n")
-            skipped_bytes = self.file.skipped + len(data) - len(rest)
-            lines.append(LogLine(self.rank, f"[... {skipped_bytes:,} bytes not shown ...]"))
-            data = rest
-        *finished, last = data.split(b"\n")
-        for part in finished:
-            self._extend(part)
-            lines.append(self.take())
-        self._extend(last)
+            lines.append(LogLine(self.rank, f"[... {self.file.skipped:,} bytes not shown ...]"))
+            data = data.partition(b"\n")[2]
+        *finished, unfinished = (self.partial + data).split(b"\n")
+        if last and unfinished:
+            finished.append(unfinished)
+            unfinished = b""
+        for line in finished:
+            cut = " [... not all shown]" if len(visible(line)) > MAX_LINE_BYTES else ""
+            lines.append(LogLine(self.rank, clean(visible(line)[:MAX_LINE_BYTES]) + cut))
+        self.partial = visible(unfinished)
         return lines
 
-    def take(self) -> LogLine:
-        """Return the unfinished line, and begin a new one."""
-        cut = f" [... {self.cut_bytes:,} bytes not shown]" if self.cut_bytes else ""
-        line = LogLine(self.rank, clean(self.partial) + cut)
-        self.partial, self.cut_bytes = b"", 0
-        return line
 
-    def _extend(self, part: bytes) -> None:
-        line = self.partial + part
-        start = line.rstrip(b"\r").rfind(b"\r") + 1  # what came before is overwritten on a terminal
-        if start:
-            self.cut_bytes = 0
-        self.cut_bytes += max(0, len(line) - start - MAX_LINE_BYTES)
-        self.partial = line[start : start + MAX_LINE_BYTES]
+def visible(line: bytes) -> bytes:
+    """Return what a terminal shows of a raw line after its carriage returns, cut behind MAX_LINE_BYTES."""
+    start = line.rstrip(b"\r").rfind(b"\r") + 1
+    return line[start : start + MAX_LINE_BYTES + 1]
 
 
 class LogReader:
@@ -117,9 +108,7 @@ class LogReader:
         limit = max(MIN_LOG_BYTES, self.limit // max(1, len(self._logs)))
         lines = []
         for log in self._logs.values():
-            lines += log.read(limit)
-        if last:
-            lines += [log.take() for log in self._logs.values() if log.partial]
+            lines += log.read(limit, last=last)
         return lines
 
 
@@ -198,8 +187,7 @@ def bar(share: float) -> str:
 
 def clock(seconds: float) -> str:
     """Return hours, minutes and seconds, such as `0:01:02`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def follow(path: PathLike) -> Iterator[str]:
