@@ -159,18 +159,12 @@ class ChatProcessor(SampleProcessor):
         ids, mask = values.pop("input_ids"), values.pop("attention_mask")
         return ChatBatch(ids, mask, None, values, samples=len(rows))
 
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the text of each row of (B, L) new ids, without special tokens."""
-        return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
     def _messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Return the conversation as chat templates take it. Raises CorruptRecord."""
         messages: list[dict[str, Any]] = []
         for prompt, text in [(sample.prompt, sample.text), *sample.more]:
             if not text.strip() or IMAGE in text:
-                raise CorruptRecord(
-                    sample.name, f"has an answer without text, or with {IMAGE}; pictures are in questions"
-                )
+                raise CorruptRecord(sample.name, f"has an answer without text, or with {IMAGE}, which is for questions")
             question = prompt.removeprefix(BEFORE_QUESTION).removesuffix(AFTER_QUESTION)
             content = []
             for i, part in enumerate(question.split(IMAGE)):
@@ -206,11 +200,8 @@ class ChatProcessor(SampleProcessor):
             before = self._render(messages[:i], add_generation_prompt=True)
             after = self._render(messages[: i + 1])
             if not (text.startswith(after) and after.startswith(before)):
-                raise ParamError(
-                    "model.name",
-                    f"the chat template of {self.source!r} changes earlier messages when one is added, so that "
-                    "nobody can tell which words to learn; mark them in it by {% generation %} and {% endgeneration %}",
-                )
+                message = f"the chat template of {self.source!r} changes earlier messages when one is added; "
+                raise ParamError("model.name", message + "mark the answers in it by {% generation %}")
             answers.append((len(before), len(after)))
         return text, answers
 

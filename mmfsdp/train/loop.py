@@ -47,7 +47,9 @@ def train(
     beat("taking up")
     state = resume(setup)
     loader = open_loader(params, processor, state)
-    heldout = open_heldout(setup, processor, features)
+    heldout = HeldOut.open(params, processor)
+    if heldout is not None and features is not None:  # encoded once
+        heldout.batches = features.fill(model, heldout.batches)
     first_row = {"resumed_from": state.step} if state.step else {}
     sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)
     writer = MetricsWriter(setup.folder, rank, after=state.step)
@@ -80,7 +82,8 @@ def train(
                     scaler=setup.scaler,
                     stop_requested=preemption_requested,
                 )
-            state.finish_step(samples=world_size * settings.batch_size * settings.accumulation)
+            state.step = step
+            state.samples += world_size * settings.batch_size * settings.accumulation
             wire = collectives.rows()
             sent_bytes = sum(row.wire_bytes for row in wire)
             figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent_bytes}
@@ -100,7 +103,8 @@ def train(
                 stop = last or recorder.preempted
                 beat(f"step {step} save")
                 state.save(setup)
-            state.check_background_save(wait=stop)
+            if state.background:
+                state.background.settle(wait=stop)  # raises the error of its save, if any
             if recorder.preempted and not last:
                 exit_preempted(setup, step)
     if features is not None:
@@ -190,14 +194,6 @@ def open_loader(params: RunParams, processor: SampleProcessor, state: TrainState
         seed=settings.seed,
         start=state.samples // (world_size * settings.batch_size),
     )
-
-
-def open_heldout(setup: TrainSetup, processor: SampleProcessor, features: FeatureCache | None) -> HeldOut | None:
-    """Return the held-out samples, encoded once where features are cached; None without `train.eval_every`."""
-    heldout = HeldOut.open(setup.params, processor)
-    if heldout is not None and features is not None:
-        heldout.batches = features.fill(setup.model, heldout.batches)
-    return heldout
 
 
 def exit_preempted(setup: TrainSetup, step: int) -> NoReturn:

@@ -97,28 +97,21 @@ def cpu_memory() -> Iterator[CpuMemory]:
     """Watch every allocation of a CPU tensor, to the byte. Slow, and not while another profiler runs."""
     memory = CpuMemory()
     # Without this flag, what gloo's threads free (they are not profiled) would be counted for ever.
-    c10 = ctypes.CDLL(_c10())
+    c10 = ctypes.CDLL(str(next(Path(torch.__file__).with_name("lib").glob("libc10.*"))))
     flag = ctypes.c_bool.in_dll(c10, "FLAGS_caffe2_report_cpu_memory_usage")
     log_level = ctypes.c_int.in_dll(c10, "FLAGS_caffe2_log_level")
     before = flag.value, log_level.value
     flag.value, log_level.value = True, 2  # errors only: it would warn whenever older memory is freed
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with silent():
+        profiler.start()
     try:
-        with silent():
-            profiler.start()
-        try:
-            yield memory
-        finally:
-            with silent():
-                profiler.stop()
+        yield memory
     finally:
+        with silent():
+            profiler.stop()
         flag.value, log_level.value = before
-    _sum_up(memory, profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
-
-
-def _sum_up(memory: CpuMemory, event_tree: list[Any]) -> None:
-    """Fill in the figures from the profiler's events."""
-    changes = _allocations(event_tree)
+    changes = _allocations(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
     if not changes:
         return
     _, total, size = changes[0]
@@ -160,7 +153,3 @@ def silent() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _c10() -> str:
-    return next(str(path) for path in Path(torch.__file__).with_name("lib").glob("libc10.*"))

@@ -142,11 +142,8 @@ class StepProfile:
             events.append((event.name(), event.device_type().name, event.start_ns(), event.end_ns()))
         figures = summary(events, steps=self._done - WARMUP_STEPS)
         write_json(trace.with_suffix(""), figures | {"device": self.device.type, "host": platform.node()})
-        print(
-            f"profile of {figures['steps']} steps: {figures['seconds']:.3f} s each, communication "
-            f"{figures['communication_s']:.3f} s, of which {figures['exposed_s']:.3f} s exposed; open {trace} at "
-            "https://ui.perfetto.dev"
-        )
+        exposed = f"{figures['exposed_s']:.3f} s of exposed communication"
+        print(f"profile: {figures['seconds']:.3f} s a step, {exposed}; open {trace} at https://ui.perfetto.dev")
 
 
 def summary(events: Iterable[tuple[str, str, int, int]], *, steps: int) -> dict[str, Any]:
