@@ -65,8 +65,6 @@ def train(
             start = time.perf_counter()
             micro_batches = loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
-            for line in loader.new_messages():
-                print(line)
 
             beat(f"step {step} compute")
             collectives.reset()
@@ -137,22 +135,20 @@ class Recorder:
 
     def add(self, metrics: StepMetrics, **figures: Any) -> None:
         """Add a step: its metrics, and further keys of its row. Raises as `flush`."""
-        previous = self._pending
+        self.flush()
         self._pending = metrics, {"step": self.state.step, "time": time.time(), **figures}
-        if previous is not None:
-            self._write(*previous)
         if self.device.type != "cuda":
             self.flush()
 
     def flush(self) -> None:
         """Wait for the last step and write it. Raises RuntimeError after `max_skipped` skipped steps in a row."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._write(*pending)
-
-    def _write(self, metrics: StepMetrics, figures: dict[str, Any]) -> None:
+        if self._pending is None:
+            return
+        metrics, figures = self._pending
+        self._pending = None
         state, step_s = self.state, figures["step_s"]
-        state.count_skipped(skipped=metrics.skipped)
+        state.skipped += metrics.skipped
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
         self.preempted = self.preempted or metrics.stop_requested
         row = metrics.to_dict() | figures | self.first_row
         row["samples_per_s"] = metrics.samples / step_s

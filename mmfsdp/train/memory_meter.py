@@ -37,23 +37,21 @@ class PeakMemory:
     @contextmanager
     def watch_step(self, model: nn.Module, optimizer: Optimizer, micro_batches: Sequence[Batch]) -> Iterator[None]:
         """Watch the step over the micro-batches; `peak_bytes` is known after it, with one micro-batch in it."""
-        if self.device.type == "cuda":
-            self._note_largest(micro_batches)
+        on_gpu = self.device.type == "cuda"
+        if not on_gpu and self._watched == WATCHED_STEPS:
+            yield
+            return
+        self._watched += 1
+        for batch in micro_batches:
+            self.largest = max(self.largest, batch.inputs(), key=input_bytes)
+        if on_gpu:
             yield
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        elif self._watched < WATCHED_STEPS:
-            self._watched += 1
-            self._note_largest(micro_batches)
+        else:
             at_rest = bytes_at_rest(model, optimizer) + input_bytes(self.largest)
             with cpu_memory() as memory:
                 yield
             self.peak_bytes = max(self.peak_bytes, at_rest + memory.peak)
-        else:
-            yield
-
-    def _note_largest(self, micro_batches: Sequence[Batch]) -> None:
-        for batch in micro_batches:
-            self.largest = max(self.largest, batch.inputs(), key=input_bytes)
 
 
 def input_bytes(inputs: dict[str, Any]) -> int:

@@ -52,11 +52,6 @@ class TrainState:
     background: checkpoint.Background | None = None
     """Writes checkpoints while training goes on (`train.async_save`)."""
 
-    def count_skipped(self, *, skipped: bool) -> None:
-        """Note whether a step changed any weights. Its figures may be read only after the next step has begun."""
-        self.skipped += skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-
     def save(self, setup: TrainSetup) -> None:
         """Write a checkpoint, or begin to with `background`. Every rank must call it."""
         params = setup.params
