@@ -104,7 +104,15 @@ class ChatProcessor(SampleProcessor):
         try:
             values, labels = self._process(rows, side="right")
         except Exception as error:  # a processor may raise any kind
-            return self._collate_without(samples, self._refused(samples, error))
+            skipped = {}
+            if len(samples) == 1:  # Qwen2-VL's processor takes no 1 x 200
+                skipped[samples[0].name] = f"is refused by {type(self.processor).__name__} ({error})"
+            else:
+                for sample in samples:
+                    skipped |= self.collate([sample]).skipped
+            if not skipped:  # each can be used alone
+                raise
+            return self._collate_without(samples, skipped)
         lengths = values["attention_mask"].sum(dim=1).tolist()
         is_image = torch.isin(values["input_ids"], torch.tensor(self._image_ids()))
         skipped = {}
@@ -125,20 +133,6 @@ class ChatProcessor(SampleProcessor):
             media[key] = tensor[:, :limit] if is_of_tokens else tensor
         ids, mask = media.pop("input_ids"), media.pop("attention_mask")
         return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
-
-    def _refused(self, samples: Sequence[ChatSample], error: Exception) -> dict[str, str]:
-        """Return name to reason of samples that cannot be used even alone: Qwen2-VL's processor takes no 1 x 200.
-
-        Raises the error of all together if each can be used alone.
-        """
-        if len(samples) == 1:
-            return {samples[0].name: f"is refused by {type(self.processor).__name__} ({error})"}
-        refused: dict[str, str] = {}
-        for sample in samples:
-            refused |= self.collate([sample]).skipped
-        if not refused:
-            raise error
-        return refused
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
         batch = self.collate([sample for sample in samples if sample.name not in skipped])

@@ -95,14 +95,12 @@ def train(
                 figures |= heldout.loss(model)
             recorder.add(metrics, **figures)
 
-            stop = last or recorder.preempted
-            if stop or (settings.save_every and step % settings.save_every == 0):
+            if last or recorder.preempted or (settings.save_every and step % settings.save_every == 0):
                 recorder.flush()
-                stop = last or recorder.preempted
                 beat(f"step {step} save")
                 state.save(setup)
             if state.background:
-                state.background.settle(wait=stop)  # raises the error of its save, if any
+                state.background.settle(wait=last or recorder.preempted)  # raises the error of its save, if any
             if recorder.preempted and not last:
                 exit_preempted(setup, step)
     if features is not None:
