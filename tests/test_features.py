@@ -120,7 +120,7 @@ def test_an_encoder_that_trains_or_augmentation_is_an_error(tmp_path):
     model = tiny_flamingo()
     model.vision_encoder.requires_grad_(True)
     with pytest.raises(
-        ParamError, match="data.feature_cache: the vision encoder trains .visual.*freeze vision_encoder"
+        ParamError, match="data.feature_cache: the vision encoder trains .vision_encoder.visual.*freeze vision_encoder"
     ):
         FeatureCache.open(params_for(tmp_path), model, CPU)
     assert FeatureCache.open(params_for(None), model, CPU) is None

@@ -46,7 +46,7 @@ def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go):
     assert result["frozen_parameters_changed"] == 0 and result["world_size"] == 1
     peak, longest = result["peak"], json.loads((folder / "plan.json").read_text())["estimate"]["peak_bytes"]
     assert peak["bytes"] == pytest.approx(rows[-1]["memory_bytes"], rel=0.05), "both are of the same batch"
-    assert peak["bytes"] < 0.9 * longest and peak["batch"] == "input_ids 2 x 5, vision 2 x 1 x 1 x 3 x 16 x 16"
+    assert peak["bytes"] < 0.9 * longest
     found = json.loads((folder / "plan.json").read_text())
     assert found["plan"] and found["versions"]["torch"]
     before = (folder / "metrics.jsonl").read_bytes()

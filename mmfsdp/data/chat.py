@@ -104,7 +104,15 @@ class ChatProcessor(SampleProcessor):
         try:
             values, labels = self._process(rows, side="right")
         except Exception as error:  # a processor may raise any kind
-            return self._collate_without(samples, self._refused(samples, error))
+            skipped = {}
+            if len(samples) == 1:  # Qwen2-VL's processor takes no 1 x 200
+                skipped[samples[0].name] = f"is refused by {type(self.processor).__name__} ({error})"
+            else:
+                for sample in samples:
+                    skipped |= self.collate([sample]).skipped
+            if not skipped:  # each can be used alone
+                raise
+            return self._collate_without(samples, skipped)
         lengths = values["attention_mask"].sum(dim=1).tolist()
         is_image = torch.isin(values["input_ids"], torch.tensor(self._image_ids()))
         skipped = {}
@@ -126,20 +134,6 @@ class ChatProcessor(SampleProcessor):
         ids, mask = media.pop("input_ids"), media.pop("attention_mask")
         return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
 
-    def _refused(self, samples: Sequence[ChatSample], error: Exception) -> dict[str, str]:
-        """Return name to reason of samples that cannot be used even alone: Qwen2-VL's processor takes no 1 x 200.
-
-        Raises the error of all together if each can be used alone.
-        """
-        if len(samples) == 1:
-            return {samples[0].name: f"is refused by {type(self.processor).__name__} ({error})"}
-        refused: dict[str, str] = {}
-        for sample in samples:
-            refused |= self.collate([sample]).skipped
-        if not refused:
-            raise error
-        return refused
-
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
         batch = self.collate([sample for sample in samples if sample.name not in skipped])
         return replace(batch, skipped=skipped | batch.skipped)
@@ -159,18 +153,12 @@ class ChatProcessor(SampleProcessor):
         ids, mask = values.pop("input_ids"), values.pop("attention_mask")
         return ChatBatch(ids, mask, None, values, samples=len(rows))
 
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the text of each row of (B, L) new ids, without special tokens."""
-        return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
     def _messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Return the conversation as chat templates take it. Raises CorruptRecord."""
         messages: list[dict[str, Any]] = []
         for prompt, text in [(sample.prompt, sample.text), *sample.more]:
             if not text.strip() or IMAGE in text:
-                raise CorruptRecord(
-                    sample.name, f"has an answer without text, or with {IMAGE}; pictures are in questions"
-                )
+                raise CorruptRecord(sample.name, f"has an answer without text, or with {IMAGE}, which is for questions")
             question = prompt.removeprefix(BEFORE_QUESTION).removesuffix(AFTER_QUESTION)
             content = []
             for i, part in enumerate(question.split(IMAGE)):
@@ -206,11 +194,8 @@ class ChatProcessor(SampleProcessor):
             before = self._render(messages[:i], add_generation_prompt=True)
             after = self._render(messages[: i + 1])
             if not (text.startswith(after) and after.startswith(before)):
-                raise ParamError(
-                    "model.name",
-                    f"the chat template of {self.source!r} changes earlier messages when one is added, so that "
-                    "nobody can tell which words to learn; mark them in it by {% generation %} and {% endgeneration %}",
-                )
+                message = f"the chat template of {self.source!r} changes earlier messages when one is added; "
+                raise ParamError("model.name", message + "mark the answers in it by {% generation %}")
             answers.append((len(before), len(after)))
         return text, answers
 

@@ -71,15 +71,13 @@ class SkippedRecords:
     """Number of skipped records: one that comes in every epoch counts every time."""
     truncated: int = 0
     """Samples cut to max_length."""
-    new: list[str] = field(default_factory=list)
-    """Names that `Batches.new_messages` has not returned yet."""
 
     def add(self, reasons: Mapping[str, str], truncated: int = 0) -> None:
-        """Count the records that were left out of a batch."""
+        """Count the records that were left out of a batch, and print each when it is first met."""
         for name, reason in reasons.items():
             if name not in self.reasons and len(self.reasons) < MAX_SKIPPED_NAMES:
                 self.reasons[name] = reason
-                self.new.append(name)
+                print(f"{self.path}: skipped {name!r}, which {reason}")
         self.count += len(reasons)
         self.truncated += truncated
 
@@ -105,14 +103,6 @@ class Batches:
     def take(self, micro_steps: int) -> list[Batch]:
         """Return the batches of so many micro-steps: one of each source in each."""
         return [next(self) for _ in range(micro_steps * len(self._iterators))]
-
-    def new_messages(self) -> list[str]:
-        """Return a line for each corrupt record that was first met since the last call."""
-        lines = []
-        for skipped in self.skipped.values():
-            lines += [f"{skipped.path}: skipped {name!r}, which {skipped.reasons[name]}" for name in skipped.new]
-            skipped.new.clear()
-        return lines
 
 
 def sum_skipped(ranks: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:

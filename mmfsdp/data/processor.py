@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, takewhile
 from typing import Any
 
 import torch
@@ -80,9 +79,9 @@ class SampleProcessor(ABC):
         except CorruptRecord:
             return False
 
-    @abstractmethod
     def decode(self, ids: Tensor) -> list[str]:
-        """Return the text of each row of (B, L) new ids up to its end, without special tokens."""
+        """Return the text of each row of (B, L) new ids, no special tokens: generation pads what follows an end."""
+        return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 @dataclass
@@ -97,6 +96,8 @@ class Processor(SampleProcessor):
 
     mean: Sequence[float]
     std: Sequence[float]
+    picture_tokens: int = field(default=1, kw_only=True)
+    """Tokens of a picture: each `<image>` becomes so many."""
 
     def __post_init__(self) -> None:
         add_special_tokens(self.tokenizer)
@@ -111,18 +112,8 @@ class Processor(SampleProcessor):
             ids, _ = self._turns(sample)[0]
             if not ids:
                 raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
-            encoded.append(self._with_media(sample, ids, [IGNORE] * len(ids)))
+            encoded.append(self._with_pictures(sample, ids, [IGNORE] * len(ids)))
         return self.collate(encoded, left=True)
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the text of each row of (B, L) ids up to the first END_OF_CHUNK or end token, no special tokens."""
-        ends = {self.end_id, self.tokenizer.eos_token_id}
-        texts = []
-        for row in ids.tolist():
-            row = list(dropwhile(lambda token: token == self.pad_id, row))
-            row = list(takewhile(lambda token: token not in ends, row))
-            texts.append(self.tokenizer.decode(row, skip_special_tokens=True).strip())
-        return texts
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> EncodedSample:
         """Return one sample, encoded; `seed` drives the augmentation (default: the name). Raises CorruptRecord."""
@@ -138,11 +129,10 @@ class Processor(SampleProcessor):
         if all(label == IGNORE for label in labels):
             message = f"has no token to learn from in its first {self.max_length} of {length}; "
             raise CorruptRecord(sample.name, message + "raise max_length or shorten the prompt")
-        if self.augment and seed is None:
-            seed = stable_hash(sample.name)
-        return self._with_media(
-            sample, ids, labels, truncated=length > self.max_length, seed=seed if self.augment else None
-        )
+        own_seed = None
+        if self.augment:
+            own_seed = stable_hash(sample.name) if seed is None else seed
+        return self._with_pictures(sample, ids, labels, truncated=length > self.max_length, seed=own_seed)
 
     def collate(self, samples: Sequence[EncodedSample], *, left: bool = False) -> Batch:
         """Pad samples to one length and one number of pictures."""
@@ -186,26 +176,30 @@ class Processor(SampleProcessor):
         placeholders = 0
         for prompt_ids, text_ids in turns:
             placeholders += prompt_ids.count(self.image_id) + text_ids.count(self.image_id)
+        placeholders //= self.picture_tokens
         if placeholders != len(sample.images):
             message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
             raise CorruptRecord(sample.name, message + "give one placeholder per picture")
         return turns
 
     def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids if text else []
+        """Return the ids of a text, with each placeholder as often as its picture has tokens."""
+        ids: list[int] = []
+        for token in self.tokenizer(text, add_special_tokens=False).input_ids if text else []:
+            ids += [token] * (self.picture_tokens if token == self.image_id else 1)
+        return ids
 
-    def _with_media(
+    def _with_pictures(
         self, sample: Sample, ids: list[int], labels: list[int], *, truncated: bool = False, seed: int | None = None
     ) -> EncodedSample:
-        """Return a sample with the pictures that its ids still announce."""
-        return EncodedSample(ids, labels, self._pictures(sample, ids.count(self.image_id), seed), truncated)
-
-    def _pictures(self, sample: Sample, count: int, seed: int | None) -> list[Tensor]:
+        """Return a sample with the pictures that its ids still announce in full."""
+        count, cut = divmod(ids.count(self.image_id), self.picture_tokens)
+        end = len(ids) - cut  # drop a picture that max_length has cut
         pictures = []
         for i, image in enumerate(sample.images[:count]):
             own_seed = None if seed is None else seed + i
             pictures.append(to_tensor(image, size=self.image_size, mean=self.mean, std=self.std, seed=own_seed))
-        return pictures
+        return EncodedSample(ids[:end], labels[:end], pictures, truncated)
 
 
 def add_placeholder(tokenizer: Any) -> int:
@@ -223,14 +217,10 @@ def add_placeholder(tokenizer: Any) -> int:
 
 @dataclass
 class MultimodalProcessor(Processor):
-    """Turn samples into a Batch for a MultimodalModel that takes pictures.
+    """Turn samples into a Batch for a MultimodalModel that takes pictures (`picture_tokens`: its `num_tokens`).
 
-    Each `<image>` becomes `picture_tokens` tokens, a turn ends with the tokenizer's own end token, and labels leave out
-    placeholders, padding and prompts.
+    A turn ends with the tokenizer's own end token, and labels leave out placeholders, padding and prompts.
     """
-
-    picture_tokens: int = field(kw_only=True)
-    """Tokens of a picture (`MultimodalModel.num_tokens`)."""
 
     def __post_init__(self) -> None:
         self.image_id = add_placeholder(self.tokenizer)
@@ -238,21 +228,3 @@ class MultimodalProcessor(Processor):
 
     def _labels(self, before: list[int], text: list[int]) -> list[int]:
         return [IGNORE if token == self.image_id else token for token in text]
-
-    def _turns(self, sample: Sample) -> list[tuple[list[int], list[int]]]:
-        return [(self._repeated(prompt), self._repeated(text)) for prompt, text in super()._turns(sample)]
-
-    def _repeated(self, ids: list[int]) -> list[int]:
-        """Return the ids with each placeholder as often as its picture has tokens."""
-        repeated = []
-        for token in ids:
-            repeated += [token] * (self.picture_tokens if token == self.image_id else 1)
-        return repeated
-
-    def _with_media(
-        self, sample: Sample, ids: list[int], labels: list[int], *, truncated: bool = False, seed: int | None = None
-    ) -> EncodedSample:
-        end = len(ids) - ids.count(self.image_id) % self.picture_tokens  # drop a picture that max_length has cut
-        ids, labels = ids[:end], labels[:end]
-        pictures = self._pictures(sample, ids.count(self.image_id) // self.picture_tokens, seed)
-        return EncodedSample(ids, labels, pictures, truncated)

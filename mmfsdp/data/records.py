@@ -14,7 +14,7 @@ from typing import Any
 
 from braceexpand import braceexpand
 
-from ..params import ParamError, SourceParams
+from ..params import DataSource, ParamError, SourceParams
 from .batch import Sample
 from .pictures import CorruptRecord
 from .rows import check_row, parse_row, picture_name, sample_of
@@ -93,40 +93,30 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
     return files
 
 
-def read_folder(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
-    """Return the records of every metadata.jsonl in and below a folder, and name to reason of the unusable lines.
+def read_records(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
+    """Return the records of JSON files, and name to reason of the rows and lines that cannot be used.
 
-    Each line is a JSON object with `file_name`, relative to the metadata file, and `text`; or as `read_json` takes
-    them. Raises ParamError if there is no such file.
+    Source folder: every metadata.jsonl in and below a folder, each line a JSON object with `file_name`, relative to the
+    metadata file, and `text`. Otherwise .json and .jsonl files: lists or lines of rows, or COCO captions. Raises
+    ParamError if there is no such file, or a .json one is not JSON.
     """
     assert params.path is not None
-    root = Path(os.path.expanduser(params.path))
-    if not root.is_dir():
-        raise ParamError("path", f"{params.path!r} is not a folder; name one that holds {METADATA} and pictures")
-    files = sorted(file for file in root.rglob(METADATA) if file.is_file())
-    if not files:
-        message = f'{params.path!r} holds no {METADATA}; write one line {{"file_name": ..., "text": ...}} per picture'
-        raise ParamError("path", message)
-    return _read_files(params, root, files)
-
-
-def read_json(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
-    """Return the records of .json and .jsonl files (lists or lines of rows, or COCO captions), and the unusable rows.
-
-    Raises ParamError if a file is missing or, a .json one, is not JSON.
-    """
-    assert params.path is not None
-    files = expand_path(params.path, ".jsonl", ".json")
-    return _read_files(params, Path(os.path.commonpath([file.parent for file in files])), files)
-
-
-def _read_files(params: SourceParams, root: Path, files: list[Path]) -> tuple[list[Record], dict[str, str]]:
+    if params.source is DataSource.FOLDER:
+        root = Path(os.path.expanduser(params.path))
+        if not root.is_dir():
+            raise ParamError("path", f"{params.path!r} is not a folder; name one that holds {METADATA} and pictures")
+        files = sorted(file for file in root.rglob(METADATA) if file.is_file())
+        if not files:
+            message = f"{params.path!r} holds no {METADATA}; write one line "
+            raise ParamError("path", message + '{"file_name": ..., "text": ...} per picture')
+    else:
+        files = expand_path(params.path, ".jsonl", ".json")
+        root = Path(os.path.commonpath([file.parent for file in files]))
     records, skipped = [], {}
     for file in files:
         relative = file.relative_to(root)
         pictures = Path(os.path.expanduser(params.pictures)) if params.pictures else file.parent
-        rows = _lines(file) if file.suffix == ".jsonl" else _rows(file)
-        for key, row in rows:
+        for key, row in _lines(file) if file.suffix == ".jsonl" else _rows(file):
             name = f"{relative.as_posix()}:{key}"
             try:
                 records.append(_record(params, relative, pictures, name, row))

@@ -25,14 +25,7 @@ COLORS = {
     "pink": (220, 110, 175),
     "black": (35, 35, 40),
 }
-SHAPES = {
-    "circle": "circles",
-    "square": "squares",
-    "triangle": "triangles",
-    "star": "stars",
-    "cross": "crosses",
-    "heart": "hearts",
-}
+SHAPES = ("circle", "square", "triangle", "star", "cross", "heart")
 RELATIONS = ("above", "left of")
 """One per axis, first group first, so that a picture has exactly one caption."""
 
@@ -54,7 +47,9 @@ class Combination:
     shape: str
 
     def __str__(self) -> str:
-        noun = self.shape if self.count == 1 else SHAPES[self.shape]
+        noun = self.shape
+        if self.count > 1:
+            noun += "es" if noun == "cross" else "s"
         return f"{COUNTS[self.count - 1]} {self.size} {self.color} {noun}"
 
 

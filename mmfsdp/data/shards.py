@@ -56,10 +56,8 @@ class ShardRecord:
             row["file_name"] = pictures[0]
         else:
             there = ", .".join(sorted(self.members))
-            raise CorruptRecord(
-                self.name,
-                f"has no picture: it needs a .{', .'.join(PICTURES)} and has .{there}; a key ends at the first dot",
-            )
+            message = f"has no picture: it needs a .{', .'.join(PICTURES)} and has .{there}; "
+            raise CorruptRecord(self.name, message + "a key ends at the first dot")
         return sample_of(row, params, name=self.name, find=partial(self._find_picture, params))
 
     def read(self, extension: str) -> bytes:

@@ -9,7 +9,7 @@ from functools import partial
 from ..params import DataParams, DataSource, ParamError
 from .batch import Sample
 from .pictures import stable_hash
-from .records import Record, expand_path, read_folder, read_json
+from .records import Record, expand_path, read_records
 from .shards import SHARD_SUFFIXES, ShardSource
 from .stream import IndexedSource, Loaded, Source, load_or_corrupt
 
@@ -36,10 +36,16 @@ def open_source(
         raise ParamError("split", f"unseen needs source shapes, not {params.source}; use heldout")
     try:
         if params.source is DataSource.WEBDATASET:
-            return _open_shards(params, split, seed)
-        return _open_records(params, split, seed)
+            assert params.path is not None
+            shards = ShardSource(params, expand_path(params.path, *SHARD_SUFFIXES), seed=seed)
+            limit = _heldout_limit(((item.name, item) for item in shards.loaded()), params, shards.skipped)
+            return replace(shards, keep=partial(_is_in_split, limit, split))
+        records, skipped = read_records(params)
+        limit = _heldout_limit(((record.group, load_or_corrupt(record.load)) for record in records), params, skipped)
     except ParamError as error:
         raise error.under(place) from None
+    own = [record for record in records if _is_in_split(limit, split, record.group)]
+    return IndexedSource(partial(_load, own), len(own), seed, params.resample, skipped)
 
 
 def check_data(params: DataParams) -> None:
@@ -52,23 +58,8 @@ def check_data(params: DataParams) -> None:
         open_source(source, image_size=1, place=place)  # records are loaded as they are, and resized later
 
 
-def _open_records(params: DataParams, split: str, seed: int) -> Source:
-    records, skipped = read_folder(params) if params.source is DataSource.FOLDER else read_json(params)
-    loaded = ((record.group, load_or_corrupt(record.load)) for record in records)
-    limit = _heldout_limit(loaded, params, skipped)
-    own = [record for record in records if _is_in_split(limit, split, record.group)]
-    return IndexedSource(partial(_load, own), len(own), seed, params.resample, skipped)
-
-
 def _load(records: list[Record], index: int) -> Sample:
     return records[index].load()
-
-
-def _open_shards(params: DataParams, split: str, seed: int) -> Source:
-    assert params.path is not None
-    source = ShardSource(params, expand_path(params.path, *SHARD_SUFFIXES), seed=seed)
-    limit = _heldout_limit(((item.name, item) for item in source.loaded()), params, source.skipped)
-    return replace(source, keep=partial(_is_in_split, limit, split))
 
 
 def _is_in_split(limit: int, split: str, name: str) -> bool:

@@ -131,7 +131,7 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
         result[keys[split]] = exact_match(texts, samples)
         rows += keep_pictures(folder, split, samples, texts)
         if split == "heldout":
-            blind = captions(model, processor, samples, blank=True, alive=alive)
+            blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
             result["text_only_exact_match"] = exact_match(blind, samples)
     result["captions"] = rows
     result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
@@ -197,33 +197,24 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 
 @torch.inference_mode()
 def captions(
-    model: Any,
-    processor: SampleProcessor,
-    samples: Sequence[Sample],
-    *,
-    blank: bool = False,
-    alive: Callable[[], object] = bool,
+    model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, alive: Callable[[], object] = bool
 ) -> list[str]:
-    """Return what the model says to each sample's prompt. With `blank`, it sees empty pictures."""
+    """Return what the model says to each sample's prompt."""
     texts: list[str] = []
     for start in range(0, len(samples), CAPTION_BATCH):
         alive()
-        _, new_ids = generate(model, processor, samples[start : start + CAPTION_BATCH], blank=blank)
+        _, new_ids = generate(model, processor, samples[start : start + CAPTION_BATCH])
         texts += processor.decode(new_ids)
     return texts
 
 
-def generate(
-    model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, blank: bool = False
-) -> tuple[Batch, torch.Tensor]:
+def generate(model: Any, processor: SampleProcessor, samples: Sequence[Sample]) -> tuple[Batch, torch.Tensor]:
     """Return the batch of the samples' prompts, and the new tokens (B, up to MAX_NEW_TOKENS) that the model adds."""
-    if blank:
-        samples = [replace(sample, images=tuple(map(gray_picture, sample.images))) for sample in samples]
     batch = processor.prompts(samples).to(next(model.parameters()).device)
     ids = model.generate(**batch.inputs(), do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
     return batch, ids[:, batch.input_ids.shape[1] :]
 
 
-def gray_picture(picture: Image.Image) -> Image.Image:
-    """Return an empty picture of the same size."""
-    return Image.new("RGB", picture.size, "gray")
+def without_pictures(sample: Sample) -> Sample:
+    """Return the sample with empty pictures of the same sizes."""
+    return replace(sample, images=tuple(Image.new("RGB", picture.size, "gray") for picture in sample.images))

@@ -47,11 +47,18 @@ class FeatureCache:
         """
         if params.data.feature_cache is None:
             return None
-        name, encoder = _frozen_encoder(model)
+        modules = dict(model.named_modules())
+        name = "vision_encoder" if "vision_encoder" in modules else "encoders.vision"
+        if name not in modules:
+            raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
+        for parameter, p in modules[name].named_parameters(prefix=name):
+            if p.requires_grad:
+                message = f"the vision encoder trains ({parameter}), so that its features change; "
+                raise ParamError("data.feature_cache", message + "freeze vision_encoder.* in model.freeze, or unset it")
         key = ""
         if rank() == 0:
             settings = (params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)
-            key = fingerprint(encoder, *settings, prefix=f"{name}.", read=read)
+            key = fingerprint(modules[name], *settings, prefix=f"{name}.", read=read)
         key = gather_json(key)[0]
         return cls(Path(os.path.expanduser(params.data.feature_cache)) / key, device)
 
@@ -86,21 +93,6 @@ class FeatureCache:
     def _path(self, picture: Tensor) -> Path:
         name = hashlib.blake2b(picture.contiguous().numpy().data, digest_size=20).hexdigest()
         return self.folder / name[:2] / name[2:]
-
-
-def _frozen_encoder(model: nn.Module) -> tuple[str, nn.Module]:
-    """Return the vision encoder and its name. Raises ParamError if there is none, or if it trains."""
-    modules = dict(model.named_modules())
-    for name in ("vision_encoder", "encoders.vision"):
-        if name in modules:
-            break
-    else:
-        raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
-    trained = [parameter for parameter, p in modules[name].named_parameters() if p.requires_grad]
-    if trained:
-        message = f"the vision encoder trains ({trained[0]} and {len(trained) - 1} more), so that its features change; "
-        raise ParamError("data.feature_cache", message + "freeze vision_encoder.* in model.freeze, or unset it")
-    return name, modules[name]
 
 
 def fingerprint(encoder: nn.Module, *settings: object, prefix: str = "", read: Read | None = None) -> str:

@@ -44,7 +44,10 @@ def run(folder: Path) -> None:
     Continues from the newest complete checkpoint in the folder, if it has one. Writes a metrics line per rank and step,
     checkpoints, and on rank 0 plan.json and result.json.
     """
-    quiet()
+    transformers.utils.logging.disable_progress_bar()
+    # It warns of in-place operations on a unit's output: nothing here does any.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # its successor is not yet there
     beat = Heartbeat(folder, int(os.environ["RANK"]))
     beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")
@@ -79,14 +82,6 @@ def run(folder: Path) -> None:
             write_json(folder / "result.json", result)
 
 
-def quiet() -> None:
-    """Keep what says nothing about the run out of the ranks' logs."""
-    transformers.utils.logging.disable_progress_bar()
-    # It warns of in-place operations on a unit's output: nothing here does any.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # its successor is not yet there
-
-
 @contextmanager
 def process_group(params: RunParams) -> Iterator[torch.device]:
     """Join the process group, nccl on CUDA and gloo on the CPU; gives this rank's device."""
@@ -96,7 +91,10 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     if RUN_VARIABLE in os.environ and os.environ["MASTER_ADDR"] == LOOPBACK:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = local_store(int(os.environ["MASTER_PORT"]), rank, ranks)
+        # torch's own store would listen on every interface.
+        port = int(os.environ["MASTER_PORT"])
+        listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None
+        store = dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=listener)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     else:
         dist.init_process_group(backend)
@@ -110,12 +108,6 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
         raise
     # Not after another exception: the other ranks would report a lost connection before this rank reports the cause.
     dist.destroy_process_group()
-
-
-def local_store(port: int, rank: int, ranks: int) -> dist.Store:
-    """Return the store by which the ranks of one machine find each other. torch's own listens on every interface."""
-    descriptor = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None
-    return dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=descriptor)
 
 
 def pick_device(params: RunParams) -> torch.device:

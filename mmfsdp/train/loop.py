@@ -47,7 +47,9 @@ def train(
     beat("taking up")
     state = resume(setup)
     loader = open_loader(params, processor, state)
-    heldout = open_heldout(setup, processor, features)
+    heldout = HeldOut.open(params, processor)
+    if heldout is not None and features is not None:  # encoded once
+        heldout.batches = features.fill(model, heldout.batches)
     first_row = {"resumed_from": state.step} if state.step else {}
     sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)
     writer = MetricsWriter(setup.folder, rank, after=state.step)
@@ -63,8 +65,6 @@ def train(
             start = time.perf_counter()
             micro_batches = loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
-            for line in loader.new_messages():
-                print(line)
 
             beat(f"step {step} compute")
             collectives.reset()
@@ -80,7 +80,8 @@ def train(
                     scaler=setup.scaler,
                     stop_requested=preemption_requested,
                 )
-            state.finish_step(samples=world_size * settings.batch_size * settings.accumulation)
+            state.step = step
+            state.samples += world_size * settings.batch_size * settings.accumulation
             wire = collectives.rows()
             sent_bytes = sum(row.wire_bytes for row in wire)
             figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent_bytes}
@@ -94,13 +95,12 @@ def train(
                 figures |= heldout.loss(model)
             recorder.add(metrics, **figures)
 
-            stop = last or recorder.preempted
-            if stop or (settings.save_every and step % settings.save_every == 0):
+            if last or recorder.preempted or (settings.save_every and step % settings.save_every == 0):
                 recorder.flush()
-                stop = last or recorder.preempted
                 beat(f"step {step} save")
                 state.save(setup)
-            state.check_background_save(wait=stop)
+            if state.background:
+                state.background.settle(wait=last or recorder.preempted)  # raises the error of its save, if any
             if recorder.preempted and not last:
                 exit_preempted(setup, step)
     if features is not None:
@@ -133,22 +133,20 @@ class Recorder:
 
     def add(self, metrics: StepMetrics, **figures: Any) -> None:
         """Add a step: its metrics, and further keys of its row. Raises as `flush`."""
-        previous = self._pending
+        self.flush()
         self._pending = metrics, {"step": self.state.step, "time": time.time(), **figures}
-        if previous is not None:
-            self._write(*previous)
         if self.device.type != "cuda":
             self.flush()
 
     def flush(self) -> None:
         """Wait for the last step and write it. Raises RuntimeError after `max_skipped` skipped steps in a row."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._write(*pending)
-
-    def _write(self, metrics: StepMetrics, figures: dict[str, Any]) -> None:
+        if self._pending is None:
+            return
+        metrics, figures = self._pending
+        self._pending = None
         state, step_s = self.state, figures["step_s"]
-        state.count_skipped(skipped=metrics.skipped)
+        state.skipped += metrics.skipped
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
         self.preempted = self.preempted or metrics.stop_requested
         row = metrics.to_dict() | figures | self.first_row
         row["samples_per_s"] = metrics.samples / step_s
@@ -190,14 +188,6 @@ def open_loader(params: RunParams, processor: SampleProcessor, state: TrainState
         seed=settings.seed,
         start=state.samples // (world_size * settings.batch_size),
     )
-
-
-def open_heldout(setup: TrainSetup, processor: SampleProcessor, features: FeatureCache | None) -> HeldOut | None:
-    """Return the held-out samples, encoded once where features are cached; None without `train.eval_every`."""
-    heldout = HeldOut.open(setup.params, processor)
-    if heldout is not None and features is not None:
-        heldout.batches = features.fill(setup.model, heldout.batches)
-    return heldout
 
 
 def exit_preempted(setup: TrainSetup, step: int) -> NoReturn:

@@ -37,23 +37,21 @@ class PeakMemory:
     @contextmanager
     def watch_step(self, model: nn.Module, optimizer: Optimizer, micro_batches: Sequence[Batch]) -> Iterator[None]:
         """Watch the step over the micro-batches; `peak_bytes` is known after it, with one micro-batch in it."""
-        if self.device.type == "cuda":
-            self._note_largest(micro_batches)
+        on_gpu = self.device.type == "cuda"
+        if not on_gpu and self._watched == WATCHED_STEPS:
+            yield
+            return
+        self._watched += 1
+        for batch in micro_batches:
+            self.largest = max(self.largest, batch.inputs(), key=input_bytes)
+        if on_gpu:
             yield
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        elif self._watched < WATCHED_STEPS:
-            self._watched += 1
-            self._note_largest(micro_batches)
+        else:
             at_rest = bytes_at_rest(model, optimizer) + input_bytes(self.largest)
             with cpu_memory() as memory:
                 yield
             self.peak_bytes = max(self.peak_bytes, at_rest + memory.peak)
-        else:
-            yield
-
-    def _note_largest(self, micro_batches: Sequence[Batch]) -> None:
-        for batch in micro_batches:
-            self.largest = max(self.largest, batch.inputs(), key=input_bytes)
 
 
 def input_bytes(inputs: dict[str, Any]) -> int:
@@ -97,28 +95,21 @@ def cpu_memory() -> Iterator[CpuMemory]:
     """Watch every allocation of a CPU tensor, to the byte. Slow, and not while another profiler runs."""
     memory = CpuMemory()
     # Without this flag, what gloo's threads free (they are not profiled) would be counted for ever.
-    c10 = ctypes.CDLL(_c10())
+    c10 = ctypes.CDLL(str(next(Path(torch.__file__).with_name("lib").glob("libc10.*"))))
     flag = ctypes.c_bool.in_dll(c10, "FLAGS_caffe2_report_cpu_memory_usage")
     log_level = ctypes.c_int.in_dll(c10, "FLAGS_caffe2_log_level")
     before = flag.value, log_level.value
     flag.value, log_level.value = True, 2  # errors only: it would warn whenever older memory is freed
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with silent():
+        profiler.start()
     try:
-        with silent():
-            profiler.start()
-        try:
-            yield memory
-        finally:
-            with silent():
-                profiler.stop()
+        yield memory
     finally:
+        with silent():
+            profiler.stop()
         flag.value, log_level.value = before
-    _sum_up(memory, profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
-
-
-def _sum_up(memory: CpuMemory, event_tree: list[Any]) -> None:
-    """Fill in the figures from the profiler's events."""
-    changes = _allocations(event_tree)
+    changes = _allocations(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
     if not changes:
         return
     _, total, size = changes[0]
@@ -160,7 +151,3 @@ def silent() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _c10() -> str:
-    return next(str(path) for path in Path(torch.__file__).with_name("lib").glob("libc10.*"))

@@ -101,13 +101,10 @@ def pretrain_vision(params: BackboneParams, folder: Path, recipe: Recipe, progre
     from open_clip.model import set_model_preprocess_cfg
     from open_clip.push_to_hf_hub import save_for_hf
 
-    if params.source is not BackboneSource.OPEN_CLIP or not {"embed_dim", "vision_cfg", "text_cfg"} <= set(
-        params.config
-    ):
-        raise ParamError(
-            "model.vision.weights",
-            "generated needs source open_clip and a config of embed_dim, vision_cfg and text_cfg; see the preset tiny",
-        )
+    is_clip = {"embed_dim", "vision_cfg", "text_cfg"} <= params.config.keys()
+    if params.source is not BackboneSource.OPEN_CLIP or not is_clip:
+        message = "generated needs source open_clip and a config of embed_dim, vision_cfg and text_cfg; "
+        raise ParamError("model.vision.weights", message + "see the preset tiny")
     size = params.config["vision_cfg"]["image_size"]
     words = word_tokenizer(close=True)
     _check_vocabulary("model.vision.config", params.config["text_cfg"].get("vocab_size", len(words)), len(words))
@@ -120,8 +117,8 @@ def pretrain_vision(params: BackboneParams, folder: Path, recipe: Recipe, progre
         texts = words([caption(s) for s in scenes], padding="max_length", max_length=model.context_length)
         return contrast(*model(pictures, torch.tensor(texts.input_ids)))
 
-    optimizers = _optimizers(model, lr=recipe.vision_lr, block_lr=recipe.vision_block_lr)
-    _fit(model, loss, optimizers, recipe.vision_steps, recipe.warmup_steps, partial(progress, "vision encoder"))
+    peaks = recipe.vision_block_lr, recipe.vision_lr
+    _fit(model, loss, peaks, recipe.vision_steps, recipe.warmup_steps, partial(progress, "vision encoder"))
     set_model_preprocess_cfg(model, {"mean": MEAN, "std": STD})
     config = {**params.config, "text_cfg": {**params.config["text_cfg"], "hf_tokenizer_name": "words"}}
     save_for_hf(model, words, config, folder, safe_serialization=True)
@@ -150,8 +147,8 @@ def pretrain_language(params: BackboneParams, folder: Path, recipe: Recipe, prog
         labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
         return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
 
-    optimizers = _optimizers(model, lr=recipe.language_lr, block_lr=recipe.language_block_lr)
-    _fit(model, loss, optimizers, recipe.language_steps, recipe.warmup_steps, partial(progress, "language model"))
+    peaks = recipe.language_block_lr, recipe.language_lr
+    _fit(model, loss, peaks, recipe.language_steps, recipe.warmup_steps, partial(progress, "language model"))
     model.config.bos_token_id, model.config.eos_token_id = words.bos_token_id, words.eos_token_id
     model.config.pad_token_id = words.pad_token_id
     model.save_pretrained(folder)
@@ -171,8 +168,8 @@ class Muon(torch.optim.Optimizer):
     torch.optim.Muon does the same in bfloat16, which takes three times as long per step on CPUs that emulate it.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float):
-        super().__init__(params, {"lr": lr, "momentum": 0.95, "weight_decay": 0.1})
+    def __init__(self, params: Iterable[nn.Parameter]):
+        super().__init__(params, {"lr": 0.0, "momentum": 0.95, "weight_decay": 0.1})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -196,34 +193,18 @@ def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-Optimizers = list[tuple[torch.optim.Optimizer, float]]
-"""Each with its peak learning rate."""
-
-
 def _fit(
     model: nn.Module,
     loss: Callable[[int], torch.Tensor],
-    optimizers: Optimizers,
+    peaks: tuple[float, float],
     steps: int,
     warmup_steps: int,
     done: Callable[[float], None],
 ) -> None:
-    """Minimize `loss(step)` for so many steps; leave the model in eval mode."""
-    model.train()
-    for step in range(steps):
-        share = min(1.0, (step + 1) / warmup_steps) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
-        model.zero_grad()
-        loss(step).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, peak in optimizers:
-            optimizer.param_groups[0]["lr"] = peak * share
-            optimizer.step()
-        done((step + 1) / steps)
-    model.eval()
+    """Minimize `loss(step)` for so many steps; leave the model in eval mode.
 
-
-def _optimizers(model: nn.Module, *, lr: float, block_lr: float) -> Optimizers:
-    """Return Muon (Jordan et al. 2024) for the matrices within numbered blocks, and AdamW for the other parameters."""
+    peaks: the highest learning rates of Muon, for the matrices within numbered blocks, and of AdamW, for the rest.
+    """
     blocks: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -232,6 +213,15 @@ def _optimizers(model: nn.Module, *, lr: float, block_lr: float) -> Optimizers:
             blocks.append(parameter)
         else:
             others.append(parameter)
-    muon = Muon(blocks, lr=block_lr)
-    adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
-    return [(muon, block_lr), (adamw, lr)]
+    optimizers = Muon(blocks), torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+    model.train()
+    for step in range(steps):
+        share = min(1.0, (step + 1) / warmup_steps) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+        model.zero_grad()
+        loss(step).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * share
+            optimizer.step()
+        done((step + 1) / steps)
+    model.eval()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -30,7 +29,7 @@ from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 MAX_RECORDINGS = 32
 """Recordings that are kept: recording takes a hundred times as long as planning."""
 _building = threading.Lock()
-_recordings: OrderedDict[Hashable, Recording] = OrderedDict()
+_recordings: dict[Hashable, Recording] = {}
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
@@ -52,26 +51,18 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     if plan.memory_events or example is None:  # AUTO has needed them, or nobody knows the inputs
         yield plan, cost_of(plan, params)
         return
-    recorded = (key, *_what_is_recorded(plan, params))
-    if recorded not in _recordings:
+    sizes = params.launch.ranks, params.train.batch_size, params.data.max_length
+    recorded = (key, params.fsdp.model_dump_json(), *sizes)
+    recording = _recordings.get(recorded)
+    if recording is None:
         yield plan, cost_of(plan, params)
         if plan.refused:
             return
-        _recordings[recorded] = record_memory(model, plan, example)
-        if len(_recordings) > MAX_RECORDINGS:
-            _recordings.popitem(last=False)
-    plan = with_recording(plan, _recordings[recorded])
+        if len(_recordings) == MAX_RECORDINGS:
+            _recordings.clear()
+        recording = _recordings[recorded] = record_memory(model, plan, example)
+    plan = with_recording(plan, recording)
     yield plan, cost_of(plan, params)
-
-
-def _what_is_recorded(plan: WrapPlan, params: RunParams) -> tuple[Hashable, ...]:
-    """Return all but the model that a recording depends on: plans that are equal in it have the same memory events."""
-    fsdp, units = plan.fsdp, []
-    for unit in plan.units:
-        dtypes = tuple((p.name, p.dtype, p.trainable) for p in unit.params)
-        units.append((unit.modules, unit.order, unit.sharded, unit.compute_dtype, unit.grad_flow, dtypes))
-    choices = plan.backend, fsdp.mixed_precision, fsdp.buffer_dtype, fsdp.activation_checkpointing
-    return params.train.batch_size, params.data.max_length, *choices, *units
 
 
 def check(params: RunParams) -> WrapPlan:
@@ -131,13 +122,9 @@ def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None 
 
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the peak that the plan predicts for a micro-batch of a run: bytes, when, and the batch's shapes."""
+    """Return the peak that the plan predicts for a micro-batch of a run: bytes, and when."""
     cost = cost_of(with_memory_events(frozen_model(params.model), plan, inputs), params)
-    shapes = []
-    for name, value in {**inputs, **inputs.get("media", {})}.items():
-        if isinstance(value, torch.Tensor) and name not in ("attention_mask", "labels"):
-            shapes.append(f"{name} {' x '.join(map(str, value.shape))}")
-    return {"bytes": cost.peak_bytes, "when": cost.peak_when, "batch": ", ".join(shapes)}
+    return {"bytes": cost.peak_bytes, "when": cost.peak_when}
 
 
 def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,13 +55,16 @@ def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dty
     layouts = (lambda: matrix @ matrix.T, lambda: matrix @ matrix, lambda: matrix.T @ matrix)
     product_s = min(median_seconds(product, device) for product in layouts)
     copy_s = median_seconds(lambda: target.copy_(source), device)
-    latency_s = median_seconds(all_gather_of(256, device), device)
-    gather_s = median_seconds(all_gather_of(gathered, device), device)
+    ranks = dist.get_world_size()
+    part = torch.ones(gathered, device=device, dtype=torch.uint8)
+    parts = part.new_empty(gathered * ranks)
+    latency_s = median_seconds(partial(dist.all_gather_into_tensor, parts[: 256 * ranks], part[:256]), device)
+    gather_s = median_seconds(partial(dist.all_gather_into_tensor, parts, part), device)
     figures = {
         "flops": 2 * width**3 / product_s,
         "memory": 2 * copied / copy_s,
         # Ring: every rank sends W - 1 parts. One rank sends none, and any rate will do.
-        "bandwidth": gathered * max(1, dist.get_world_size() - 1) / max(gather_s - latency_s, 1e-9),
+        "bandwidth": gathered * max(1, ranks - 1) / max(gather_s - latency_s, 1e-9),
         "latency": latency_s,
         "efficiency": 1.0,
     }
@@ -67,17 +72,6 @@ def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dty
         figures |= read_cluster(launch.cluster).machine
     name = torch.cuda.get_device_name(device) if on_gpu else "this machine's CPU"
     return Machine(**figures, name=name)  # type: ignore[arg-type]
-
-
-def all_gather_of(nbytes: int, device: torch.device) -> Callable[[], None]:
-    """Return a function that all-gathers so many bytes of every rank."""
-    part = torch.ones(nbytes, device=device, dtype=torch.uint8)
-    gathered = part.new_empty(nbytes * dist.get_world_size())
-
-    def gather() -> None:
-        dist.all_gather_into_tensor(gathered, part)
-
-    return gather
 
 
 def median_seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -93,7 +87,7 @@ def median_seconds(work: Callable[[], object], device: torch.device) -> float:
     return median(seconds[1:])
 
 
-class StepProfile:
+class StepProfile(AbstractContextManager):
     """Records some steps with torch's profiler, once the warm-up is over.
 
     Writes profile/rank<N>.json.gz (the trace) and profile/rank<N>.json (see `summary`) in the run folder.
@@ -103,9 +97,6 @@ class StepProfile:
         self.folder, self.steps, self.device = folder / "profile", steps, device
         self._done = 0
         self._profiler: torch.profiler.profile | None = None
-
-    def __enter__(self) -> StepProfile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._profiler is not None:  # the run was shorter than the profile
@@ -130,10 +121,8 @@ class StepProfile:
     def _stop(self) -> None:
         assert self._profiler is not None
         profiler, self._profiler = self._profiler, None
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         with silent():
-            profiler.stop()
+            profiler.stop()  # waits for the GPU
         self.folder.mkdir(exist_ok=True)
         trace = self.folder / f"rank{dist.get_rank()}.json.gz"
         profiler.export_chrome_trace(str(trace))
@@ -142,11 +131,8 @@ class StepProfile:
             events.append((event.name(), event.device_type().name, event.start_ns(), event.end_ns()))
         figures = summary(events, steps=self._done - WARMUP_STEPS)
         write_json(trace.with_suffix(""), figures | {"device": self.device.type, "host": platform.node()})
-        print(
-            f"profile of {figures['steps']} steps: {figures['seconds']:.3f} s each, communication "
-            f"{figures['communication_s']:.3f} s, of which {figures['exposed_s']:.3f} s exposed; open {trace} at "
-            "https://ui.perfetto.dev"
-        )
+        exposed = f"{figures['exposed_s']:.3f} s of exposed communication"
+        print(f"profile: {figures['seconds']:.3f} s a step, {exposed}; open {trace} at https://ui.perfetto.dev")
 
 
 def summary(events: Iterable[tuple[str, str, int, int]], *, steps: int) -> dict[str, Any]:

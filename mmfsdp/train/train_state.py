@@ -52,16 +52,6 @@ class TrainState:
     background: checkpoint.Background | None = None
     """Writes checkpoints while training goes on (`train.async_save`)."""
 
-    def finish_step(self, *, samples: int) -> None:
-        """Count a step."""
-        self.step += 1
-        self.samples += samples
-
-    def count_skipped(self, *, skipped: bool) -> None:
-        """Note whether that step changed any weights. Its figures may be read only after the next step has begun."""
-        self.skipped += skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-
     def save(self, setup: TrainSetup) -> None:
         """Write a checkpoint, or begin to with `background`. Every rank must call it."""
         params = setup.params
@@ -87,11 +77,6 @@ class TrainState:
             done=_report_saved,
         )
 
-    def check_background_save(self, *, wait: bool) -> None:
-        """Raise the error of a background save, if any. With `wait`, first wait until it is complete."""
-        if self.background:
-            self.background.settle(wait=wait)
-
 
 def resume(setup: TrainSetup) -> TrainState:
     """Load model, optimizer, schedule, scaler and random states from the newest complete checkpoint, or start anew.
@@ -109,7 +94,11 @@ def resume(setup: TrainSetup) -> TrainState:
     # Python's and NumPy's generators; torch's too, if the checkpoint is of another number of ranks.
     _seed_rank(params, step=marker["step"])
     resumed = checkpoint.resume(setup.model, setup.optimizer, newest)
-    _set_schedule(setup, epoch=marker["schedule"])
+    schedule = setup.schedule
+    schedule.last_epoch = marker["schedule"]
+    # Its learning rates may be other ones than at the time of the checkpoint.
+    for group, base, factor in zip(setup.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = base * factor(schedule.last_epoch)
     if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
         setup.scaler.load_state_dict(marker["scaler"])
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
@@ -134,11 +123,3 @@ def _seed_rank(params: RunParams, *, step: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def _set_schedule(setup: TrainSetup, *, epoch: int) -> None:
-    """Set the schedule and its learning rates, which may be other ones than at the time of the checkpoint."""
-    schedule = setup.schedule
-    schedule.last_epoch = epoch
-    for group, base, factor in zip(setup.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-        group["lr"] = base * factor(epoch)

@@ -192,7 +192,7 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
             lines.append([f"{kind} in {phase}", planned["count"], counted["count"], *both])
     peak, longest = result.get("peak"), estimate.get("peak_bytes")
     if peak:
-        about = f"peak memory, in {peak['when']}; of the largest batch measured: {peak['batch']}"
+        about = f"peak memory, in {peak['when']}; of the largest batch measured"
         lines.append([about, "", "", *_pair(peak["bytes"], rows[-1].get("memory_bytes"))])
     if longest:
         lines.append(["peak memory for the longest texts that the parameters allow", "", "", longest, "", ""])

@@ -9,7 +9,7 @@ import torch
 from mmfsdp.data.batch import Sample
 from mmfsdp.data.processor import Processor
 from mmfsdp.models import MediaModel
-from mmfsdp.train.evaluate import generate
+from mmfsdp.train.evaluate import generate, without_pictures
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Answer:
 @torch.inference_mode()
 def answer(model: MediaModel, processor: Processor, sample: Sample, *, blank: bool = False) -> Answer:
     """Return what the model says to a sample's prompt, with probabilities. With `blank`, it sees empty pictures."""
-    batch, new_ids = generate(model, processor, [sample], blank=blank)
+    batch, new_ids = generate(model, processor, [without_pictures(sample) if blank else sample])
     ids = torch.cat([batch.input_ids, new_ids], dim=1)
     prompt_length = batch.input_ids.shape[1]
     logits = model(ids, media=batch.media).logits[0, prompt_length - 1 : -1]

@@ -26,7 +26,7 @@ from mmfsdp import ModalEncoder, MultimodalModel, RunParams, build_model
 from mmfsdp.data import MultimodalProcessor
 from mmfsdp.data.batch import Batch, Sample
 from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
-from mmfsdp.data.scenes import COUNTS, SHAPES, SIZES, Combination, draw_scene, split_combinations
+from mmfsdp.data.scenes import COUNTS, SIZES, Combination, draw_scene, split_combinations
 from mmfsdp.data.shapes import render
 from mmfsdp.params import load
 from mmfsdp.train.evaluate import captions
@@ -259,7 +259,7 @@ def _wave(wave: np.ndarray) -> str:
 
 STYLES: dict[str, Callable[[Combination], str]] = {
     "color": lambda it: it.color,
-    "shape": lambda it: SHAPES[it.shape],
+    "shape": lambda it: str(replace(it, count=2)).split()[-1],  # in the plural
 }
 
 

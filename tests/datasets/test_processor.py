@@ -105,7 +105,7 @@ def test_prompts_are_the_beginning_of_training_rows(small):
         Processor(make_tokenizer(), 8, HALF, HALF).prompts([Sample("", "dog")])
 
 
-def test_decode_stops_at_the_end_and_drops_special_tokens(small):
+def test_decode_drops_special_tokens(small):
     batch = small([Sample(IMAGE, "a red dog", (RED,)), Sample("is", "a")])
     assert small.decode(batch.input_ids) == ["a red dog", "is a"]
     padded = torch.nn.functional.pad(batch.input_ids, (3, 0), value=small.pad_id)
