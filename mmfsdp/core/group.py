@@ -42,15 +42,15 @@ def chosen_by_torch(model: nn.Module, params: FSDPParams) -> list[str]:
     policy: Callable[..., bool] = partial(size_based_auto_wrap_policy, min_num_params=params.min_num_params)
     if params.auto_wrap_policy is AutoWrapPolicy.TRANSFORMER_BASED_WRAP:
         policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=layer_classes(model, params))
-    chosen: dict[nn.Module, None] = {}
+    names = {module: name for name, module in model.named_modules()}
+    chosen: dict[str, None] = {}
 
     def note(module: nn.Module) -> nn.Module:
-        chosen[module] = None
+        chosen[names[module]] = None
         return module
 
     _recursive_wrap(model, policy, note, ignored_modules=set(), ignored_params=set(), only_wrap_children=True)
-    names = {module: name for name, module in model.named_modules()}
-    return [names[module] for module in chosen]
+    return list(chosen)
 
 
 def layer_classes(model: nn.Module, params: FSDPParams) -> set[type[nn.Module]]:

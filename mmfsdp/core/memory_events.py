@@ -130,6 +130,8 @@ class MemoryRecorder(TorchDispatchMode):
         self.in_backward: set[int] = set()
         self.finished: set[int] = set()
         self.without_gradient: set[int] = set()
+        # FSDP1: units whose backward ends with the last of their gradients.
+        self.end_with_gradients: set[int] = set()
         for unit in plan.units:
             self.register_hooks(unit, model)
 
@@ -222,6 +224,10 @@ class MemoryRecorder(TorchDispatchMode):
             outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
             for i, tensor in zip(indices, outputs, strict=True):
                 leaves[i] = tensor
+        elif self.plan.backend is Backend.FSDP1:
+            # FSDP1 reduces when autograd adds to the flat gradient (_runtime_utils.py, _register_post_backward_hook);
+            # FSDP2 leaves a unit without inputs that need gradients to the end of backward.
+            self.end_with_gradients.add(unit.order)
         return tree_unflatten(leaves, spec)
 
     def post_forward(self, unit: Unit, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -253,6 +259,8 @@ class MemoryRecorder(TorchDispatchMode):
         self.gradients += parameter.grad.untyped_storage().nbytes()
         if not unit.sharded:  # DDP copies it into a bucket that is always allocated
             self.drop_gradients([parameter])
+        elif unit.order in self.end_with_gradients and all(p.grad is not None for p in self.params[unit.order]):
+            self.post_backward(unit.order)
 
     def post_backward(self, order: int) -> None:
         """Note that the unit's backward is over, with or without gradients."""

@@ -96,19 +96,17 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) ->
     optimized: set[torch.Tensor] = set()
     for group in optimizer.param_groups:
         optimized.update(group["params"])
-    trainable = {p for p in model.parameters() if p.requires_grad}
+    for name, p in model.named_parameters():
+        if p in optimized and not p.requires_grad:
+            raise ParamError(
+                "optimizer",
+                f"{plain_name(name)}: frozen, yet given to the optimizer, which may decay it; give it only the "
+                "parameters with requires_grad (build_optimizer does)",
+            )
     # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
-    if optimized.isdisjoint(trainable):
-        raise ParamError(
-            "optimizer", "nothing that trains was given to the optimizer; make it after the model is wrapped"
-        )
-    if not optimized <= trainable:
-        frozen = [plain_name(name) for name, p in model.named_parameters() if p in optimized - trainable]
-        raise ParamError(
-            "optimizer",
-            f"{frozen[0]}: frozen, yet given to the optimizer, which may decay it; give it only the parameters with "
-            "requires_grad (build_optimizer does)",
-        )
+    if optimized.isdisjoint(model.parameters()):
+        problem = "nothing that trains was given to the optimizer; make it after the model is wrapped"
+        raise ParamError("optimizer", problem)
 
 
 class Scaler:

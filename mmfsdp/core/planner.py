@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, TrainParams
-from .plan import Unit, WrapPlan, size
+from .plan import MemoryEvent, Unit, WrapPlan, size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -119,13 +119,14 @@ def choose_policies(
     from .units import with_prefetch
 
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
-    plans = []
+    plans: list[WrapPlan] = []
+    events: tuple[MemoryEvent, ...] = ()
     for policy in (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE):
-        plans.append(plan_units(model, params, policy, grouped, world_size))
-    if example is not None:
-        # With memory events, the budget includes activations. A policy does not change them: record once.
-        events = with_memory_events(model, plans[0], example).memory_events
-        plans = [replace(plan, memory_events=events) for plan in plans]
+        plan = plan_units(model, params, policy, grouped, world_size)
+        if example is not None and not plans:
+            # With memory events, the budget includes activations. A policy does not change them: record once.
+            events = with_memory_events(model, plan, example).memory_events
+        plans.append(replace(plan, memory_events=events))
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
     bound = "at most" if plans[0].memory_events else "(give an example to count activations) at least"

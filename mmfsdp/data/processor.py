@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 from typing import Any
 
 import torch
@@ -79,8 +80,8 @@ class SampleProcessor(ABC):
         except CorruptRecord:
             return False
 
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the text of each row of (B, L) new ids, no special tokens: generation pads what follows an end."""
+    def decode(self, ids: Any) -> list[str]:
+        """Return the text of each row of (B, L) new ids, without special tokens."""
         return [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
@@ -114,6 +115,15 @@ class Processor(SampleProcessor):
                 raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
             encoded.append(self._with_pictures(sample, ids, [IGNORE] * len(ids)))
         return self.collate(encoded, left=True)
+
+    def decode(self, ids: Any) -> list[str]:
+        """Return the text of each row of (B, L) ids up to the first END_OF_CHUNK or end token, no special tokens."""
+        ends = {self.end_id, self.tokenizer.eos_token_id}
+        rows = []
+        for row in ids.tolist():
+            row = dropwhile(lambda token: token == self.pad_id, row)
+            rows.append(list(takewhile(lambda token: token not in ends, row)))
+        return super().decode(rows)
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> EncodedSample:
         """Return one sample, encoded; `seed` drives the augmentation (default: the name). Raises CorruptRecord."""
