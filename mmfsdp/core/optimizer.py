@@ -89,10 +89,13 @@ def lr_factor(step: int, params: TrainParams) -> float:
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
     """Raise before a step that would train wrongly.
 
-    ParamError if the optimizer has a frozen parameter, or none that trains; ValueError for fp16 without a scaler.
+    ParamError if a planned model's optimizer has a frozen parameter, or none that trains; ValueError for fp16 without a
+    scaler.
     """
     if scaler is None and computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
+    if plan_of(model) is None:
+        return
     optimized: set[torch.Tensor] = set()
     for group in optimizer.param_groups:
         optimized.update(group["params"])

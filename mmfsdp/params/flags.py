@@ -84,6 +84,8 @@ def _explain(printed: str) -> ParamError:
     unknown = re.fullmatch(r"(.*) Perhaps you meant: (--\S+) .*", text)
     if unknown:
         text = f"{unknown[1]}; did you mean {unknown[2]}?"
+    elif text.startswith("Unrecognized options: --conf"):  # not one of tyro's flags
+        text += "; did you mean --config?"
     return ParamError("command line", text)
 
 

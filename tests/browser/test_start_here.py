@@ -47,7 +47,7 @@ def test_choose_plan_launch_watch_caption(lab):
         page.locator(".mm-charts").evaluate("e => e.scrollIntoView()")
         shot(page, "drilled")
         press(page, "Report")
-        expect(page.get_by_text("report.html")).to_be_visible()
+        expect(page.get_by_text("written: ")).to_contain_text("report.html")
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
         run_cell(page, "captions")
         expect(page.locator(".mm-card img").first).to_be_visible(timeout=120_000)
