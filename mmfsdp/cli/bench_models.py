@@ -241,11 +241,11 @@ def measure_step(make: Callable[[], Method], batch: Batch, device: torch.device)
     row = {
         "wire_bytes": sum(count.wire_bytes for count in sent),
         "collectives": sum(count.count for count in sent),
-        "rest_bytes": memory.at_mark,
-        "peak_bytes": memory.peak,
     }
     if on_gpu:
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+    else:
+        row |= {"rest_bytes": memory.at_mark, "peak_bytes": memory.peak}
     return method, row
 
 

@@ -29,9 +29,9 @@ def collectives(plan: WrapPlan, train: TrainParams, sources: int = 1) -> tuple[C
             total += gathers * unit.unsharded_bytes
         add("all-gather", phase, count, total, plan.shard)
     if plan.backend is Backend.DDP:
-        # DDP sends one all-reduce for each bucket; counted as one.
         total = sum(unit.reduced_bytes for unit in plan.units)
-        add("all-reduce", "backward", min(1, total), total, plan.world_size)
+        if total:  # DDP sends one all-reduce for each bucket; counted as one
+            add("all-reduce", "backward", 1, total, plan.world_size)
     else:
         count = total = 0
         for unit in plan.sharded_units:

@@ -74,9 +74,16 @@ class BackboneParams(Params):
 
 
 _BACKBONES_ONLY = (
-    "vision", "language", "cross_attention_every", "cross_attend_all", "num_latents", "perceiver_depth",
-    "attention_heads", "attention_head_dim", "decoder_layers",
-)  # fmt: skip
+    "vision",
+    "language",
+    "cross_attention_every",
+    "cross_attend_all",
+    "num_latents",
+    "perceiver_depth",
+    "attention_heads",
+    "attention_head_dim",
+    "decoder_layers",
+)
 """Fields of ModelParams that say nothing about a model of transformers."""
 
 

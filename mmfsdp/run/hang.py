@@ -120,8 +120,9 @@ class HangDetector:
 
     def _failed(self, rank: int, why: str) -> RunState:
         _, activity = self.heartbeats[rank]
-        reason = f"rank {rank} does not answer (in {activity}): {why}; the limit is launch.silence_s"
-        reason += f", {self.limit_s:g} s"
+        reason = (
+            f"rank {rank} does not answer (in {activity}): {why}; the limit is launch.silence_s, {self.limit_s:g} s"
+        )
         return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
 
 
