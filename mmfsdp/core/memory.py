@@ -285,6 +285,8 @@ class StepWalk:
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
             gloo_copy = unit.reduced_bytes
         if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
+            if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+                self.all_gather(self.plan.units_by_name[unit.ahead_backward])
             # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
             cast = 0
             if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):

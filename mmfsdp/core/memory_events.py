@@ -18,9 +18,10 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointError
 from torch.utils.flop_counter import flop_registry
 
-from ..params import Backend
+from ..params import Backend, ParamError
 from .fsdp2 import cast_inputs, checkpoint_activations
 from .lint import without_gradient
 from .memory import gradient_params
@@ -47,7 +48,8 @@ class Recording(NamedTuple):
 def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
     """Run forward and backward on fake tensors, as the plan computes them.
 
-    example: keyword arguments of a forward. Raises ValueError where the model does not take it.
+    example: keyword arguments of a forward. Raises ValueError where the model does not take it, ParamError for modules
+    that cannot be checkpointed.
     """
     mode = fake_mode()
     buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None
@@ -77,6 +79,11 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
             if loss is not None:
                 loss.backward()
             recorder.finish()
+    except CheckpointError as error:
+        # Of modules that are not layers: features have taken the place of a language model's image tokens by then.
+        choice = plan.fsdp.activation_checkpointing
+        problem = f"{choice!r} names a module that computes other tensors when it runs again; name its layers instead"
+        raise ParamError("activation_checkpointing", problem) from error
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     twice = frozenset(recorder.reduced_twice)

@@ -1,5 +1,6 @@
 """The memory events of a micro-step, and the peak that follows from them."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,7 +8,7 @@ from mmfsdp.core.memory import memory_at_rest, step_peak
 from mmfsdp.core.memory_events import record_memory
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.trace import fake_mode, fake_model, fake_tensor
-from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from tests.bench.peaks import Case
 from tests.tiny import tiny_batch, tiny_flamingo
 
@@ -69,3 +70,5 @@ def test_the_peak_of_a_step():
 def test_a_language_model_with_its_embedding_is_not_checkpointed_as_a_whole():
     by_size = {"auto_wrap_policy": "SIZE_BASED_WRAP", "frozen_dtype": "nf4", "activation_checkpointing": "all"}
     assert Case("projector", by_size).plan(2).memory_events
+    with pytest.raises(ParamError, match="activation_checkpointing: 'language_model' names a module that"):
+        Case("projector", {"activation_checkpointing": "language_model"}).plan(2)
