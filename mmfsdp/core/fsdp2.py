@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -15,10 +14,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ..params import Backend, BackwardPrefetch, ParamError
+from ..params import BackwardPrefetch, ParamError
 from .group import contains, outermost, wrap_order
 from .plan import Unit, WrapPlan
-from .trace import Trace, has_forward
+from .trace import has_forward
 from .units import torch_dtype
 from .weights import WeightSource, materialize
 
@@ -172,56 +171,6 @@ def layers_of(model: nn.Module, names: list[str]) -> list[str]:
         if not embeds and sum(contains([name], [other]) for other in names) <= MAX_UNITS_IN_LAYER:
             layers.append(name)
     return layers
-
-
-def with_recomputed(model: nn.Module, plan: WrapPlan, trace: Trace) -> tuple[Unit, ...]:
-    """Return the plan's units, with the all-gathers of those that run again inside a checkpointed module.
-
-    Raises ParamError for a pattern that matches no module.
-    """
-    last_saved = {}
-    for name in checkpointed_modules(model, plan):
-        time = last_save(model, name, trace)
-        if time is not None:
-            last_saved[name] = time
-    units = []
-    for unit in plan.units:
-        if is_gathered_again(unit, last_saved, trace, fsdp1=plan.backend is Backend.FSDP1):
-            unit = replace(unit, gathers_backward=unit.gathers_backward + unit.gathers_forward)
-        units.append(unit)
-    return tuple(units)
-
-
-def last_save(model: nn.Module, name: str, trace: Trace) -> float | None:
-    """Return when a module last saved a tensor for backward, where recomputing stops; None if it saves none."""
-    if trace.calls is not None:
-        return trace.last_saved.get(name)
-    # Without an example, assume that the last module inside it saves one if backward comes there at all.
-    for key, p in model.get_submodule(name).named_parameters():
-        if p.requires_grad or f"{name}.{key}" in trace.grad_flow:
-            # Just after that module begins: `trace_registration` counts modules by whole numbers.
-            return 0.01 + max(time for m, time in trace.forward_start.items() if m == name or contains([name], [m]))
-    return None
-
-
-def is_gathered_again(unit: Unit, last_saved: dict[str, float], trace: Trace, *, fsdp1: bool) -> bool:
-    """Return True if a checkpointed module around the unit gathers it again when it is recomputed.
-
-    A unit with grad flow is gathered for its own backward anyway. FSDP1 alone frees it once more in between, unless its
-    backward has begun.
-    """
-    freed_between = fsdp1 and unit.grad_flow and unit.reshard_after_forward
-    if unit.grad_flow and not freed_between:
-        return False
-    for name in unit.modules:
-        for around, last in last_saved.items():
-            if not contains([around], [name]) or trace.forward_start.get(name, 0) >= last:
-                continue  # recomputing stops before the unit
-            # If it stops inside, the unit's own backward comes next, and finds it gathered.
-            stops_inside = last < trace.forward_end.get(name, 0)
-            if not (freed_between and stops_inside):
-                return True
-    return False
 
 
 def cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ gradients.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
@@ -131,6 +132,24 @@ def step_peak(plan: WrapPlan, train: TrainParams | None = None, *, sources: int 
     return walk.peak
 
 
+def with_gathers(plan: WrapPlan) -> WrapPlan:
+    """Return the plan with the all-gathers of each unit, as many as start while its memory events pass.
+
+    A unit that runs several times, or again in backward (activation checkpointing), is gathered several times.
+    """
+    if not plan.memory_events:
+        return plan
+    walk = StepWalk(plan, memory_at_rest(plan), on_cpu=False, offload=False)
+    walk.micro_step(last=True)
+    # What the walk gathers is what torch gathers: the events come from a forward and a backward that really ran.
+    units = []
+    for unit in plan.units:
+        forward, backward = walk.gathers["forward", unit.order], walk.gathers["backward", unit.order]
+        units.append(replace(unit, gathers_forward=forward, gathers_backward=backward))
+    # A unit that is gathered in backward now is also gathered ahead of need.
+    return replace(plan, units=with_prefetch(units, plan.fsdp))
+
+
 @dataclass
 class StepWalk:
     """Follow what the wrapper holds while the memory events of a step pass. File names are those of torch 2.15.
@@ -155,6 +174,8 @@ class StepWalk:
     """Whole gradients of earlier micro-steps."""
     reduced: dict[int, int] = field(default_factory=dict)
     """This rank's part of reduced gradients."""
+    gathers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """All-gathers, by phase and order of the unit."""
 
     def __post_init__(self) -> None:
         self.peak = self.constant
@@ -163,6 +184,7 @@ class StepWalk:
     def micro_step(self, *, last: bool) -> None:
         """Pass the events of a micro-step. last: its backward reduces the gradients."""
         self.phase, self.last = "forward", last
+        self.finished: set[int] = set()  # units whose backward is over
         for event in self.plan.memory_events:
             unit = self.plan.units[event.unit]
             if event.event in ("pre_backward", "post_backward", "end"):
@@ -226,6 +248,8 @@ class StepWalk:
         """Start a unit's all-gather, unless it is unsharded or its all-gather has started."""
         if not unit.sharded or unit.order in self.unsharded or unit.order in self.gather_outputs:
             return
+        if unit.params:
+            self.gathers[self.phase, unit.order] += 1
         # The shard is cast to the dtype of compute, after a copy from the host, before it is sent
         # (_fsdp_param.py, all_gather_inputs; _flat_param.py, pre_unshard).
         transient = 0
@@ -266,6 +290,7 @@ class StepWalk:
         """Reduce a unit's gradients in the last micro-step, else keep them."""
         computed = unreduced_gradient_bytes(self.plan, unit)
         earlier = self.accumulated.pop(unit.order, 0)
+        self.finished.add(unit.order)
         if self.fsdp1:
             self.compare(computed + earlier)  # autograd copies the parameters' gradients into one flat gradient
             self.activations -= computed
@@ -286,7 +311,9 @@ class StepWalk:
             gloo_copy = unit.reduced_bytes
         if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
             if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
-                self.all_gather(self.plan.units_by_name[unit.ahead_backward])
+                ahead = self.plan.units_by_name[unit.ahead_backward]
+                if ahead.order not in self.finished:  # _runtime_utils.py, _get_handle_to_prefetch
+                    self.all_gather(ahead)
             # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
             cast = 0
             if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from ..params import Backend, ParamError
 from .fsdp2 import cast_inputs, checkpoint_activations
 from .lint import without_gradient
-from .memory import gradient_params
+from .memory import gradient_params, with_gathers
 from .plan import MemoryEvent, Unit, WrapPlan
 from .quantize import quantized_copy
 from .trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
@@ -99,7 +99,8 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
             twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
             units[i] = with_bytes(replace(unit, params=params, reduced_twice=twice), plan.fsdp, plan.shard)
     lint = (*plan.lint, *without_gradient(recording.unused))
-    return replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
+    plan = replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
+    return with_gathers(plan)
 
 
 def loss_of(output: Any) -> torch.Tensor | None:

@@ -80,15 +80,14 @@ def plan_units(
     model: nn.Module, params: FSDPParams, policy: FrozenPolicy, grouped: Grouped, world_size: int
 ) -> WrapPlan:
     """Return the plan with one policy for all frozen units. Raises ParamError for what the units do not allow."""
-    from .fsdp2 import with_recomputed
+    from .fsdp2 import checkpointed_modules
     from .units import buffer_bytes, build_units, with_prefetch
 
     replicate, shard = mesh_shape(params, world_size)
     units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)
     check_units(params, units)
     plan = WrapPlan(params, world_size, replicate, shard, units, buffer_bytes=buffer_bytes(model, params))
-    units = with_recomputed(model, plan, grouped.trace)
-    # What is gathered ahead of need follows from the gathers, so it comes last.
+    checkpointed_modules(model, plan)  # raises for a pattern that matches none
     return replace(plan, units=with_prefetch(units, params))
 
 
@@ -116,6 +115,7 @@ def choose_policies(
 
     Raises ParamError if none fits.
     """
+    from .memory import with_gathers
     from .units import with_prefetch
 
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
@@ -126,7 +126,7 @@ def choose_policies(
         if example is not None and not plans:
             # With memory events, the budget includes activations. A policy does not change them: record once.
             events = with_memory_events(model, plan, example).memory_events
-        plans.append(replace(plan, memory_events=events))
+        plans.append(with_gathers(replace(plan, memory_events=events)))
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
     bound = "at most" if plans[0].memory_events else "(give an example to count activations) at least"

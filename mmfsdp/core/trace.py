@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -34,15 +33,10 @@ class Trace:
     """Time at which a module's last forward ends."""
     calls: Counter[str] | None = None
     """Number of times that a module's forward runs; None without an example."""
-    backward_runs: Counter[str] = field(default_factory=Counter)
-    """Number of times that FSDP2 begins a module's backward: calls without an input that needs a gradient, of token ids
-    for example, have one end in common."""
     grad_flow: set[str] = field(default_factory=set)
     """Frozen parameters (first names) that backward passes through."""
     uses: dict[str, set[frozenset[str]]] = field(default_factory=dict)
     """By parameter (first name): for each of its uses, the set of modules whose forward was running."""
-    last_saved: dict[str, float] = field(default_factory=dict)
-    """Time at which a module's forward last saved a tensor for backward."""
 
     def first_start(self, modules: Iterable[str]) -> float:
         """Return the time at which the first of these modules begins; 0 if one of them does not run."""
@@ -74,13 +68,11 @@ def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Coll
     recorder = _Recorder(model)
     for name, module in model.named_modules(remove_duplicate=False):
         module.register_forward_pre_hook(partial(recorder.before_forward, name))
-        module.register_forward_hook(partial(recorder.after_forward, name), with_kwargs=True)
+        module.register_forward_hook(partial(recorder.after_forward, name))
     try:
         # Autograd must be on even if the caller has switched it off: grad flow is read from `requires_grad`.
         with torch.random.fork_rng(devices=()), mode, RealValues(), recorder, torch.enable_grad():
-            # What a module saves for backward tells how far recomputing it would run.
-            with saved_tensors_hooks(recorder.on_save, _no_backward):
-                model(**inputs)
+            model(**inputs)
     except Exception as error:
         # Fake tensors have no values, so a forward that branches on them fails here, and only here.
         raise ValueError(
@@ -132,8 +124,6 @@ class _Recorder(TorchFunctionMode):
         self.trace = Trace(calls=Counter())
         self.clock = count()
         self.running: list[str] = []
-        self.last_start: dict[str, int] = {}
-        self.last_save = -1
         self.parameters = {id(p): name for name, p in model.named_parameters()}
         # Casts and views of a weight stand for the weight. Keep them alive, so that their ids are not used again.
         self.derived: dict[int, str] = {}
@@ -141,23 +131,14 @@ class _Recorder(TorchFunctionMode):
 
     def before_forward(self, name: str, *_: Any) -> None:
         """Note the start. A forward pre-hook."""
-        self.last_start[name] = next(self.clock)
-        self.trace.forward_start.setdefault(name, self.last_start[name])
+        self.trace.forward_start.setdefault(name, next(self.clock))
         self.trace.calls[name] += 1  # type: ignore[index]
         self.running.append(name)
 
-    def after_forward(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def after_forward(self, name: str, *_: Any) -> None:
         """Note the end. A forward hook."""
-        if need_gradient(output) and (need_gradient((args, kwargs)) or not self.trace.backward_runs[name]):
-            self.trace.backward_runs[name] += 1
         self.trace.forward_end[name] = next(self.clock)
         self.running.remove(name)
-        if self.last_save > self.last_start[name]:
-            self.trace.last_saved[name] = self.last_save
-
-    def on_save(self, tensor: torch.Tensor) -> None:
-        """Note that autograd saves a tensor for backward."""
-        self.last_save = next(self.clock)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -182,10 +163,6 @@ class _Recorder(TorchFunctionMode):
                 self.derived.setdefault(id(tensor), frozen_weights[0])
                 self.keep_alive.append(tensor)
         return out
-
-
-def _no_backward(saved: Any) -> torch.Tensor:
-    raise AssertionError("a trace runs forward only")
 
 
 def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:

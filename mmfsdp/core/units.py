@@ -201,35 +201,17 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     # FSDP never frees the root after forward. What backward does not need may always go.
     reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
     fsdp2 = fsdp.effective_backend is Backend.FSDP2
-    forward = backward = 0
-    calls = _calls(unit.modules, trace)
-    if unit.params and calls:
-        forward = calls if reshard else 1
-        if unit.grad_flow:
-            # FSDP1 frees it after the last of its backwards, FSDP2 after each, so there the next gathers it again.
-            backward = max(1, min(trace.backward_runs[name] for name in unit.modules)) if fsdp2 else 1
-            if not reshard:
-                backward -= 1
+    # Of a unit that runs once. With an example, `memory.with_gathers` counts them.
+    runs = trace.calls is None or any(trace.calls[name] for name in unit.modules)
+    gathered = bool(unit.params) and runs
     return replace(
         unit,
         reshard_after_forward=reshard,
         reshard_after_backward=not keep if fsdp2 else reshard,
         unshard_in_backward=unit.grad_flow,
-        gathers_forward=forward,
-        gathers_backward=backward,
+        gathers_forward=int(gathered),
+        gathers_backward=int(gathered and unit.grad_flow and reshard),
     )
-
-
-def _calls(modules: Modules, trace: Trace) -> int:
-    """Return how often the unit's forward runs: 0 if none of its modules runs, 1 without an example."""
-    if trace.calls is None:
-        return 1
-    calls = [trace.calls[name] for name in modules]
-    if not any(calls):
-        return 0
-    # FSDP2 reshards a unit once all its modules have run. With one that never runs it stays unsharded after the first
-    # gather (torch 2.15, _fsdp_state.py, _modules_to_run_forward).
-    return max(1, min(calls))
 
 
 def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Modules]:
