@@ -79,8 +79,8 @@ def as_rank(rank: int, ranks: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
 
 
-PORTS = itertools.count(10_000 + os.getpid() * 50 % 6_000)
-"""Below those that the system hands out, so nobody else gets one before it is used."""
+PORTS = itertools.count(10_000 + os.getpid() % 60 * 100)
+"""Below those that the system hands out, so nobody else gets one before it is used; each process begins elsewhere."""
 
 
 def free_port() -> int:

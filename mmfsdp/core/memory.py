@@ -141,7 +141,7 @@ def with_gathers(plan: WrapPlan) -> WrapPlan:
         return plan
     walk = StepWalk(plan, memory_at_rest(plan), on_cpu=False, offload=False)
     walk.micro_step(last=True)
-    # What the walk gathers is what torch gathers: the events come from a forward and a backward that really ran.
+    # The events come from a forward and a backward that ran, recomputation included, so no rule has to foresee it.
     units = []
     for unit in plan.units:
         forward, backward = walk.gathers["forward", unit.order], walk.gathers["backward", unit.order]

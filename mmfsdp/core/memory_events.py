@@ -80,7 +80,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
                 loss.backward()
             recorder.finish()
     except CheckpointError as error:
-        # Of modules that are not layers: features have taken the place of a language model's image tokens by then.
+        # When a language model with its embedding runs again, it sees the text without the features of the pictures.
         choice = plan.fsdp.activation_checkpointing
         problem = f"{choice!r} names a module that computes other tensors when it runs again; name its layers instead"
         raise ParamError("activation_checkpointing", problem) from error
@@ -272,12 +272,14 @@ class MemoryRecorder(TorchDispatchMode):
 
     def post_backward(self, order: int) -> None:
         """Note that the unit's backward is over, with or without gradients."""
-        if order in self.finished:
+        params = self.params[order]
+        without_gradient = params and self.plan.units[order].sharded and all(p.grad is None for p in params)
+        # FSDP1's flat gradient comes when autograd has added up those of all the unit's calls.
+        if order in self.finished or (without_gradient and self.plan.backend is Backend.FSDP1):
             return
         self.finished.add(order)
         self.in_backward.discard(order)
-        params = self.params[order]
-        if params and self.plan.units[order].sharded and all(p.grad is None for p in params):
+        if without_gradient:
             self.without_gradient.add(order)
             self.note("no_gradient", order)
             return

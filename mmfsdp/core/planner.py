@@ -26,8 +26,9 @@ def make_plan(
 
     example: keyword arguments of one forward. Tensors on the meta device will do, but for those of which the forward
     reads values, such as masks and grids of patches. With it, the order of units and the modules that backward passes
-    through are traced, not assumed from the order of registration, and AUTO's budget includes activations. train: the
-    steps that AUTO chooses for.
+    through are traced, not assumed from the order of registration; all-gathers of modules that run several times, or
+    again for activation checkpointing, are counted; and AUTO's budget includes activations. train: the steps that AUTO
+    chooses for.
     Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
     model does not take.
     """

@@ -204,9 +204,8 @@ def submitted_job(output: str) -> str:
 
 def job_environment() -> dict[str, str]:
     """Return this process's environment without what an allocation, another run or a choice of GPUs has left in it."""
-    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "CUDA_VISIBLE_DEVICES")
     names = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    names.add("CUDA_VISIBLE_DEVICES")
     environment = {}
     for name, value in os.environ.items():
         if name == "SLURM_CONF" or not (name.startswith(prefixes) or name in names):
