@@ -31,7 +31,7 @@ def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[l
     elif params.auto_wrap_policy is AutoWrapPolicy.NO_WRAP:
         groups = []
     else:
-        groups = [[name] for name in chosen_by_torch(model, params) if trace.runs(name, model.get_submodule(name))]
+        groups = [[name] for name in chosen_by_torch(model, params) if trace.calls[name]]
     if params.effective_backend is Backend.FSDP1:
         return split_for_fsdp1(model, groups)
     return join_tied(model, groups, trace), set()
@@ -84,7 +84,7 @@ class FrozenAware:
     """
 
     def __init__(self, model: nn.Module, trace: Trace) -> None:
-        self.trace = trace
+        self.trace, self.calls = trace, trace.calls
         self.first_names = {p: name for name, p in model.named_parameters()}
         self.modules = dict(model.named_modules())
         """By first name: a module that is in several places belongs to the first."""
@@ -106,7 +106,7 @@ class FrozenAware:
 
     def _may_share_unit(self, a: list[str], b: list[str]) -> bool:
         """Return True if two neighbors may share a unit: of one kind, each run once, and one of them small."""
-        if self.never_merged & {*a, *b} or self._calls(a[0]) > 1 or self._calls(b[0]) > 1:
+        if self.never_merged & {*a, *b} or self.calls[a[0]] > 1 or self.calls[b[0]] > 1:
             return False
         of_a, of_b = self._parameters(a), self._parameters(b)
         return self._kind(of_a) == self._kind(of_b) and min(_numel(of_a), _numel(of_b)) < MIN_UNIT_PARAMETERS
@@ -129,7 +129,7 @@ class FrozenAware:
                 inside = self._parameters(group)
                 small = _numel(inside) < MIN_UNIT_PARAMETERS and self.never_merged.isdisjoint(group)
                 # The module's own unit also gathers small groups of its kind, such as the patch embedding of a ViT.
-                if not (own and self._runs(name) and small and self._kind(inside) == self._kind(own)):
+                if not (own and self.calls[name] and small and self._kind(inside) == self._kind(own)):
                     groups.append(group)
         if own and not self._is_gathered_above(name):
             self.never_merged.add(name)
@@ -139,7 +139,7 @@ class FrozenAware:
     def _split(self, name: str) -> list[list[str]]:
         """Return the groups of one layer: itself if it is of one kind, else its frozen and its trainable modules."""
         pieces = list(self._pieces(name).values())
-        if self._runs(name) and not self._own_parameters(name):
+        if self.calls[name] and not self._own_parameters(name):
             # One kind that is in many modules, the layer itself can gather, if that gathers nothing of the other kind:
             # adapters inside a frozen layer may be a unit of their own, frozen weights inside adapters may not.
             scattered = []
@@ -156,8 +156,8 @@ class FrozenAware:
         """Return the outermost modules that hold one kind only, by (kind, number of calls): a unit has one of each."""
         # {True}: all train; {False}: all are frozen; both: the module has to be split.
         kind = _trainable(self.modules[name].parameters())
-        if len(kind) == 1 and self._runs(name):
-            return {(kind, self._calls(name)): [name]}
+        if len(kind) == 1 and self.calls[name]:
+            return {(kind, self.calls[name]): [name]}
         pieces: dict[tuple[frozenset[bool], int], list[str]] = {}
         if not kind:  # no parameters
             return pieces
@@ -166,30 +166,24 @@ class FrozenAware:
                 pieces.setdefault(key, []).extend(modules)
         own = _trainable(self._own_parameters(name))
         # If the module does not run, one further up gathers its own parameters.
-        if own and self._runs(name):
-            pieces[own, self._calls(name)] = [name]
+        if own and self.calls[name]:
+            pieces[own, self.calls[name]] = [name]
         return pieces
 
     def _own_parameters(self, name: str) -> list[nn.Parameter]:
         """Return what only the module's own forward can gather: its parameters, and those of modules that never run."""
         own = list(self.modules[name].parameters(recurse=False))
         for child in self._children(name):
-            if not self._runs(child):
+            if not self.calls[child]:
                 own += self._own_parameters(child)
         return own
 
     def _is_gathered_above(self, name: str) -> bool:
         """Return True if a module's own parameters are used outside its forward: a module further up must hold them."""
-        if self._runs(name):
+        if self.calls[name]:
             return False
         used = any(self.first_names[p] in self.trace.uses for p in self._own_parameters(name))
         return used or not has_forward(self.modules[name])
-
-    def _runs(self, name: str) -> bool:
-        return self.trace.runs(name, self.modules[name])
-
-    def _calls(self, name: str) -> int:
-        return self.trace.calls[name] if self.trace.calls else 1
 
     def _children(self, name: str) -> list[str]:
         children = []
@@ -308,7 +302,7 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
 def _innermost_called(model: nn.Module, param_name: str, trace: Trace) -> str:
     """Return the innermost module around a parameter whose forward runs; empty if only the root's does."""
     name = param_name.rpartition(".")[0]
-    while name and not trace.runs(name, model.get_submodule(name)):
+    while name and not trace.calls[name]:
         name = name.rpartition(".")[0]
     return name
 

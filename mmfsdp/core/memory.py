@@ -34,15 +34,13 @@ class Memory:
     """Inputs and outputs of all-gathers and reductions."""
     activations: int = 0
     """With the batch, and gradients that are not reduced yet."""
-    logits: int = 0
-    """Of the activations, tensors as wide as the vocabulary: logits, their copies and gradients."""
     when: str = ""
     """forward or backward of a unit; empty at rest."""
 
     @property
     def bytes(self) -> int:
         """Their sum."""
-        return sum(value for name, value in asdict(self).items() if name not in ("logits", "when"))
+        return sum(value for name, value in asdict(self).items() if name != "when")
 
 
 def memory_at_rest(plan: WrapPlan) -> Memory:
@@ -196,7 +194,7 @@ class StepWalk:
             if in_place:
                 self.activations = event.peak_without_grads
                 activations_after -= event.grads
-            self.compare(logits=event.logits)
+            self.compare()
             self.activations = activations_after
             if event.event in ("pre_forward", "post_forward", "pre_backward"):
                 getattr(self, event.event)(unit)
@@ -208,7 +206,7 @@ class StepWalk:
             else:  # no_gradient
                 self.reshard(unit)
 
-    def compare(self, transient: int = 0, logits: int = 0) -> None:
+    def compare(self, transient: int = 0) -> None:
         """Compare what is allocated now to the peak. transient: bytes of buffers that are freed at once."""
         now = replace(
             self.constant,
@@ -216,7 +214,6 @@ class StepWalk:
             gradients=self.constant.gradients + sum(self.accumulated.values()) + sum(self.reduced.values()),
             buffers=sum(self.gather_outputs.values()) + self.copied_output + self.reduce_input + transient,
             activations=self.activations,
-            logits=logits,
             when=self.when,
         )
         if now.bytes > self.peak.bytes:

@@ -122,11 +122,9 @@ class MemoryRecorder(TorchDispatchMode):
     def __init__(self, plan: WrapPlan, model: nn.Module, inputs: dict[str, Any]):
         super().__init__()
         self.plan = plan
-        self.vocabulary = vocabulary_of(model)
         self.events: list[MemoryEvent] = []
         self.flops = 0
-        self.allocated = self.gradients = self.logits = 0
-        self.peak = self.peak_without_grads = self.logits_at_peak = 0
+        self.allocated = self.gradients = self.peak = self.peak_without_grads = 0
         self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
         for tensor in tensors_of(inputs):
             self.allocate(tensor)
@@ -163,37 +161,30 @@ class MemoryRecorder(TorchDispatchMode):
         address, nbytes = storage._cdata, storage.nbytes()
         if address in self.storages:  # a view, or changed in place
             return
-        logits = 0
-        if self.vocabulary and tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
-            logits = nbytes
         self.storages.add(address)
         # Fake storages hold no memory, but they live as long as real ones would.
-        weakref.finalize(storage, self.free, address, nbytes, logits)
+        weakref.finalize(storage, self.free, address, nbytes)
         self.allocated += nbytes
-        self.logits += logits
         self.raise_peak(0)
 
     def raise_peak(self, scratch: int) -> None:
         """Note what is allocated now if it is more than before. scratch: bytes that an operator frees at its end."""
         allocated = self.allocated + scratch
+        self.peak = max(self.peak, allocated)
         self.peak_without_grads = max(self.peak_without_grads, allocated - self.gradients)
-        if allocated > self.peak:
-            self.peak, self.logits_at_peak = allocated, self.logits
 
-    def free(self, address: int, nbytes: int, logits: int) -> None:
+    def free(self, address: int, nbytes: int) -> None:
         """Count a storage out."""
         self.storages.discard(address)
         self.allocated -= nbytes
-        self.logits -= logits
 
     def note(self, event: str, order: int) -> None:
         """Note the counts, and begin to look for the peak before the next event."""
-        counts = self.peak, self.peak_without_grads, self.allocated, self.gradients, self.logits_at_peak
+        counts = self.peak, self.peak_without_grads, self.allocated, self.gradients
         self.events.append(MemoryEvent(event, order, *counts))
         if event == "post_backward":  # the wrapper reduces the gradients and frees them
             self.drop_gradients(self.params[order])
-        self.peak, self.logits_at_peak = self.allocated, self.logits
-        self.peak_without_grads = self.allocated - self.gradients
+        self.peak, self.peak_without_grads = self.allocated, self.allocated - self.gradients
 
     def register_hooks(self, unit: Unit, model: nn.Module) -> None:
         """Register the hooks that note when the unit's forward, backward and gradients come."""
@@ -323,12 +314,3 @@ def convolution_scratch(operator: Any, args: Any) -> int:
     if inputs.shape[1] <= MAX_UNPACKED_CHANNELS:
         return weight.nbytes
     return weight.nbytes + inputs.nbytes
-
-
-def vocabulary_of(model: nn.Module) -> int:
-    """Return the width of the logits of a transformers model; 0 for others."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "get_text_config"):
-            return int(getattr(config.get_text_config(), "vocab_size", 0))
-    return 0

@@ -173,8 +173,6 @@ class MemoryEvent:
     """Bytes allocated at the event."""
     grads: int
     """Of them, gradients of parameters."""
-    logits: int
-    """Of the peak, tensors as wide as the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +300,8 @@ class WrapPlan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
         """Return the plan of which `to_dict` gave these values."""
-        events = [MemoryEvent(*event) for event in values["memory_events"]]
+        # In older plans each event has one more number at its end.
+        events = [MemoryEvent(*event[:6]) for event in values["memory_events"]]
         return from_plain(cls, values | {"memory_events": events})
 
     @classmethod

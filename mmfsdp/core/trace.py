@@ -31,8 +31,8 @@ class Trace:
     """Time at which a module's first forward begins."""
     forward_end: dict[str, float] = field(default_factory=dict)
     """Time at which a module's last forward ends."""
-    calls: Counter[str] | None = None
-    """Number of times that a module's forward runs; None without an example."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Number of times that a module's forward runs; without an example, 1 for each module that has a forward."""
     grad_flow: set[str] = field(default_factory=set)
     """Frozen parameters (first names) that backward passes through."""
     uses: dict[str, set[frozenset[str]]] = field(default_factory=dict)
@@ -45,12 +45,6 @@ class Trace:
     def last_end(self, modules: Iterable[str]) -> float:
         """Return the time at which the last of these modules ends; 0 if none runs."""
         return max(self.forward_end.get(name, 0) for name in modules)
-
-    def runs(self, name: str, module: nn.Module) -> bool:
-        """Return True if hooks on the module's forward will fire."""
-        if self.calls is not None and name:
-            return self.calls[name] > 0
-        return has_forward(module)
 
 
 def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Collection[str] = ()) -> Trace:
@@ -93,9 +87,10 @@ def trace_registration(
     have no gradient.
     """
     trace = Trace()
-    names = dict.fromkeys(plain_name(name) for name, _ in model.named_modules(remove_duplicate=False))
-    for time, name in enumerate(names):
+    modules = {plain_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    for time, (name, module) in enumerate(modules.items()):
         trace.forward_start[name] = time
+        trace.calls[name] = int(has_forward(module))
         # A module ends after all modules inside it, and these end inner ones first: the fraction falls with the depth.
         parts = name.split(".") if name else []
         for depth in range(len(parts) + 1):
@@ -121,7 +116,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.trace = Trace(calls=Counter())
+        self.trace = Trace()
         self.clock = count()
         self.running: list[str] = []
         self.parameters = {id(p): name for name, p in model.named_parameters()}
@@ -132,7 +127,7 @@ class _Recorder(TorchFunctionMode):
     def before_forward(self, name: str, *_: Any) -> None:
         """Note the start. A forward pre-hook."""
         self.trace.forward_start.setdefault(name, next(self.clock))
-        self.trace.calls[name] += 1  # type: ignore[index]
+        self.trace.calls[name] += 1
         self.running.append(name)
 
     def after_forward(self, name: str, *_: Any) -> None:
@@ -171,7 +166,6 @@ def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:
     An FSDP unit of that module would not gather the parameter in time, so a module further up has to, which does run:
     peft's adapters of fused experts use their matrices before they call them.
     """
-    assert trace.calls is not None
     names = tied_names(model)
     for name, uses in trace.uses.items():
         owners = {alias.rpartition(".")[0] for alias in names.get(name, [name])}

@@ -202,8 +202,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
     fsdp2 = fsdp.effective_backend is Backend.FSDP2
     # Of a unit that runs once. With an example, `memory.with_gathers` counts them.
-    runs = trace.calls is None or any(trace.calls[name] for name in unit.modules)
-    gathered = bool(unit.params) and runs
+    gathered = bool(unit.params) and any(trace.calls[name] for name in unit.modules)
     return replace(
         unit,
         reshard_after_forward=reshard,

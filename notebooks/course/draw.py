@@ -11,7 +11,7 @@ from mmfsdp.widgets.style import ACTIVATIONS, COLORS, FROZEN, GATHERED, INK, OPT
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
-LEDGER_COLORS |= {"compute": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED, "logits": "#A6761D"}
+LEDGER_COLORS |= {"compute": FROZEN, "exposed": TRAINABLE, "gathered": GATHERED}
 BOX, GAP, WIDE = 34, 4, 740
 
 

@@ -47,7 +47,7 @@ def test_events_of_a_micro_step():
     assert gradients[:2] == [4 * WIDTH**2, 0], "those of 3.0 are freed when it is reduced; 2.0 is frozen"
     assert len({record_memory(model, plan, example) for _ in range(3)}) == 1, "a storage may have another's address"
     recording = record_memory(tiny_flamingo(), make_plan(tiny_flamingo(), world_size=2), tiny_batch().inputs())
-    assert not recording.unused and not recording.reduced_twice and max(e.logits for e in recording.memory_events)
+    assert not recording.unused and not recording.reduced_twice
 
 
 def test_the_peak_of_a_step():
