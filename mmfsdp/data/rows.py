@@ -110,6 +110,8 @@ def _conversation(row: Mapping[str, Any], name: str, find: FindPicture) -> Sampl
         turns.append((QUESTION.format(question.value.strip()), answer.value.strip()))
     files = conversation.image or []
     files = [files] if isinstance(files, str) else files
+    if not files and any(IMAGE in question.value for question in messages[::2]):
+        raise CorruptRecord(name, f"asks about an {IMAGE} but names no picture under 'image'")
     pictures = tuple(open_picture(find(file), name=name) for file in files)
     prompt, text = turns[0]
     return Sample(prompt, text, pictures, name, tuple(turns[1:]))

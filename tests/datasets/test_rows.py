@@ -96,6 +96,7 @@ def test_conversations_that_cannot_be_used_are_skipped_by_name(pictures, process
         ),
         ("text", "is not a JSON object"),
         ({"id": "c11"}, "has no file_name"),
+        (chat(12, f"{IMAGE} what", "one", picture="0.jpg"), "names no picture under 'image'"),
     ]
     _, skipped = every(pictures("chats.json", [*good, *(row for row, _ in bad)]))
     for i, (row, why) in enumerate(bad, start=2):
