@@ -35,7 +35,7 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 # and 120 for the whole are where they are going.
 CORE_LINES, CORE_FILES = 2_883, 18
 SMALL_PACKAGE_LINES = 4_456
-PACKAGE_LINES, PACKAGE_FILES = 13_362, 125
+PACKAGE_LINES, PACKAGE_FILES = 13_361, 125
 LARGEST_CORE_FILE = 250
 
 

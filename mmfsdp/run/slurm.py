@@ -204,13 +204,10 @@ def submitted_job(output: str) -> str:
 
 def job_environment() -> dict[str, str]:
     """Return this process's environment without what an allocation, another run or a choice of GPUs has left in it."""
-    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_", "CUDA_VISIBLE_DEVICES")
-    names = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    environment = {}
-    for name, value in os.environ.items():
-        if name == "SLURM_CONF" or not (name.startswith(prefixes) or name in names):
-            environment[name] = value
-    return environment
+    slurms = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
+    ranks = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    left = ranks | {"CUDA_VISIBLE_DEVICES"} | {name for name in os.environ if name.startswith(slurms)} - {"SLURM_CONF"}
+    return {name: value for name, value in os.environ.items() if name not in left}
 
 
 def enter_job_environment() -> None:
