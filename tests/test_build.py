@@ -191,8 +191,8 @@ def test_what_a_kind_of_model_does_not_have_is_named():
 @pytest.mark.parametrize("kind", ["flamingo", "multimodal"])
 def test_a_backbone_that_does_not_fit_is_refused_by_name(params, kind):
     for config, message in {
-        "mamba": "language: MambaForCausalLM has no past_key_values; choose",
-        "recurrent_gemma": "language: RecurrentGemmaForCausalLM has no past_key_values",
+        "mamba": "language: MambaForCausalLM has no KV cache; choose",
+        "recurrent_gemma": "language: RecurrentGemmaForCausalLM has no KV cache",
         "t5": "language: t5 is no causal language model; choose one",
     }.items():
         small = {"model_type": config, "num_hidden_layers": 2, "vocab_size": 12}

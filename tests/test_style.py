@@ -33,9 +33,9 @@ SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "chec
 
 # Each limit is what holds today. They only ever go down: 2,000 lines for core, 3,800 for the small package, and 11,500
 # and 120 for the whole are where they are going.
-CORE_LINES, CORE_FILES = 2_883, 18
-SMALL_PACKAGE_LINES = 4_456
-PACKAGE_LINES, PACKAGE_FILES = 13_361, 125
+CORE_LINES, CORE_FILES = 2_875, 18
+SMALL_PACKAGE_LINES = 4_448
+PACKAGE_LINES, PACKAGE_FILES = 13_355, 125
 LARGEST_CORE_FILE = 250
 
 
@@ -90,4 +90,4 @@ def test_direct_dependencies_are_few_and_each_has_its_reason():
     block = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.S | re.M)
     lines = block[1].splitlines()
     assert len(lines) <= 12
-    assert not [line for line in lines if not re.fullmatch(r'    "[\w>=<,.-]+", +# \S.{10,}', line)]
+    assert not [line for line in lines if not re.fullmatch(r'    "[\w>=<!,.-]+", +# \S.{10,}', line)]

@@ -18,7 +18,7 @@ from ..params.base import did_you_mean
 from .trace import Trace, has_forward, tied_names
 
 MIN_UNIT_PARAMETERS = 1_000_000
-"""Below this, an all-gather is mostly latency: small neighbors of one kind share a unit."""
+"""Below this, an all-gather is mostly latency: small neighbors of one kind share a unit. Chosen, not measured."""
 
 
 def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[list[list[str]], set[str]]:
@@ -33,7 +33,7 @@ def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[l
     else:
         groups = [[name] for name in chosen_by_torch(model, params) if trace.calls[name]]
     if params.effective_backend is Backend.FSDP1:
-        return split_for_fsdp1(model, groups)
+        return split_for_fsdp1(model, groups, trace)
     return join_tied(model, groups, trace), set()
 
 
@@ -281,7 +281,7 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
         if len(owners) == 1:
             continue
         # In the root so far, although a module further inside may gather them.
-        callers = [_innermost_called(model, name, trace) for name in names if owning_group(name, groups) is None]
+        callers = [_innermost_called(name, trace) for name in names if owning_group(name, groups) is None]
         joined: list[str] = []
         apart = []
         if "" in callers:
@@ -299,9 +299,9 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
     return _merge_overlapping(groups)
 
 
-def _innermost_called(model: nn.Module, param_name: str, trace: Trace) -> str:
-    """Return the innermost module around a parameter whose forward runs; empty if only the root's does."""
-    name = param_name.rpartition(".")[0]
+def _innermost_called(name: str, trace: Trace) -> str:
+    """Return the innermost module around a parameter or module whose forward runs; empty if only the root's does."""
+    name = name.rpartition(".")[0]
     while name and not trace.calls[name]:
         name = name.rpartition(".")[0]
     return name
@@ -321,7 +321,7 @@ def _merge_overlapping(groups: list[list[str]]) -> list[list[str]]:
     return [*apart, outermost(merged)]
 
 
-def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[list[str]], set[str]]:
+def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> tuple[list[list[str]], set[str]]:
     """FSDP1: make each module a group, since a unit is one module, and see to tied parameters.
 
     A trainable one gets the innermost module around all its places. A frozen one is replicated: its names are returned.
@@ -338,7 +338,8 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]]) -> tuple[list[lis
             # A unit around all its places would be mixed, and FSDP1 would reduce the frozen part as well.
             replicated.update(names)
             continue
-        around = common_module(names)
+        # As a parameter of the module around all its places, which may be a list, without a forward.
+        around = _innermost_called(f"{common_module(names)}.", trace)
         # The units of its places would each gather it, so one unit around them takes their part.
         split = [group for index, group in enumerate(split) if index not in owners]
         if around and [around] not in split:

@@ -104,13 +104,12 @@ def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
     return [p for p in unit.params if p.trainable or (flat and p.is_floating)]
 
 
-def step_peak(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Memory:
+def step_peak(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> Memory:
     """Return the most that a rank holds in a step, its optimizer states included.
 
     sources: of data; each adds a batch to every micro-step. For a plan without memory events: all that is at rest or
     gathered, activations apart.
     """
-    train = train or TrainParams()
     at_rest, host = memory_at_rest(plan), memory_on_host(plan, train)
     if not plan.memory_events:
         return at_rest

@@ -101,9 +101,10 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) ->
         optimized.update(group["params"])
     for name, p in model.named_parameters():
         if p in optimized and not p.requires_grad:
+            plain = plain_name(name).removeprefix("module.")
             raise ParamError(
                 "optimizer",
-                f"{plain_name(name)}: frozen, yet given to the optimizer, which may decay it; give it only the "
+                f"{plain}: frozen, yet given to the optimizer, which may decay it; give it only the "
                 "parameters with requires_grad (build_optimizer does)",
             )
     # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.

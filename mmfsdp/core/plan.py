@@ -70,8 +70,8 @@ class Param:
 
     def padded(self, shards: int) -> int:
         """Elements after FSDP2 pads the first dim so that all shards have as many rows."""
-        if not self.shape or not self.shape[0]:
-            return prod(self.shape)
+        if not self.shape:
+            return self.numel
         return shards * ceil(self.shape[0] / shards) * prod(self.shape[1:])
 
 
@@ -196,7 +196,8 @@ def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
     """Return the bytes that one rank sends in a collective on a tensor of nbytes, by the ring algorithm.
 
     An all-gather or a reduce-scatter passes ranks - 1 of the tensor's parts on; an all-reduce is a reduce-scatter and
-    then an all-gather. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+    then an all-gather. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009. In a broadcast the
+    parts pass along a chain of ranks, whose last sends nothing: the average over the ranks is the same.
     """
     passed_on = nbytes * (ranks - 1) // ranks
     return 2 * passed_on if kind == "all-reduce" else passed_on
@@ -300,8 +301,7 @@ class WrapPlan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
         """Return the plan of which `to_dict` gave these values."""
-        # In older plans each event has one more number at its end.
-        events = [MemoryEvent(*event[:6]) for event in values["memory_events"]]
+        events = [MemoryEvent(*event) for event in values["memory_events"]]
         return from_plain(cls, values | {"memory_events": events})
 
     @classmethod

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, TrainParams
+from .fsdp2 import checkpointed_modules
+from .group import frozen_in_mixed_groups, group_modules
+from .lint import lint
+from .memory import step_peak, with_gathers
+from .memory_events import record_memory, with_recording
 from .plan import MemoryEvent, Unit, WrapPlan, size
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from .trace import Trace
+from .quantize import quantized_copy
+from .trace import Trace, trace
+from .units import buffer_bytes, build_units, with_prefetch
 
 
 def make_plan(
@@ -32,10 +37,6 @@ def make_plan(
     Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
     model does not take.
     """
-    # torch takes a second to import, and those who only read a plan do not need it.
-    from .lint import lint
-    from .quantize import quantized_copy
-
     params = params or FSDPParams()
     # Wrong sizes raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
@@ -64,9 +65,6 @@ class Grouped:
 
 def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any] | None) -> Grouped:
     """Trace the model and group its modules."""
-    from .group import frozen_in_mixed_groups, group_modules
-    from .trace import trace
-
     first_trace = trace(model, example)
     groups, replicated = group_modules(model, params, first_trace)
     if params.effective_backend is Backend.FSDP1:
@@ -81,9 +79,6 @@ def plan_units(
     model: nn.Module, params: FSDPParams, policy: FrozenPolicy, grouped: Grouped, world_size: int
 ) -> WrapPlan:
     """Return the plan with one policy for all frozen units. Raises ParamError for what the units do not allow."""
-    from .fsdp2 import checkpointed_modules
-    from .units import buffer_bytes, build_units, with_prefetch
-
     replicate, shard = mesh_shape(params, world_size)
     units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)
     check_units(params, units)
@@ -95,11 +90,9 @@ def plan_units(
 def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
     """Return the plan with the memory events and FLOPs of one micro-step, from which peak and time are predicted.
 
-    The units stay, but trainable parameters without a gradient are known as unused. example: as for `make_plan`. Raises
-    ValueError if the model does not take it.
+    Grouping and policies stay; all-gathers are counted, and trainable parameters without a gradient are known as
+    unused. example: as for `make_plan`. Raises ValueError if the model does not take it.
     """
-    from .memory_events import record_memory, with_recording
-
     return with_recording(plan, record_memory(model, plan, example))
 
 
@@ -116,17 +109,15 @@ def choose_policies(
 
     Raises ParamError if none fits.
     """
-    from .memory import with_gathers
-    from .units import with_prefetch
-
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
     plans: list[WrapPlan] = []
     events: tuple[MemoryEvent, ...] = ()
     for policy in (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE):
         plan = plan_units(model, params, policy, grouped, world_size)
         if example is not None and not plans:
-            # With memory events, the budget includes activations. A policy does not change them: record once.
-            events = with_memory_events(model, plan, example).memory_events
+            # With memory events, the budget includes activations. A policy does not change them, so the search needs
+            # one recording; `make_plan` records the chosen units.
+            events = record_memory(model, plan, example).memory_events
         plans.append(with_gathers(replace(plan, memory_events=events)))
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
@@ -158,8 +149,6 @@ class PolicySearch:
 
     def memory(self, units: tuple[Unit, ...]) -> int:
         """Return the most bytes that a rank holds in a step; activations are included if the plan has an example."""
-        from .memory import step_peak
-
         return step_peak(replace(self.plans[0], units=units), self.train).bytes
 
     def traffic(self, units: tuple[Unit, ...]) -> int:

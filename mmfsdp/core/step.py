@@ -164,7 +164,7 @@ def token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
 
 @contextmanager
 def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
-    """Reduce gradients over ranks in the last micro-batch only. Units under KEEP stay unsharded until then."""
+    """Reduce gradients over ranks in the last micro-batch only. Units that backward does not reshard stay gathered."""
     if isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)) and not last:
         with model.no_sync():
             yield

@@ -214,7 +214,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
 
 
 def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Modules]:
-    """Return the units that end forward after the last repeated layer but one, and the units around the very last.
+    """Return the innermost unit that ends forward last, the units around it, and all that end after the layer before.
 
     Backward begins with them. Freed after forward, they would be gathered again at once.
     """

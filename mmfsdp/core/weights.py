@@ -22,7 +22,7 @@ from .units import torch_dtype
 class WeightSource(Protocol):
     """Rank 0's weights by name, each taken once. A dict is one."""
 
-    def pop(self, name: str, default: None, /) -> torch.Tensor | None:
+    def pop(self, name: str, /) -> torch.Tensor:
         """Return the weight of this name and forget it, so that its memory can go."""
 
 
@@ -87,7 +87,7 @@ def materialize(model: nn.Module, weights: WeightSource, parts: Sequence[str], *
     """
     for names, tensor in named_tensors(model):
         if tensor.is_meta and (contains(parts, names) or not set(names).isdisjoint(parts)):
-            weight = weights.pop(names[0], None) if rank() == 0 else None
+            weight = weights.pop(names[0]) if rank() == 0 else None
             # Broadcast as one whole tensor: the wrapper shards it next, and the whole one goes.
             set_tensor(model, names, broadcast_from_rank0(weight, like=tensor, device=device), like=tensor)
 
@@ -148,17 +148,16 @@ class QuantizedWeights:
         self.transposed = transposed
         self.form = form
         self.checksums: dict[str, int] = getattr(weights, "checksums", {})
-        """CRC-32 of each tensor that was popped."""
+        """CRC-32 of each tensor that was popped. The source's own dict, which gets those of codes and scales, too."""
         self.made: dict[str, torch.Tensor] = {}
 
-    def pop(self, name: str, default: None = None) -> torch.Tensor | None:
+    def pop(self, name: str, /) -> torch.Tensor:
         """Return a tensor for the last time."""
         matrix = matrix_name(name)
         if matrix not in self.transposed:
-            return self.weights.pop(name, default)
+            return self.weights.pop(name)
         if name not in self.made:
-            weight = self.weights.pop(matrix, None)
-            assert weight is not None
+            weight = self.weights.pop(matrix)
             codes, scales = quantize(weight.T if self.transposed[matrix] else weight, self.form)
             self.made |= {matrix + CODES: codes, matrix + SCALES: scales}
         tensor = self.made.pop(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -21,7 +20,8 @@ from ..params import Backend, FSDPParams, Precision
 from . import fsdp1
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
-from .fsdp2 import cast_inputs, checkpoint_activations, inner_units_first, wrap_fsdp2
+from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
+from .group import contains
 from .lint import lint, model_changed, plain_name, used_outside
 from .plan import Unit, WrapPlan, stop_at_errors
 from .planner import make_plan
@@ -67,7 +67,7 @@ def apply_plan(
     Raises ValueError if the lint finds errors, or if the plan was made for another number of ranks.
     """
     # Linted again: the model or the plan may have changed since it was made.
-    replace(plan, lint=plan.lint + lint(model, plan)).check()
+    stop_at_errors((*plan.lint, *lint(model, plan)))
     device = torch.device(device or group_device())
     mesh = mesh or make_mesh(plan, device)
     if mesh.size() != plan.world_size:
@@ -162,7 +162,7 @@ class AssumptionCheck(TorchFunctionMode):
         self.shards: dict[int, str] = {}
         self.passed: dict[str, None] = {}
         self.warned: list[str] = []
-        for unit in inner_units_first(plan):
+        for unit in plan.sharded_units:
             for name in unit.modules:
                 model.get_submodule(name).register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
         model.register_forward_hook(self.after_forward)
@@ -185,6 +185,7 @@ class AssumptionCheck(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         except Exception:
             for tensor in tensors_of((args, kwargs)):
+                # As if only the root's forward were running: used_outside then reports a parameter of any other unit.
                 uses = {self.shards.get(id(tensor), ""): {frozenset([""])}}
                 stop_at_errors(used_outside(self.plan, Trace(uses=uses)))
             raise
@@ -256,7 +257,7 @@ def compile_units(model: nn.Module, plan: WrapPlan) -> None:
         if unit.params and not unit.is_root:
             names += unit.modules
     for name in names:
-        if not any(other.startswith(f"{name}.") for other in names):
+        if not contains([name], names):
             module = model.get_submodule(name)
             module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..core.lint import WRAPPERS
 from ..params import BackboneParams, ParamError
@@ -19,6 +20,12 @@ from ..params.base import unknown_key
 
 OPTIONAL_KEYS = {"head_dim", "rope_theta", "rope_scaling", "rotary_pct", "partial_rotary_factor", "attn_implementation"}
 """Keys that transformers reads where they are set, although the default configuration does not have them."""
+
+CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
+"""The name of a forward's KV cache in transformers: `cache` from 5.24 on."""
+
+WITHOUT_KV_CACHE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlm", "xlstm"}
+"""Language models whose forward takes a cache of another kind under one of these names."""
 
 
 def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedModel:
@@ -47,12 +54,11 @@ def forward_arguments(language_model: Any) -> Collection[str]:
 
 
 def check_language(model: Any) -> None:
-    """Raise ParamError for a model of transformers that has no cache of keys and values."""
+    """Raise ParamError for a model of transformers that has no cache of keys and values (KV cache)."""
     if not isinstance(model, PreTrainedModel):
         return
-    # RecurrentGemma takes the argument, but keeps its state in its layers.
-    if "past_key_values" not in forward_arguments(model) or model.config.model_type == "recurrent_gemma":
-        raise ParamError("language", f"{type(model).__name__} has no past_key_values; choose another, such as llama")
+    if CACHE not in forward_arguments(model) or model.config.model_type in WITHOUT_KV_CACHE:
+        raise ParamError("language", f"{type(model).__name__} has no KV cache; choose another, such as llama")
 
 
 def _check_shapes(model: nn.Module, planned: nn.Module, weights: str) -> None:

@@ -15,22 +15,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import GenerationMixin
-from transformers.modeling_outputs import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .backbones import forward_arguments
+from .backbones import CACHE, forward_arguments
 from .tokens import TokenIds
 
 
 @dataclass
-class MediaOutput(ModelOutput):
-    """The output of `forward`."""
+class MediaOutput(CausalLMOutputWithPast):
+    """The output of `forward`: loss (a scalar, the mean over the labels that count), logits (B, L, V), the KV cache
+    (`past_key_values`, with `use_cache`), and what follows."""
 
-    loss: torch.Tensor | None = None
-    """Mean over the labels that count; a scalar."""
-    logits: torch.Tensor | None = None
-    """(B, L, V)."""
-    past_key_values: Any = None
-    """The KV cache, with `use_cache`."""
     media_tokens: Any = None
     """The encoded media, which a later call takes instead of `media`: Flamingo's is (B, T, N, D), MultimodalModel's
     (B, T*N, D) by key."""
@@ -84,6 +79,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         media_tokens: Any = None,
         media_time: torch.Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
         features_only: bool = False,
@@ -95,9 +91,10 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         Pictures come as `media["vision"]` (B, T, F, C, H, W), as `media["vision_features"]` (B, T, F, P, D), or as the
         `media_tokens` of an earlier output; without input_ids they are only encoded, with `features_only` only by the
         vision encoder. `media_time` (B, L), placeholders up to each token, is counted from input_ids by default, and
-        must be given with `past_key_values`. Raises ValueError.
+        must be given with `past_key_values`, which transformers calls `cache` from 5.24 on. Raises ValueError.
         """
         assert return_dict, "transformers' generate asks for an output object, and there is no other form"
+        cache = past_key_values if cache is None else cache
         if media is not None:
             features = self._features(media)  # (B, T, F, P, D) of pictures
             if features_only:
@@ -106,7 +103,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         if input_ids is None:
             return MediaOutput(media_tokens=media_tokens)
         if media_time is None:
-            if past_key_values is not None:
+            if cache is not None:
                 raise ValueError("media_time: needed with past_key_values, since earlier tokens are not in input_ids")
             media_time = self._media_time(input_ids)  # (B, L)
             has_values = type(input_ids) is torch.Tensor and not input_ids.is_meta
@@ -118,13 +115,13 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             media_tokens,
             media_time,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
+            **{CACHE: cache},
             **self._positions(input_ids, attention_mask),
         )  # logits (B, L, V)
         loss = None if labels is None else next_token_loss(out.logits, labels)
-        return MediaOutput(loss=loss, logits=out.logits, past_key_values=out.past_key_values, media_tokens=media_tokens)
+        return MediaOutput(loss=loss, logits=out.logits, media_tokens=media_tokens, **{CACHE: getattr(out, CACHE)})
 
     def _positions(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Return position_ids (B, L) that do not depend on the side of the padding, if the language model takes any."""

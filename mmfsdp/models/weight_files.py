@@ -73,7 +73,7 @@ class Weights:
         except (SafetensorError, OSError) as error:
             raise ParamError("model", f"{source.key} cannot be read from {source.path} ({error})") from None
 
-    def pop(self, name: str, default: object = None) -> Tensor:
+    def pop(self, name: str, /) -> Tensor:
         """Return a tensor, on the CPU, for the last time, and note its checksum."""
         tensor = self.read(name).contiguous()
         self.checksums[name] = zlib.crc32(tensor.view(-1).view(torch.uint8).numpy().data)

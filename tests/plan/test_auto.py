@@ -43,7 +43,7 @@ def chain(count: int, seed: int) -> Chain:
 
 
 def memory_of(plan) -> int:
-    return step_peak(plan).bytes
+    return step_peak(plan, TrainParams()).bytes
 
 
 def traffic(plan) -> int:

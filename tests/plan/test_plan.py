@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tiny import tiny_batch, tiny_flamingo
+from tiny import LANGUAGE, tiny_batch, tiny_flamingo
 from torch import nn
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
@@ -14,7 +14,8 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
 from mmfsdp.estimate.plan_diff import plan_diff
-from mmfsdp.params import AutoWrapPolicy, FSDPParams, ParamError, load, preset_names
+from mmfsdp.models import build_language
+from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ParamError, load, preset_names
 from mmfsdp.train.preview import frozen_model
 
 
@@ -86,6 +87,17 @@ def test_fsdp1_holds_a_tied_frozen_table_whole_rather_than_mix():
     assert [p.name for u in plan.units if not u.sharded for p in u.params] == [
         "language_model.model.embed_tokens.table.weight"
     ]
+
+
+def test_fsdp1_gathers_a_matrix_that_two_layers_share_in_a_module_that_runs():
+    model = build_language(BackboneParams(config=LANGUAGE))
+    layers = model.model.layers  # a list of layers has no forward
+    layers[1].mlp.up_proj.weight = layers[0].mlp.up_proj.weight
+    for example in (None, {"input_ids": torch.ones(1, 3, dtype=torch.int64)}):
+        plan = plan_of(model, backend="FSDP1", example=example)
+        plan.check()
+        held = {p.name: u.name for u in plan.units for p in u.params}
+        assert held["model.layers.0.mlp.up_proj.weight"] == "model"
 
 
 class Adapted(nn.Module):
