@@ -17,6 +17,7 @@ CASES = [
     ("tiny", {"model.vision.config.embed_dim": 32, "data.more": MORE}),
     ("tiny", {"fsdp.backend": "FSDP1", "fsdp.use_orig_params": True, "launch.name": "été"}),
     ("tiny", {"model.language.config": {"model_type": "gpt2", "n_embd": None}, "train.steps": 50}),
+    (None, {"model.kind": "transformers", "model.name": "a/b", "model.picture": {"tokens": 256}}),
     (None, {"launch.folder": "a 'b' <script> $HOME", "model.freeze": ["a.*"]}),
     ("tiny", {"model.language.config.tie_word_embeddings": False, "data.pair_fraction": 0.5}),
     ("tiny", {"launch.executor": "slurm", "launch.setup": ["source a b"], "launch.sbatch": ["exclusive"]}),

@@ -15,7 +15,7 @@ from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import RunState, Status
 from mmfsdp.run.state import read_ranks
-from mmfsdp.run.watch import LogLine, MetricsReader
+from mmfsdp.run.watch import LogLine
 from mmfsdp.widgets import RunPanel
 from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
 from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
@@ -190,23 +190,6 @@ def test_ranks_that_are_quiet_or_failed_stand_out(folder):
     assert [r.status for r in failed] == ["stopped", "failed", "stopped"]
     assert "<script" not in rank_grid(failed) + tracebacks(failed) and tracebacks(failed).count("&lt;script") == 2
     assert len(rank_grid(read_ranks(folder, 1024, running))) < 200_000
-
-
-def test_metrics_of_any_length_are_read_and_a_new_file_is_noticed(folder):
-    row = '{{"step": {}, "loss": 1.0, "more": "' + "x" * 500 + '"}}\n'
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(row.format(step) for step in range(1, 20_001)))
-    reader, steps, more = MetricsReader(folder), [], True
-    while more:
-        rows, more = reader.poll()
-        steps += [row["step"] for row in rows]
-    assert steps == list(range(1, 20_001))
-    for text, new_steps in ((row.format(20_001) + '{"step": 2', [20_001]), ("0002}\n", [20_002])):
-        with open(path, "a") as file:
-            file.write(text)
-        assert [row["step"] for row in reader.poll()[0]] == new_steps and not reader.restarted
-    path.write_text(row.format(1))
-    assert [row["step"] for row in reader.poll()[0]] == [1] and reader.restarted
 
 
 def test_a_page_that_does_not_answer_is_updated_rarely_until_it_answers():

@@ -12,16 +12,10 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.planner import make_plan
 from mmfsdp.params import Backend, FSDPParams
 from mmfsdp.widgets import curves, style
-from mmfsdp.widgets.curves import History, chart, charts
+from mmfsdp.widgets.curves import History, Line, chart, charts
 from mmfsdp.widgets.plan_picture import plan_picture, treemap
 
 HOSTILE = "<script>alert('$x$ &')</script>"
-
-
-def history(rows):
-    found = History()
-    found.add(rows)
-    return found
 
 
 def rows(n):
@@ -62,10 +56,10 @@ def test_ink_and_colors_stand_out_on_light_and_on_dark(ground):
 
 
 def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_in_bounded_memory():
-    assert line_points(charts(history(rows(40)))) == 40
-    long = history(rows(100_000))
+    assert line_points(charts(History(rows(40)))) == 40
+    long = History(rows(100_000))
     svg = charts(long, total=100_000)
-    drawn = long["loss"].drawn()
+    drawn = Line("", long["loss"]).drawn()
     assert 150 <= len(drawn) <= 301 and line_points(svg) == len(drawn) and len(svg) < 20_000
     assert (drawn[0].step, drawn[-1].step) == (1, 100_000)
     assert len({later.step - earlier.step for earlier, later in pairwise(drawn[:-1])}) == 1
@@ -73,21 +67,21 @@ def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_in_bounded_memory(
 
 def test_a_curve_survives_missing_and_non_finite_values():
     odd = [{}, {"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": None, "loss": 1.0}, *rows(3)]
-    assert "loss: 3 at first" in charts(history(odd))
-    assert charts(history([])) == ""
+    assert "loss: 3 at first" in charts(History(odd))
+    assert charts(History([])) == ""
     for flat in (0.0, 2.0, -1e30):
-        ElementTree.fromstring(charts(history([{"step": 1, "loss": flat}])))
+        ElementTree.fromstring(charts(History([{"step": 1, "loss": flat}])))
 
 
 def test_predictions_stand_beside_what_was_measured():
-    measured = history([{"step": i, "memory_bytes": 50 * 2**20} for i in range(1, 9)])
+    measured = History([{"step": i, "memory_bytes": 50 * 2**20} for i in range(1, 9)])
     drawn = charts(measured, predicted={"memory_bytes": 80 * 2**20})
     assert "- - predicted 80" in texts(drawn) and "50" in texts(drawn)
 
 
 def test_held_out_loss_stands_in_the_chart_of_the_loss():
     measured = [row | ({"heldout_loss": 2.5 + row["loss"]} if row["step"] % 5 == 0 else {}) for row in rows(15)]
-    drawn = charts(history(measured))
+    drawn = charts(History(measured))
     assert drawn.count("<svg") == 1 and "held-out" in texts(drawn) and "held-out: " in drawn
     last = measured[-1]["loss"]
     assert {f"{last:.4g}", f"{2.5 + last:.4g}"} <= set(texts(drawn))
@@ -95,7 +89,7 @@ def test_held_out_loss_stands_in_the_chart_of_the_loss():
 
 def test_lines_of_many_runs_have_a_name_each():
     names = [f"run {i} {HOSTILE}" for i in range(8)]
-    svg = chart(curves.METRICS["loss"], [curves.Line(name, history(rows(5))["loss"]) for name in names])
+    svg = chart(curves.METRICS["loss"], [curves.Line(name, History(rows(5))["loss"]) for name in names])
     titles = {e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}title")}
     assert set(names) <= titles and svg.count('stroke-width="1.6"') == 8
 

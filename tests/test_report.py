@@ -90,9 +90,9 @@ def test_texts_are_escaped_and_pictures_outside_the_folder_are_not_read(finished
 def test_what_the_data_lacked_is_told_by_source(finished_run):
     assert "Skipped data" not in report_html(finished_run)
     result = json.loads((finished_run / "result.json").read_text())
-    whole = {"path": "shapes", "times": 0, "records": 0, "reasons": {}, "cut": 0}
+    whole = {"path": "shapes", "records": 0, "reasons": {}, "cut": 0}
     reasons = {f"{i}\x1b.jpg": "is <truncated>" for i in range(7)}
-    lacking = {"path": "parts", "times": 9, "records": 7, "reasons": reasons, "cut": 4}
+    lacking = {"path": "parts", "records": 7, "reasons": reasons, "cut": 4}
     (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"data": lacking, "data.more.0": whole}}))
     text = report_html(finished_run)
     assert "Skipped data" in text and "0\\x1b.jpg&#x27;, which is &lt;truncated&gt;" in text

@@ -180,7 +180,7 @@ def test_the_state_of_any_folder_is_known(tmp_path, name):
     assert state.status is expected, state
     assert state.done == (expected not in (Status.QUEUED, Status.STARTING, Status.RUNNING))
     if expected is Status.RUNNING:
-        assert (state.step, state.steps) == (3, 5) and 0 <= state.heartbeat < 60
+        assert (state.step, state.steps) == (3, 5)
     if name == "gone, failed":
         assert (state.rank, state.traceback) == (1, "y") and "Bad: cause" in str(state)
     if expected is Status.CANCELLED:

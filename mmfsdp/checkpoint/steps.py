@@ -45,21 +45,21 @@ def latest(folder: Path) -> Path:
     return checkpoints[-1]
 
 
-def drop_after(folder: Path, step: int) -> Path:
-    """Rename the checkpoints newer than `step`, so that training resumes there. Return the checkpoint of `step`.
+def drop_after(folder: Path, step: int) -> None:
+    """Rename the checkpoints newer than `step`, so that training resumes there.
 
-    Raises ValueError naming the steps that there are.
+    Raises ParamError naming the steps that there are.
     """
     by_step = {checkpoint_step(path): path for path in complete_checkpoints(folder)}
     if step not in by_step:
-        raise ValueError(f"step: {step} has no complete checkpoint; those of {folder} are {sorted(by_step) or 'none'}")
+        complete = sorted(by_step) or "none"
+        raise ParamError("step", f"{step} has no complete checkpoint; those of {folder} are {complete}")
     for other, path in by_step.items():
         number = 0
         while (folder / f"dropped_{path.name}-{number}").exists():
             number += 1
         if other > step:
             path.rename(folder / f"dropped_{path.name}-{number}")
-    return by_step[step]
 
 
 def marker_of(checkpoint: Path) -> dict[str, Any]:

@@ -9,14 +9,11 @@ import sys
 from datetime import date
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..core.plan import WrapPlan
 from ..params import Backend, LaunchParams, ParamError, RunParams
 from ..params.flags import Flags, count, read_words
 from ..params.run import read_cluster
-
-if TYPE_CHECKING:
-    from ..core.plan import WrapPlan
 
 BENCHES = ("step", "wrap")
 

@@ -117,7 +117,7 @@ def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:
 def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
     """Checkpoint the modules that the plan's `activation_checkpointing` names, in place (Chen et al. 2016).
 
-    Only `forward` is replaced, so names stay and FSDP's hooks stay outside: recomputing a unit gathers nothing anew.
+    Only `forward` is replaced, so names stay, and FSDP's hooks of the module itself stay outside of what runs again.
     """
     for name in checkpointed_modules(model, plan):
         module = model.get_submodule(name)

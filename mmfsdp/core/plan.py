@@ -103,7 +103,7 @@ class Unit:
     """Unsharded weights are freed after each backward; otherwise they stay over accumulated micro-steps. FSDP1 keeps
     all that it does not free after forward."""
     unshard_in_backward: bool = False
-    """Backward gathers it if its weights have been freed. Wrapping acts on this field, as the prediction does."""
+    """Backward gathers it if its weights have been freed. FSDP2 is told so, and the prediction follows."""
     gathers_forward: int = 0
     """All-gathers in one micro-step's forward."""
     gathers_backward: int = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError, Precision, TrainParams
+from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError, Precision, TrainParams
 from .fsdp2 import checkpointed_modules
 from .group import frozen_in_mixed_groups, group_modules
 from .lint import lint
@@ -251,7 +251,7 @@ def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
     """Return (replicate, shard): ranks along each axis of the mesh. Raises ParamError if they do not fit the world."""
     if params.effective_backend is Backend.DDP:
         return world_size, 1
-    if not params.sharding_strategy.hybrid:
+    if params.sharding_strategy not in HYBRID:
         return 1, world_size
     # An axis without a size gets the ranks that the other one leaves.
     shard = params.dp_shard or max(1, world_size // (params.dp_replicate or 1))

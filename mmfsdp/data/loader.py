@@ -67,8 +67,6 @@ class SkippedRecords:
     path: str
     reasons: dict[str, str] = field(default_factory=dict)
     """Name to reason, of the first 10,000 names."""
-    count: int = 0
-    """Number of skipped records: one that comes in every epoch counts every time."""
     truncated: int = 0
     """Samples cut to max_length."""
 
@@ -78,7 +76,6 @@ class SkippedRecords:
             if name not in self.reasons and len(self.reasons) < MAX_SKIPPED_NAMES:
                 self.reasons[name] = reason
                 print(f"{self.path}: skipped {name!r}, which {reason}")
-        self.count += len(reasons)
         self.truncated += truncated
 
 
@@ -114,7 +111,6 @@ def sum_skipped(ranks: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, dict
             reasons.update(rank[source]["reasons"])
         sums[source] = {
             "path": first["path"],
-            "times": sum(rank[source]["count"] for rank in ranks),
             "records": len(reasons),
             "reasons": dict(list(reasons.items())[:100]),
             "cut": sum(rank[source]["truncated"] for rank in ranks),

@@ -21,17 +21,15 @@ END_OF_CHUNK = "<|endofchunk|>"
 PAD = "<pad>"
 
 
-def add_special_tokens(tokenizer: Any) -> list[str]:
-    """Add END_OF_CHUNK, IMAGE and, if it has no padding token, PAD to a tokenizer, in place. Return the new ones.
+def add_special_tokens(tokenizer: Any) -> None:
+    """Add END_OF_CHUNK, IMAGE and, if it has no padding token, PAD to a tokenizer, in place.
 
     The order is OpenFlamingo's, so that rows of released embeddings belong to the same tokens.
     """
-    before = set(tokenizer.get_vocab())
     tokens = [AddedToken(text, special=True, normalized=False) for text in (END_OF_CHUNK, IMAGE)]
     tokenizer.add_tokens(tokens, special_tokens=True)
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
-    return [text for text in (END_OF_CHUNK, IMAGE, PAD) if text in tokenizer.get_vocab() and text not in before]
 
 
 @dataclass(frozen=True)

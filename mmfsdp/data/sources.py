@@ -53,7 +53,6 @@ def check_data(params: DataParams) -> None:
 
     Raises ParamError naming the field of a source that is missing, empty or of another kind.
     """
-    params.check_paths()
     for place, source in params.sources().items():
         open_source(source, image_size=1, place=place)  # records are loaded as they are, and resized later
 

@@ -19,7 +19,7 @@ from .enums import (
     ShardingStrategy,
     StateDictType,
 )
-from .fsdp import FSDPParams
+from .fsdp import HYBRID, FSDPParams
 from .launching import LaunchParams
 from .model import GENERATED, RECIPES, BackboneParams, ModelParams
 from .run import RunParams, load, preset_names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -93,14 +92,6 @@ class DataParams(SourceParams):
             message = "with augment no picture comes twice; set augment to false, or unset feature_cache"
             raise ParamError("feature_cache", message)
         return self
-
-    def check_paths(self) -> None:
-        """Raise ParamError for a path without wildcards that is not on this machine."""
-        for place, source in self.sources().items():
-            path = source.path
-            is_pattern = path is not None and any(letter in path for letter in "*?[{")
-            if path is not None and not is_pattern and not Path(path).expanduser().exists():
-                raise ParamError(f"{place}.path", f"{path!r} does not exist on this machine; name your data")
 
     def sources(self) -> dict[str, DataParams]:
         """Return each source by itself, by the dotted name of its parameters: data, data.more.0, ..."""

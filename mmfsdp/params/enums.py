@@ -51,11 +51,6 @@ class ShardingStrategy(Choice):
         return Torch._HYBRID_SHARD_ZERO2 if self is ShardingStrategy.HYBRID_SHARD_ZERO2 else Torch[self.value]
 
     @property
-    def hybrid(self) -> bool:
-        """Return true when the mesh has a replicate axis."""
-        return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
-
-    @property
     def reshard_after_forward(self) -> bool:
         """Return true when a unit's gathered parameters are freed between its forward and its backward."""
         return self in (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)

@@ -16,7 +16,7 @@ import yaml
 from .base import ParamError, leaves, plain, read_yaml
 from .run import RunParams, load
 
-YAML_FLAGS = ("data.more", "model.config", "model.vision.config", "model.language.config")
+YAML_FLAGS = ("data.more", "model.config", "model.picture", "model.vision.config", "model.language.config")
 """Fields that hold mappings, and can be given as YAML: --data.more '[{source: json, path: docs.jsonl}]'."""
 
 

@@ -186,10 +186,6 @@ class MetricsWriter:
         """Append one row. Numbers of other libraries become floats."""
         self._file.write(json.dumps(row, default=float).encode() + b"\n")
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
     """Append to events.jsonl. Ranks, supervisor and others write to it, so each event is one system call."""

@@ -315,10 +315,7 @@ class Run:
             words = f"all {params.train.steps} of {self.path} are done; ask for more, or --step back"
             raise ParamError("train.steps", words)
         if step is not None:
-            try:
-                drop_after(checkpoints, step)
-            except ValueError as error:
-                raise ParamError("step", str(error).removeprefix("step: ")) from None
+            drop_after(checkpoints, step)
         for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # Slurm reuses job ids
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)

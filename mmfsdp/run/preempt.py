@@ -12,11 +12,11 @@ The whole story of a preempted Slurm job, in order:
    any other code srun would kill the ranks that are still ending. Without Slurm, as under torchrun, it exits with
    EXIT_REQUEUE.
 6. **Requeue.** The batch script finds that file and calls `scontrol requeue` (`_after_ranks` in slurm.py). After
-   SIGTERM Slurm requeues the job itself.
+   SIGTERM Slurm requeues the job itself, as the option `requeue` allows (`slurm_executor` in slurm.py).
 7. Slurm starts the same job again, and the ranks resume from the newest complete checkpoint.
 
 A local run is preempted by the same signal; its supervisor starts the ranks again (supervisor.py).
-To change what happens, change this file and slurm.py.
+To change what the job then does, change these two functions of slurm.py; the signal and the flag are in this file.
 """
 
 from __future__ import annotations

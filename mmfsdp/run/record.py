@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields
-from enum import Enum
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..params import ParamError
+from ..params.enums import Choice
 from .folder import last_row, read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
@@ -26,7 +26,7 @@ ENTRIES_VARIABLE = "MMFSDP_ENTRIES"
 """Environment variable with further modules of entries, separated by commas: for tests."""
 
 
-class Status(str, Enum):
+class Status(Choice):
     """The phase that a run is in."""
 
     QUEUED = "QUEUED"
@@ -45,9 +45,6 @@ class Status(str, Enum):
     """Somebody stopped it."""
     LOST = "LOST"
     """Its processes are gone and left no result."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
     @property
     def done(self) -> bool:
@@ -70,8 +67,6 @@ class RunState:
     """Optimizer steps done."""
     steps: int = 0
     """Optimizer steps in total."""
-    heartbeat: float | None = field(default=None, compare=False)
-    """Seconds since rank 0 wrote its last metrics; None before the first."""
 
     @property
     def done(self) -> bool:

@@ -128,7 +128,7 @@ def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
     if exit_code is None:
         return None
     if (folder / "logs" / PREEMPTED_FILE).exists():
-        return RunState(Status.FAILED, "preempted, but `scontrol requeue` failed; resume it")
+        return RunState(Status.FAILED, "preempted, and not requeued; resume it")
     statuses = rank_statuses(folder, record)
     if exit_code == 0 and all(status.get("state") != "preempted" for status in statuses):
         return RunState(Status.COMPLETED)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..params import ParamError, RunParams
-from .folder import PathLike, heartbeat_path, last_row, metrics_path, read_metrics
+from .folder import PathLike, heartbeat_path, last_row
 from .local import file_age, local_state
 from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
@@ -49,11 +49,9 @@ def run_state(path: PathLike) -> RunState:
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return RunState(Status.QUEUED, "being launched")
         return RunState(Status.LOST, "it has no complete run.json: its launch was interrupted")
-    rows = read_metrics(folder, last_bytes=20_000)
-    state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(rows))
-    if not rows:
-        return replace(state, steps=record.steps)
-    return replace(state, step=rows[-1].get("step", 0), steps=record.steps, heartbeat=file_age(metrics_path(folder)))
+    row = last_row(folder)
+    state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(row))
+    return replace(state, step=row.get("step", 0), steps=record.steps)
 
 
 @dataclass(frozen=True)

@@ -211,9 +211,6 @@ class Sweep:
             lines.append([_cell(row.get(key)) for key in head])
         return text_table(lines)
 
-    def __fspath__(self) -> str:
-        return str(self.path)
-
     def _has_starter(self) -> bool:
         """Return True if a process is there that starts the members."""
         try:

@@ -13,13 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .folder import GrowingFile, PathLike, log_paths, metrics_path, parse_rows, read_events, read_metrics
+from .folder import GrowingFile, PathLike, log_paths, read_events, read_metrics
 from .record import RunState
 from .state import run_state
 
 MAX_LINE_BYTES = 4000
 """Bytes of one line that are shown."""
-METRICS_CHUNK_BYTES = 8 << 20
 MIN_LOG_BYTES = 1 << 16
 """Bytes of each rank's log that one call takes in at least."""
 
@@ -116,26 +115,6 @@ def read_log(path: PathLike, rank: int, *, size: int = 1 << 20) -> str:
     """Return the newest `size` bytes of a rank's logs, cleaned, every line ended by a newline."""
     lines = LogReader(path, limit=size, rank=rank).poll(last=True)
     return "".join(f"{line.text}\n" for line in lines)
-
-
-class MetricsReader:
-    """Read the metrics of a rank, each row once, in order."""
-
-    def __init__(self, path: PathLike, rank: int = 0):
-        self._file, self._partial = GrowingFile(metrics_path(path, rank)), b""
-
-    @property
-    def restarted(self) -> bool:
-        """True if the last poll found a new file: earlier rows no longer count."""
-        return self._file.restarted
-
-    def poll(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return (rows written since the last call, True if there are more to be read at once)."""
-        data = self._file.read(METRICS_CHUNK_BYTES)
-        if self._file.restarted:
-            self._partial = b""
-        lines, _, self._partial = (self._partial + data).rpartition(b"\n")
-        return parse_rows(lines), len(data) == METRICS_CHUNK_BYTES
 
 
 class Progress:

@@ -60,8 +60,8 @@ def comparison(folders: Sequence[str | Path]) -> str:
     for index, path in enumerate(paths):
         color = COLORS[index % len(COLORS)]
         html += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
-        for key, series in History(read_metrics(path)).items():
-            lines[key].append(Line(str(path), series, color))
+        for key, points in History(read_metrics(path)).items():
+            lines[key].append(Line(str(path), points, color))
     pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
     return f'{html}<div class="mm-charts">{pictures}</div>'
 

@@ -1,9 +1,9 @@
-"""Metrics over the optimizer steps as SVG charts, in bounded memory however long the run is."""
+"""Metrics over the optimizer steps as SVG charts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 330, 150
 LEFT, TOP, RIGHT, BOTTOM = 44, 22, 44, 20
 """Pixels of a chart, and of its margins."""
 MAX_POINTS = 300
-"""Points that a series keeps: about one for each pixel."""
+"""Points of a line that are drawn: about one for each pixel."""
 
 
 class Metric(NamedTuple):
@@ -47,57 +47,37 @@ class Point(NamedTuple):
     value: float
 
 
-@dataclass
-class Series:
-    """A value over the steps. When there are too many points, every other one is left out, then and from there on."""
+class History(dict[str, list[Point]]):
+    """The finite values of METRICS that a run has written so far, by key, and its newest row."""
 
-    points: list[Point] = field(default_factory=list)
-    newest: Point | None = None
-    _values: int = 0
-    _values_per_point: int = 1
-
-    def add(self, step: Any, value: Any) -> None:
-        """Add the value of a later step. Values that are no finite numbers are left out."""
-        for number in (step, value):
-            if type(number) not in (int, float) or not abs(number) < 1e300:  # math.isfinite raises on a huge int
-                return
-        self.newest = Point(step, value)
-        if self._values % self._values_per_point == 0:
-            self.points.append(self.newest)
-        self._values += 1
-        if len(self.points) == MAX_POINTS:
-            del self.points[1::2]
-            self._values_per_point *= 2
-
-    def drawn(self) -> list[Point]:
-        """Return the points to draw, up to the newest value."""
-        if self.newest is None or self.newest == self.points[-1]:
-            return self.points
-        return [*self.points, self.newest]
-
-
-class History(dict[str, Series]):
-    """The series of METRICS that a run has written so far, by key, and its newest row."""
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
+    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+        """rows: of metrics.jsonl, in their order."""
         self.newest: Mapping[str, Any] = {}
-        self.add(rows)
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of metrics.jsonl, in their order."""
         for row in rows:
             self.newest = row
             for key in METRICS:
                 if key in row:
-                    self.setdefault(key, Series()).add(row.get("step"), row[key])
+                    points = self.setdefault(key, [])
+                    if is_finite(row.get("step")) and is_finite(row[key]):
+                        points.append(Point(row["step"], row[key]))
+
+
+def is_finite(number: Any) -> bool:
+    """Return True for a number that can be drawn."""
+    return type(number) in (int, float) and abs(number) < 1e300  # math.isfinite raises on a huge int
 
 
 class Line(NamedTuple):
-    """A series in a chart."""
+    """A value over the steps in a chart."""
 
     name: str
-    series: Series
+    points: Sequence[Point]
     color: str = TRAINABLE
+
+    def drawn(self) -> list[Point]:
+        """Return every n-th point, and the newest."""
+        step = len(self.points) // MAX_POINTS + 1
+        return [*self.points[:-1:step], *self.points[-1:]]
 
 
 @dataclass(frozen=True)
@@ -142,7 +122,7 @@ def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, pr
     """
     points: list[Point] = []
     for line in lines:
-        points += line.series.drawn()
+        points += line.drawn()
     newest_step = max([1, *(point.step for point in points)])
     last_step = min(total, max(10, 2 * newest_step)) if total else newest_step
     axes = Axes(last_step, *_value_range(metric, points, predicted), metric.scale)
@@ -160,7 +140,7 @@ def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, pr
         parts += _line(axes, line, labeled=of_one_run or len(lines) == 1)
         if of_one_run and line.name:
             parts.append(text(WIDTH, 12, line.name, size=10, anchor="end", color=line.color))
-        drawn = line.series.drawn() or [Point(0, 0.0)]
+        drawn = line.drawn() or [Point(0, 0.0)]
         first, newest = drawn[0].value / metric.scale, drawn[-1].value / metric.scale
         summary.append(f"{line.name or metric.title}: {first:.4g} at first, {newest:.4g} now")
     return svg(WIDTH, HEIGHT, "; ".join(summary), *parts)
@@ -181,7 +161,7 @@ def _frame(axes: Axes) -> list[str]:
 
 def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
     """Return a line; labeled: with its newest value at its end."""
-    points = [axes.pixel(point.step, point.value) for point in line.series.drawn()]
+    points = [axes.pixel(point.step, point.value) for point in line.drawn()]
     if not points:
         return []
     x, y = points[-1]
@@ -192,7 +172,7 @@ def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
         drawn = f"<g><title>{escape(line.name)}</title>{drawn}</g>"
     if not labeled:
         return [drawn]
-    newest = short_number(line.series.drawn()[-1].value / axes.scale)
+    newest = short_number(line.points[-1].value / axes.scale)
     return [drawn, text(x + 5, y + 4, newest, color=line.color)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
+from operator import attrgetter
 from types import NoneType
 from typing import Any, get_args, get_origin
 
@@ -12,30 +13,21 @@ import ipywidgets as w
 import yaml
 
 from ..params import RunParams
-from ..params.base import Params, plain, read_yaml
+from ..params.base import leaves, plain, read_yaml
 from .markup import note
 
 UNSET = "unset"
 TRUTH_VALUES = {"true": True, "false": False}
 
 
-def field_names(model: type[Params] = RunParams, prefix: str = "") -> list[str]:
+def field_names() -> list[str]:
     """Return the dotted names of all fields that a form can show, section by section."""
-    names = []
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Params):
-            names += field_names(info.annotation, f"{prefix}{name}.")
-        else:
-            names.append(prefix + name)
-    return names
+    return list(leaves(RunParams().to_dict()))
 
 
 def value_of(params: RunParams, name: str) -> Any:
     """Return the plain value of a field by its dotted name."""
-    value: Any = params
-    for part in name.split("."):
-        value = getattr(value, part)
-    return plain(value)
+    return plain(attrgetter(name)(params))
 
 
 class FieldRow(w.HBox):

@@ -12,11 +12,11 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..run.folder import read_json
+from ..run.folder import read_json, read_metrics
 from ..run.launch import Run
 from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
-from ..run.watch import LogReader, MetricsReader, Progress, clock
+from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
 from .cell import CellWidget, ViewerPresence
 from .curves import History
@@ -50,8 +50,7 @@ class RunPanel(CellWidget):
         record = self.run.record
         self._ranks = record.ranks if record else 0
         self._tail = LogReader(self.run.path, limit=MAX_LOG_BYTES)
-        self._metrics = MetricsReader(self.run.path)
-        self._history, self._progress = History(), Progress(self.run.path)
+        self._progress = Progress(self.run.path)
         self._viewer = ViewerPresence()
         self._closing, self._ended, self._ending = threading.Event(), threading.Event(), threading.Lock()
         self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
@@ -111,13 +110,7 @@ class RunPanel(CellWidget):
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
         state = self.run.state()  # before the files: what is read after the end is all there is
-        more = True
-        while more and not self._closing.is_set():
-            rows, more = self._metrics.poll()
-            if self._metrics.restarted:
-                self._history.clear()
-            self._history.add(rows)
-            self._progress.add(rows)
+        self._progress.add(read_metrics(self.run.path, last_bytes=20_000))
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
         self._viewer.ask()
@@ -142,8 +135,9 @@ class RunPanel(CellWidget):
         self._tracebacks.value = tracebacks(ranks)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
-        html = training_charts(self.run.path, self._history, self.state.steps, estimate, result)
-        sent, predicted = self._history.newest.get("wire_bytes"), estimate.get("wire_bytes")
+        history = History(read_metrics(self.run.path))
+        html = training_charts(self.run.path, history, self.state.steps, estimate, result)
+        sent, predicted = history.newest.get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
         self._curves.value = html

@@ -143,7 +143,7 @@ def skipped_lines(result: Mapping[str, Any]) -> list[str]:
     """Return what the data could not use, by source, with the first names and reasons."""
     lines = []
     for source in result.get("skipped", {}).values():
-        if source["times"] or source["cut"]:
+        if source["records"] or source["cut"]:
             records, cut = source["records"], source["cut"]
             lines.append(f"{source['path']}: {records} records skipped, {cut} texts cut to data.max_length")
         for name, reason in list(source["reasons"].items())[:SKIPPED_NAMES]:

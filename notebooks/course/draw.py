@@ -170,16 +170,14 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str) -> Pictu
 
 def curves(lines: Mapping[str, Sequence[float]], *, title: str = "loss") -> Picture:
     """Values over the steps, a line for each name, with the package's own chart."""
-    from mmfsdp.widgets.curves import HEIGHT, WIDTH, Line, Metric, Series, chart
+    from mmfsdp.widgets.curves import HEIGHT, WIDTH, Line, Metric, Point, chart, is_finite
     from mmfsdp.widgets.markup import path, svg, text
 
     drawn, legend = [], []
     x, y = 0.0, HEIGHT + 30.0
     for (name, values), color in zip(lines.items(), COLORS, strict=False):
-        series = Series()
-        for step, value in enumerate(values, start=1):
-            series.add(step, value)
-        drawn.append(Line(name, series, color))
+        points = [Point(step, value) for step, value in enumerate(values, start=1) if is_finite(value)]
+        drawn.append(Line(name, points, color))
         width = 46 + width_of(name, 12)
         if x + width > WIDTH:
             x, y = 0.0, y + 18

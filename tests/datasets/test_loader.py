@@ -89,7 +89,7 @@ def test_every_record_comes_once_per_epoch_in_a_new_order(real, processor):
     first, second = (list(chain(*part)) for part in (heard[: len(names) + 2], heard[len(names) + 2 :]))
     assert [n for n in first if n] != [n for n in second if n]
     assert sorted(n for n in first if n) == sorted(n for n in second if n) == sorted(names)
-    assert len(skipped(stream).reasons) == 2 and skipped(stream).count >= 4
+    assert len(skipped(stream).reasons) == 2
 
 
 def test_ranks_share_the_single_process_batch_exactly(folder, shards, processor):
@@ -184,7 +184,6 @@ def test_what_the_data_lacked_is_told_once_and_summed_over_ranks(folder, process
     assert max(lengths) == 9
     assert summed["records"] == 3 and summed["cut"] > 0 and "is not JSON" in summed["reasons"]["metadata.jsonl:50"]
     assert summed["path"] == folder.path
-    assert summed["times"] == sum(skipped(stream).count for stream in streams) > 4
 
 
 def test_several_sources_take_turns_each_with_its_batch_size_and_weight(folder, shards, processor):
