@@ -111,13 +111,6 @@ def test_offloaded_shards_lie_with_the_host():
         assert far.to_dict()["host"]["gradients"] == T * 4 / WORLD and "offloaded to the host" in str(far)
 
 
-def test_hybrid_shards_inside_and_reduces_across():
-    plan, cost = made(sharding_strategy="HYBRID_SHARD", dp_replicate=4, dp_shard=2)
-    across = [w for w in cost.wire if w.kind == "all-reduce" and w.phase == "backward"]
-    assert [w.wire_bytes for w in across] == [2 * (T * 4 // 2) * 3 // 4]
-    assert cost.memory.optimizer == 2 * T * 4 / 2
-
-
 def test_what_holds_a_step():
     plan, cost = made()
     fast, slow = (step_time(plan, machine=name, tokens=10**9) for name in ("h100-nvlink", "a100-ethernet"))

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mmfsdp.run.folder import MetricsWriter
-from mmfsdp.widgets.report import caption_cards, report_html, write_report
+from mmfsdp.widgets.report import caption_cards, report_html
 
 
 class Page(HTMLParser):
@@ -73,12 +73,6 @@ def test_no_seconds_are_predicted_on_cpus_and_the_page_says_why(finished_run):
     text = report_html(finished_run)
     assert "predicted 0.5" not in text and "predicted 128" not in text
     assert "No seconds are predicted on CPUs" in text
-
-
-def test_the_report_is_one_file_that_fetches_nothing_and_is_well_formed(finished_run):
-    page = Page(write_report(finished_run).read_text())
-    assert page.fetched == [] and page.open == []
-    assert "data:image/png;base64," in report_html(finished_run)
 
 
 def test_texts_are_escaped_and_pictures_outside_the_folder_are_not_read(finished_run):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from mmfsdp.cli.bench_models import random_batch, random_model
 from mmfsdp.cli.spawn_ranks import on_ranks
@@ -31,6 +30,7 @@ from mmfsdp.models import TokenIds
 from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
 from mmfsdp.train.evaluate import HeldOut
 from mmfsdp.train.memory_meter import cpu_memory
+from tests.parity import bytes_held, local
 
 WORDS, LENGTH = 1000, 24
 VISION = {"image_size": 32, "patch_size": 8, "width": 96, "layers": 1, "head_width": 32}
@@ -241,16 +241,11 @@ def measure(
             with Collectives() as collectives:
                 train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
                 counts = counts or collectives.rows()
-    storages = {}
-    for p in model.parameters():
-        if p.numel():  # of all ranks: FSDP2 pads the shard of a rank that has none
-            local = p.to_local() if isinstance(p, DTensor) else p
-            storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
     return {
         "steps": [(m.loss, m.grad_norm) for m in steps],
         "frozen changed": hash_of_frozen(model) != frozen,
         "peak": memory.peak,
-        "parameters": sum(storages.values()),
+        "parameters": bytes_held(model),
         "wire": sorted((r.kind, r.phase, r.count, r.bytes, r.wire_bytes) for r in counts),
     }
 
@@ -260,8 +255,7 @@ def hash_of_frozen(model: nn.Module) -> str:
     bits = hashlib.sha256()
     for p in model.parameters():
         if not p.requires_grad and p.numel():
-            local = p.to_local() if isinstance(p, DTensor) else p
-            bits.update(local.detach().view(torch.uint8).numpy().tobytes())
+            bits.update(local(p).detach().view(torch.uint8).numpy().tobytes())
     return bits.hexdigest()
 
 

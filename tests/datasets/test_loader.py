@@ -153,14 +153,6 @@ def test_the_global_random_state_is_left_alone(folder, processor):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_folder_that_vanishes_is_an_error(folder, processor):
-    stream = batches(folder, processor, batch_size=4)
-    for file in Path(folder.path).glob("*.png"):
-        file.unlink()
-    with pytest.raises(ValueError, match="records were all unusable: n.*FileNotFoundError"):
-        list(stream)
-
-
 def test_shards_that_vanish_are_an_error_not_a_hang(shards, processor):
     params = shards(2)
     stream = batches(params, processor, batch_size=4)

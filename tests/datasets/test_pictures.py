@@ -88,11 +88,6 @@ def test_damaged_pictures_are_corrupt_records(kind, data, tmp_path):
         assert error.value.name == kind
 
 
-def test_a_missing_file_is_a_corrupt_record(tmp_path):
-    with pytest.raises(CorruptRecord, match="FileNotFoundError"):
-        open_picture(tmp_path / "none.png", name="none")
-
-
 def test_pictures_are_turned_upright():
     exif = Image.Exif()
     exif[0x0112] = 6  # Orientation: rotate by 90 degrees
