@@ -49,12 +49,11 @@ def wrap_fsdp1(
             device_mesh=mesh,
             device_id=device,
         )
-        if not name:  # the root unit: the model itself, the last
-            return wrapped
-        # Unlike FSDP2, FSDP1 is a module around the module: put it in its place.
-        parent, _, key = name.rpartition(".")
-        setattr(model.get_submodule(parent), key, wrapped)
-    raise AssertionError("every plan has a root unit")
+        if name:
+            # Unlike FSDP2, FSDP1 is a module around the module: put it in its place.
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, wrapped)
+    return wrapped  # the last: the root's, around the model itself
 
 
 def sharding_strategy(unit: Unit, *, hybrid: bool) -> ShardingStrategy:

@@ -52,7 +52,6 @@ def wrap_fsdp2(
             offload_policy=offload,
             ignored_params=replicated,
         )
-        modules[0].mmfsdp_unit = unit  # type: ignore[assignment]  # gradient accumulation reads it
         # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
         if unit.params and not unit.unshard_in_backward:
             fsdp_module(model, unit).set_unshard_in_backward(False)

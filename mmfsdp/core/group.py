@@ -258,15 +258,11 @@ def wrap_order(groups: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
     """
     order: list[int] = []
     left = list(range(len(groups)))
-    # Each round places the groups that have none of the others inside them.
-    placed = True
-    while placed:
-        placed = False
+    for _ in groups:  # each round places the groups that have none of those left inside them
         for i in list(left):
             if not any(contains(groups[i], groups[j]) for j in left if j != i):
                 order.append(i)
                 left.remove(i)
-                placed = True
     return order, left
 
 
@@ -353,15 +349,3 @@ def common_module(names: Sequence[str]) -> str:
     paths = [name.split(".")[:-1] for name in names]
     # os.path's function works on any sequences: here on lists of keys, not on letters.
     return ".".join(commonprefix(paths))
-
-
-def frozen_in_mixed_groups(model: nn.Module, groups: list[list[str]], replicated: set[str]) -> set[str]:
-    """Return frozen parameters that share a group with trainable ones: in FSDP1 all are views of one that trains."""
-    frozen: dict[str, int | None] = {}
-    trainable_groups = set()
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if p.requires_grad:
-            trainable_groups.add(owning_group(name, groups))
-        elif p.is_floating_point() and name not in replicated:
-            frozen[name] = owning_group(name, groups)
-    return {name for name, owner in frozen.items() if owner in trainable_groups}

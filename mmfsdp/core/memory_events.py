@@ -133,8 +133,7 @@ class MemoryRecorder(TorchDispatchMode):
         # State of units, by order.
         self.params: dict[int, list[nn.Parameter]] = {}
         self.modules_to_run: dict[int, set[str]] = {}  # of units in forward
-        self.in_backward: set[int] = set()
-        self.finished: set[int] = set()
+        self.in_backward: dict[int, bool] = {}  # False once its backward is over
         self.without_gradient: set[int] = set()
         # FSDP1: units whose backward ends with the last of their gradients.
         self.end_with_gradients: set[int] = set()
@@ -246,9 +245,8 @@ class MemoryRecorder(TorchDispatchMode):
 
     def pre_backward(self, order: int) -> None:
         """Note that the unit's backward begins."""
-        if order not in self.in_backward:
-            self.in_backward.add(order)
-            self.finished.discard(order)
+        if not self.in_backward.get(order):
+            self.in_backward[order] = True
             self.note("pre_backward", order)
 
     def gradient_ready(self, unit: Unit, name: str, parameter: nn.Parameter) -> None:
@@ -266,10 +264,10 @@ class MemoryRecorder(TorchDispatchMode):
         params = self.params[order]
         without_gradient = params and self.plan.units[order].sharded and all(p.grad is None for p in params)
         # FSDP1's flat gradient comes when autograd has added up those of all the unit's calls.
-        if order in self.finished or (without_gradient and self.plan.backend is Backend.FSDP1):
+        is_over = self.in_backward.get(order) is False
+        if is_over or (without_gradient and self.plan.backend is Backend.FSDP1):
             return
-        self.finished.add(order)
-        self.in_backward.discard(order)
+        self.in_backward[order] = False
         if without_gradient:
             self.without_gradient.add(order)
             self.note("no_gradient", order)

@@ -21,10 +21,10 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from ..params.base import from_plain, plain
@@ -93,13 +93,13 @@ class Unit:
     """The dtype in which its parameters are gathered and computed, by torch's name; empty: each in its own."""
     grad_flow: bool
     """Backward passes through it, so its weights are needed there."""
-    frozen_policy: FrozenPolicy | None
+    frozen_policy: FrozenPolicy | None = None
     """SHARD, KEEP or REPLICATE for a frozen unit; None for others."""
-    sharded: bool
+    sharded: bool = True
     """Each rank holds a shard; otherwise each rank holds all of it."""
-    reshard_after_forward: bool
+    reshard_after_forward: bool = False
     """Unsharded weights are freed between forward and backward."""
-    reshard_after_backward: bool
+    reshard_after_backward: bool = True
     """Unsharded weights are freed after each backward; otherwise they stay over accumulated micro-steps. FSDP1 keeps
     all that it does not free after forward."""
     unshard_in_backward: bool = False
@@ -156,8 +156,7 @@ class Unit:
         return 2 if self.reduced_twice and micro_steps > 1 else 1
 
 
-@dataclass(frozen=True)
-class MemoryEvent:
+class MemoryEvent(NamedTuple):
     """A point of a micro-step at which a wrapper acts, and the bytes of activations and whole gradients up to it."""
 
     event: str
@@ -290,9 +289,7 @@ class WrapPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values."""
-        # Events are many, so they are lists without names.
-        events = [list(astuple(event)) for event in self.memory_events]
-        return plain(asdict(replace(self, memory_events=()))) | {"memory_events": events}
+        return plain(self)
 
     def to_json(self) -> str:
         """Return the plan as JSON."""
@@ -301,8 +298,7 @@ class WrapPlan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
         """Return the plan of which `to_dict` gave these values."""
-        events = [MemoryEvent(*event) for event in values["memory_events"]]
-        return from_plain(cls, values | {"memory_events": events})
+        return from_plain(cls, values)
 
     @classmethod
     def from_json(cls, text: str) -> WrapPlan:

@@ -9,14 +9,14 @@ from torch import nn
 
 from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError, Precision, TrainParams
 from .fsdp2 import checkpointed_modules
-from .group import frozen_in_mixed_groups, group_modules
+from .group import group_modules
 from .lint import lint
 from .memory import step_peak, with_gathers
 from .memory_events import record_memory, with_recording
 from .plan import MemoryEvent, Unit, WrapPlan, size
 from .quantize import quantized_copy
 from .trace import Trace, trace
-from .units import buffer_bytes, build_units, with_prefetch
+from .units import assign_parameters, buffer_bytes, build_units, kind_of, with_prefetch
 
 
 def make_plan(
@@ -69,7 +69,10 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
     groups, replicated = group_modules(model, params, first_trace)
     if params.effective_backend is Backend.FSDP1:
         # FSDP1 makes one parameter of a mixed unit, and all of it trains. Backward then passes through more units.
-        trained_too = frozen_in_mixed_groups(model, groups, replicated)
+        trained_too: list[str] = []
+        for _, members in assign_parameters(model, params, groups, replicated, first_trace):
+            if kind_of(members) == "mixed":
+                trained_too += [p.name for p in members if p.is_floating]
         if trained_too:
             first_trace.grad_flow |= trace(model, example, trained_too).grad_flow
     return Grouped(first_trace, groups, replicated)

@@ -214,18 +214,12 @@ def check_versions(fsdp: FSDPParams) -> None:
         )
 
 
-def quantized_parameters(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Return (name of the matrix, its number of weights) by the name of its codes; by that of its scales, with 0."""
-    quantized: dict[str, tuple[str, Any]] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, (QuantizedLinear, QuantizedAttention)):
-            for key, p in module._parameters.items():
-                name = f"{path}.{key}".lstrip(".")
-                if key.endswith(CODES):
-                    quantized[name] = matrix_name(name), len(p) * module.in_features  # type: ignore
-                elif key.endswith(SCALES):
-                    quantized[name] = matrix_name(name), 0
-    return quantized
+def count_weights(model: nn.Module, name: str, p: nn.Parameter) -> int | None:
+    """Return the number of weights that codes stand for, 0 for scales, None for a parameter that is not quantized."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if not isinstance(owner, (QuantizedLinear, QuantizedAttention)) or matrix_name(name) == name:
+        return None
+    return len(p) * owner.in_features if name.endswith(CODES) else 0  # type: ignore
 
 
 def matrix_name(parameter: str) -> str:

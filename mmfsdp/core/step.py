@@ -171,10 +171,8 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
         return
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
-        for module in model.modules():
-            unit = getattr(module, "mmfsdp_unit", None)
-            if not isinstance(module, FSDPModule) or unit is None:
-                continue
+        for unit in getattr(plan_of(model), "sharded_units", ()):
+            module: Any = model.get_submodule(unit.modules[0])
             if unit.kind == "frozen":
                 # torch 2.11 fails after a backward without sync if a unit has not run, such as a cached encoder.
                 module.set_requires_gradient_sync(True, recurse=False)

@@ -14,7 +14,7 @@ from torch import nn
 from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
-from .quantize import quantized_parameters
+from .quantize import count_weights, matrix_name
 from .trace import Trace, named_tensors, need_gradient
 
 FSDP1_ALIGNMENT = 16
@@ -53,11 +53,7 @@ def build_units(
             kind=kind_of(params),
             compute_dtype=compute_dtype(params, fsdp),
             grad_flow=_has_grad_flow(model, modules, params, fsdp, trace),
-            frozen_policy=None,
             sharded=fsdp.effective_backend is not Backend.DDP,
-            # As for a unit that is not sharded; `_with_gathers` sets them for the others.
-            reshard_after_forward=False,
-            reshard_after_backward=True,
         )
         if unit.kind == "frozen":
             # What must be replicated has a unit of its own, so its first parameter tells.
@@ -98,7 +94,6 @@ def assign_parameters(
 def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
     """Return every parameter once, with its dtype at rest. Raises ParamError for a dtype that ITEMSIZE lacks."""
     params = []
-    quantized = quantized_parameters(model)
     for (first, *aliases), p in named_tensors(model):
         if not isinstance(p, nn.Parameter):
             continue
@@ -111,10 +106,9 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"
         decay = p.requires_grad and decays(model, [first, *aliases], ndim=p.ndim)
-        weights = None
-        if first in quantized:
-            matrix, weights = quantized[first]
-            aliases = [matrix]
+        weights = count_weights(model, first, p)
+        if weights is not None:
+            aliases = [matrix_name(first)]
         params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay, weights=weights))
     return params
 
@@ -180,12 +174,8 @@ def _with_policy(unit: Unit, policy: FrozenPolicy) -> Unit:
     unit = replace(unit, frozen_policy=policy)
     if policy is not FrozenPolicy.REPLICATE or not unit.sharded:
         return unit
-    params = []
-    for p in unit.params:
-        # FSDP does not cast what it does not shard, so it rests in the dtype that it computes in.
-        if unit.compute_dtype and p.is_floating:
-            p = replace(p, dtype=unit.compute_dtype)
-        params.append(p)
+    # FSDP does not cast what it does not shard, so it rests in the dtype that it computes in.
+    params = [replace(p, dtype=unit.computed_dtype(p)) for p in unit.params]
     return replace(unit, sharded=False, params=tuple(params))
 
 

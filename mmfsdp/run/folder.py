@@ -230,7 +230,7 @@ def current_plan(values: Row) -> Row:
             unit["unshard_in_backward"] = unit["sharded"] and unit["grad_flow"]
     events = []
     for kind, *numbers in values.get("memory_events", ()):
-        events.append([OLD_NAMES.get(kind, kind), *numbers[:6]])  # earlier events end with one number more
+        events.append([OLD_NAMES.get(kind, kind), *numbers[:5]])  # earlier events have more numbers at their end
     return values | {"memory_events": events}
 
 

@@ -164,16 +164,11 @@ def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
     model = build(family)
     for name, p in model.named_parameters():
         p.requires_grad_(trains(name))
-    before = copy.deepcopy(model.state_dict())
     inputs = batch(model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.1)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained)
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
-    optimizer.step()
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]) != trains(name), name
 
 
 def test_on_the_meta_device_it_has_the_same_parameters(family, build):
