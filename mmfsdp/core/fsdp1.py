@@ -82,7 +82,10 @@ def backward_prefetch(unit: Unit, plan: WrapPlan) -> Any:
     FSDP1 prefetches the unit that ended forward just before this one, even if backward never enters it. The gather
     would be wasted, and its memory freed only after backward.
     """
-    return plan.fsdp.backward_prefetch.to_torch() if unit.ahead_backward else None
+    earlier = [other for other in plan.sharded_units if other.forward_end < unit.forward_end]
+    if earlier and not max(earlier, key=lambda other: other.forward_end).grad_flow:
+        return None
+    return plan.fsdp.backward_prefetch.to_torch()
 
 
 def generate(wrapped: FullyShardedDataParallel, plan: WrapPlan, device: torch.device, *args: Any, **kwargs: Any) -> Any:
