@@ -107,7 +107,7 @@ def test_data_that_cannot_be_read_is_refused_before_anything_is_pretrained_or_ma
     (tmp_path / "pictures").mkdir()
     (tmp_path / "bad.jsonl").write_text("{}\n[]\n")
     for words, error in {
-        "--data.source folder --data.path gone": "data.path: 'gone' does not exist",
+        "--data.source folder --data.path gone": "data.path: 'gone' is not a folder",
         "--data.source folder --data.path pictures": "data.path: 'pictures' holds no metadata.jsonl",
         "--data.source webdataset --data.path pictures/*.tar": "data.path: 'pictures/*.tar' names no .tar file",
         "--data.source json --data.path bad.jsonl": "data.path: 'bad.jsonl' holds 0 usable records",
