@@ -276,8 +276,10 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
         owners = owning_groups(names, groups)
         if len(owners) == 1:
             continue
-        # In the root so far, although a module further inside may gather them.
-        callers = [_innermost_called(name, trace) for name in names if owning_group(name, groups) is None]
+        callers: list[str] = []
+        for name in names:
+            if owning_group(name, groups) is None:  # in the root so far, although a module further inside may gather it
+                callers.append(_innermost_called(name.rpartition(".")[0], trace))
         joined: list[str] = []
         apart = []
         if "" in callers:
@@ -295,12 +297,11 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
     return _merge_overlapping(groups)
 
 
-def _innermost_called(name: str, trace: Trace) -> str:
-    """Return the innermost module around a parameter or module whose forward runs; empty if only the root's does."""
-    name = name.rpartition(".")[0]
-    while name and not trace.calls[name]:
-        name = name.rpartition(".")[0]
-    return name
+def _innermost_called(module: str, trace: Trace) -> str:
+    """Return this module if its forward runs, else the innermost around it of which it does; empty for the root."""
+    while module and not trace.calls[module]:
+        module = module.rpartition(".")[0]
+    return module
 
 
 def _merge_overlapping(groups: list[list[str]]) -> list[list[str]]:
@@ -334,8 +335,8 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> 
             # A unit around all its places would be mixed, and FSDP1 would reduce the frozen part as well.
             replicated.update(names)
             continue
-        # As a parameter of the module around all its places, which may be a list, without a forward.
-        around = _innermost_called(f"{common_module(names)}.", trace)
+        # The module around all its places may be a list, which has no forward.
+        around = _innermost_called(common_module(names), trace)
         # The units of its places would each gather it, so one unit around them takes their part.
         split = [group for index, group in enumerate(split) if index not in owners]
         if around and [around] not in split:

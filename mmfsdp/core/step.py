@@ -171,7 +171,8 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
         return
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
-        for unit in getattr(plan_of(model), "sharded_units", ()):
+        plan = plan_of(model)  # None for a model that others wrapped
+        for unit in plan.sharded_units if plan else ():
             module: Any = model.get_submodule(unit.modules[0])
             if unit.kind == "frozen":
                 # torch 2.11 fails after a backward without sync if a unit has not run, such as a cached encoder.
