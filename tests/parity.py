@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.estimate import estimate
 from mmfsdp.params import TrainParams
+from mmfsdp.train.optimizer import build_optimizer
 
 
 def plain_name(name: str) -> str:

@@ -6,12 +6,12 @@ from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.train.optimizer import build_optimizer
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
 BF16 = {"mixed_precision": "bf16"}

@@ -10,10 +10,10 @@ from torch import nn
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
+from mmfsdp.train.optimizer import build_optimizer
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 

@@ -23,7 +23,7 @@ from mmfsdp.models import build_language
 from mmfsdp.models.build import build_model, open_model
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
 from mmfsdp.train.job import build
-from mmfsdp.train.memory_meter import cpu_memory
+from mmfsdp.train.meters import cpu_memory
 from tests.parity import bytes_held, plain_name, whole
 
 VISION = {

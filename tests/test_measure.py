@@ -10,11 +10,10 @@ from ranks import on_ranks
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
-from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.planner import make_plan
 from mmfsdp.estimate import step_time
 from mmfsdp.params import FSDPParams, LaunchParams
-from mmfsdp.train.memory_meter import PeakMemory
+from mmfsdp.train.meters import Collectives, PeakMemory
 from mmfsdp.train.profile import machine_here
 
 

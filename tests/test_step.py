@@ -12,9 +12,9 @@ from torch.optim import SGD
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from mmfsdp.core.lint import lint_loss
-from mmfsdp.core.optimizer import build_optimizer, lr_factor
 from mmfsdp.core.step import label_tokens, train_step
 from mmfsdp.params import Schedule, TrainParams
+from mmfsdp.train.optimizer import build_optimizer, lr_factor
 
 
 def texts() -> Mapping:

@@ -11,9 +11,7 @@ from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.optimizer import build_optimizer, build_scaler
 from mmfsdp.core.plan import plan_of
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.quantize import quantize_model
@@ -22,6 +20,8 @@ from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan, wrap_fsdp
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.train.meters import Collectives
+from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.parity import bytes_held, local, plain_name, whole, wire
 from tests.test_several_sources import trained
 

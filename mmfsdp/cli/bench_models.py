@@ -22,10 +22,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
 
-from ..core.collectives import Collectives
 from ..core.freeze import freeze
 from ..core.lint import plain_name
-from ..core.optimizer import LocalAdamW
 from ..core.planner import make_plan
 from ..core.step import train_step
 from ..core.wrap import apply_plan
@@ -34,7 +32,8 @@ from ..models import TokenIds
 from ..models.build import build_model
 from ..models.media_model import MediaModel
 from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
-from ..train.memory_meter import CpuMemory, cpu_memory
+from ..train.meters import Collectives, CpuMemory, cpu_memory
+from ..train.optimizer import LocalAdamW
 
 CPU = torch.device("cpu")
 MAX_NORM = 0.1

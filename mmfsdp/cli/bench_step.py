@@ -19,7 +19,7 @@ from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..params import Device, FSDPParams, Precision, RunParams, TrainParams, load
 from ..run.state import text_table
-from ..train.memory_meter import input_bytes
+from ..train.meters import input_bytes
 from ..train.profile import machine_here
 from .bench_models import COMPARED, OURS, Method, measure, random_batch, random_model, wrap_as
 from .spawn_ranks import on_ranks

@@ -203,21 +203,6 @@ def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class CollectiveCount:
-    """The collectives of one kind in one phase of an optimizer step, as one rank sees them: predicted, or counted."""
-
-    kind: str
-    """all-gather, reduce-scatter, all-reduce or broadcast."""
-    phase: str
-    """forward, backward, or control (an all-reduce outside backward)."""
-    count: int
-    bytes: int
-    """Of the full tensors, the parts of all ranks together."""
-    wire_bytes: int
-    """Bytes that this rank sends."""
-
-
-@dataclass(frozen=True)
 class WrapPlan:
     """The units in the order in which they run, and the mesh: all that wrapping and the estimate need."""
 

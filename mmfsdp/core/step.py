@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
-from .lint import lint_loss
-from .optimizer import Scaler, check_step, local_part
+from .lint import lint_loss, plain_name
 from .plan import plan_of
 
 
@@ -36,7 +35,7 @@ def train_step(
 ) -> StepMetrics:
     """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`."""
     check_step(model, optimizer, scaler)
-    clock, device, lr = Clock(), compute_device(model), optimizer.param_groups[0]["lr"]
+    device, lr = compute_device(model), optimizer.param_groups[0]["lr"]
     scale = 1.0 if scaler is None else scaler.scale.clone()
 
     # 1. Count the label tokens of all ranks: the loss is a mean over them, for each source of data by itself.
@@ -52,10 +51,8 @@ def train_step(
             mean = mean_loss(model, batch.to(device).inputs(), rank_tokens[i])
             loss_sum = token_sum(mean, rank_tokens[i])
             loss_sums[source] += loss_sum.detach()
-            clock.lap("forward")
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
             (loss_sum * (world_size() * token_weights[source]).float() * scale).backward()
-            clock.lap("backward")
 
     # 3. One norm over the whole gradient. The losses and the ranks' votes to stop travel in the same all-reduce.
     squares, stop_vote = squared_grad_norm(model, device), to_device([stop_requested()], device)
@@ -69,11 +66,10 @@ def train_step(
     step_if(finite, optimizer, scaler)
     if schedule is not None:
         schedule.step()
-    clock.lap("optimizer")
     # In the order of StepMetrics.figures.
     figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *(loss_sums / tokens.clamp(min=1))]
     on_host, arrived = send_to_host(figures, device)
-    return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr, **clock.seconds)
+    return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr)
 
 
 class Batch(Protocol):
@@ -107,6 +103,49 @@ class Batch(Protocol):
         It must be a dataclass or a dict, as those of transformers are: FSDP1 looks for tensors in no other objects, and
         would leave the root unit unsharded after backward.
         """
+
+
+class Scaler(Protocol):
+    """The loss scale of fp16, as a step needs it; `train.optimizer` has one."""
+
+    scale: torch.Tensor
+    """(): the factor of the loss."""
+
+    def update(self, finite: torch.Tensor) -> None:
+        """Grow the scale or back off after a step; finite: (), False after an overflow."""
+
+
+def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
+    """Raise before a step that would train wrongly.
+
+    ParamError if a planned model's optimizer has a frozen parameter, or none that trains; ValueError for fp16 without a
+    scaler.
+    """
+    if scaler is None and computes_in_fp16(model):
+        raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
+    if plan_of(model) is None:
+        return
+    optimized: set[torch.Tensor] = set()
+    for group in optimizer.param_groups:
+        optimized.update(group["params"])
+    for name, p in model.named_parameters():
+        if p in optimized and not p.requires_grad:
+            plain = plain_name(name).removeprefix("module.")
+            raise ParamError(
+                "optimizer",
+                f"{plain}: frozen, yet given to the optimizer, which may decay it; give it only the "
+                "parameters with requires_grad (build_optimizer does)",
+            )
+    # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
+    if optimized.isdisjoint(model.parameters()):
+        problem = "nothing that trains was given to the optimizer; make it after the model is wrapped"
+        raise ParamError("optimizer", problem)
+
+
+def computes_in_fp16(model: nn.Module) -> bool:
+    """Return True if the model's plan says fp16."""
+    plan = plan_of(model)
+    return plan is not None and plan.fsdp.mixed_precision is Precision.FP16
 
 
 def label_tokens(model: nn.Module, batch: Batch) -> int:
@@ -198,6 +237,11 @@ def squared_grad_norm(model: nn.Module, device: torch.device) -> torch.Tensor:
     return (norms.square() / to_device(copies, device)).sum(dim=0, keepdim=True)
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def count_copies(model: nn.Module, p: nn.Parameter) -> int:
     """Return how many ranks hold the same elements of a parameter's gradient."""
     if isinstance(p, DTensor):
@@ -245,20 +289,6 @@ def step_if(finite: torch.Tensor, optimizer: Optimizer, scaler: Scaler | None) -
         scaler.update(finite)
 
 
-class Clock:
-    """Measure the host's seconds of each phase. On a GPU the work goes on after them."""
-
-    def __init__(self) -> None:
-        self.seconds = {"forward_s": 0.0, "backward_s": 0.0, "optimizer_s": 0.0}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """Add the time since the last lap to a phase."""
-        now = time.perf_counter()
-        self.seconds[f"{phase}_s"] += now - self._last
-        self._last = now
-
-
 def send_to_host(
     figures: list[torch.Tensor | float], device: torch.device
 ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
@@ -289,10 +319,6 @@ class StepMetrics:
     rank_tokens: int
     """Label tokens of this rank."""
     lr: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    """Seconds of this rank's host."""
 
     @cached_property
     def _values(self) -> list[float]:
@@ -346,7 +372,6 @@ class StepMetrics:
         """Return the keys of a row of metrics."""
         row: dict[str, Any] = {"loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
         row |= {"samples": self.samples, "tokens": self.tokens, "skipped": self.skipped}
-        row |= {"forward_s": self.forward_s, "backward_s": self.backward_s, "optimizer_s": self.optimizer_s}
         if len(self.sources) > 1:
             row["losses"] = self.losses
         if self.loss_scale is not None:

@@ -6,10 +6,10 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core.plan import CollectiveCount, WrapPlan, size
+from ..core.plan import WrapPlan, size
 from ..params import ParamError, TrainParams
 from .seconds import Machine, Times, step_time
-from .wire import collectives
+from .wire import CollectiveCount, collectives
 
 if TYPE_CHECKING:
     from ..core.memory import Memory

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any
 
-from ..core.plan import ITEMSIZE, CollectiveCount, WrapPlan
+from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import Backend, ParamError, TrainParams
-from .wire import collectives
+from .wire import CollectiveCount, collectives
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from ..core.plan import CollectiveCount, WrapPlan, ring_bytes
+from dataclasses import dataclass
+
+from ..core.plan import WrapPlan, ring_bytes
 from ..params import Backend, TrainParams
 
 CONTROL_CALLS = 2
 CONTROL_BYTES = (2 + 3) * 8
 """`train_step` calls two small all-reduces a step, in float64: the numbers of label tokens and samples; then the loss,
 the squared gradient norm and whether a stop was requested. Each data source beyond the first adds a number to both."""
+
+
+@dataclass(frozen=True)
+class CollectiveCount:
+    """The collectives of one kind in one phase of an optimizer step, as one rank sees them: predicted, or counted."""
+
+    kind: str
+    """all-gather, reduce-scatter, all-reduce or broadcast."""
+    phase: str
+    """forward, backward, or control (an all-reduce outside backward)."""
+    count: int
+    bytes: int
+    """Of the full tensors, the parts of all ranks together."""
+    wire_bytes: int
+    """Bytes that this rank sends."""
 
 
 def collectives(plan: WrapPlan, train: TrainParams, sources: int = 1) -> tuple[CollectiveCount, ...]:

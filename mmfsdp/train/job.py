@@ -18,7 +18,6 @@ from torch import nn
 
 from .. import checkpoint
 from ..core.collectives import gather_json
-from ..core.optimizer import build_optimizer, build_scaler
 from ..core.plan import WrapPlan
 from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
@@ -32,7 +31,8 @@ from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.preempt import Preempted
 from .features import FeatureCache
 from .loop import train
-from .memory_meter import PeakMemory
+from .meters import PeakMemory
+from .optimizer import build_optimizer, build_scaler
 from .preview import cost_of, peak_of, plan_for
 from .profile import machine_here
 from .train_state import TrainSetup

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..core.collectives import CollectiveCount, Collectives, gather_json
+from ..core.collectives import gather_json
 from ..core.step import StepMetrics, train_step
 from ..data.loader import Batches, batches, sum_skipped
 from ..data.processor import SampleProcessor
+from ..estimate.wire import CollectiveCount
 from ..models.media_model import train_mode
 from ..params import RunParams, TrainParams
 from ..run.folder import MetricsWriter, add_event, last_row
@@ -20,7 +21,7 @@ from ..run.hang import Heartbeat
 from ..run.preempt import Preempted, preemption_requested
 from .evaluate import HeldOut
 from .features import FeatureCache
-from .memory_meter import PeakMemory
+from .meters import Collectives, PeakMemory
 from .profile import StepProfile
 from .train_state import TrainSetup, TrainState, resume
 

@@ -21,7 +21,7 @@ from ..estimate import Machine
 from ..params import LaunchParams
 from ..params.run import read_cluster
 from ..run.folder import write_json
-from .memory_meter import silent
+from .meters import silent
 
 WARMUP_STEPS = 2
 """Steps before the first that is recorded: allocators, connections of gloo and NCCL, and kernels are there then."""

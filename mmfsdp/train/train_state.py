@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import checkpoint
-from ..core.optimizer import Scaler
 from ..params import RunParams
 from ..run.folder import add_event
+from .optimizer import Scaler
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ import transformers
 
 from mmfsdp.cli.bench_models import wrap_as
 from mmfsdp.cli.spawn_ranks import on_ranks
-from mmfsdp.core.collectives import Collectives
-from mmfsdp.core.optimizer import build_optimizer, build_scaler
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
@@ -32,7 +30,8 @@ from mmfsdp.data.batch import Batch
 from mmfsdp.estimate import estimate, step_time
 from mmfsdp.params import FSDPParams, LaunchParams, TrainParams
 from mmfsdp.run.folder import read_json
-from mmfsdp.train.memory_meter import cpu_memory
+from mmfsdp.train.meters import Collectives, cpu_memory
+from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.train.profile import machine_here
 from tests import families
 from tests.bench import peaks

@@ -18,8 +18,6 @@ from torch import nn
 
 from mmfsdp.cli.bench_models import random_batch, random_model
 from mmfsdp.cli.spawn_ranks import on_ranks
-from mmfsdp.core.collectives import Collectives
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
@@ -29,7 +27,8 @@ from mmfsdp.estimate import Estimate, estimate
 from mmfsdp.models import TokenIds
 from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
 from mmfsdp.train.evaluate import HeldOut
-from mmfsdp.train.memory_meter import cpu_memory
+from mmfsdp.train.meters import Collectives, cpu_memory
+from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import bytes_held, local
 
 WORDS, LENGTH = 1000, 24

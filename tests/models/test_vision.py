@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmfsdp.models import build_vision
 from mmfsdp.params import BackboneParams, ParamError
-from mmfsdp.train.memory_meter import cpu_memory
+from mmfsdp.train.meters import cpu_memory
 from tests.models.test_multimodal import TOWERS, VIT
 
 SIZES = {"open_clip ResNet": (4, 256), "timm ViT": (100, 64), "timm ConvNeXt": (25, 64)}

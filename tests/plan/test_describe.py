@@ -12,14 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 from mmfsdp.compat.describe import describe
-from mmfsdp.core.collectives import Collectives
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.estimate import estimate
 from mmfsdp.models.cross_attention import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.train.meters import Collectives
+from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import wire
 from tests.ranks import fake_group
 

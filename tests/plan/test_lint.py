@@ -14,11 +14,11 @@ from torch.optim import SGD
 from mmfsdp import cli
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.lint import lint, lint_loss
-from mmfsdp.core.optimizer import build_optimizer
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.train.optimizer import build_optimizer
 from tests.ranks import fake_group
 
 

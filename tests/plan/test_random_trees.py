@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mmfsdp.core.collectives import Collectives
 from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import gradient_sync
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.train.meters import Collectives
 from tests.parity import bytes_held, wire
 from tests.ranks import fake_group, in_processes, on_ranks
 

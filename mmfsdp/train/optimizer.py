@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..params import ParamError, Precision, Schedule, TrainParams
-from .collectives import compute_device
-from .lint import plain_name
-from .plan import plan_of
-from .trace import named_tensors
-from .units import decays
+from ..core.collectives import compute_device
+from ..core.lint import plain_name
+from ..core.plan import plan_of
+from ..core.step import computes_in_fp16, local_part
+from ..core.trace import named_tensors
+from ..core.units import decays
+from ..params import Schedule, TrainParams
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
@@ -54,11 +54,6 @@ class LocalAdamW(AdamW):
         return has_complex
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def has_decay(model: nn.Module, names: list[str], p: torch.Tensor) -> bool:
     """Return True if weight decay applies to a parameter, which has several names if it is tied."""
     plan = plan_of(model)
@@ -84,33 +79,6 @@ def lr_factor(step: int, params: TrainParams) -> float:
     if params.schedule is Schedule.COSINE:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))  # Loshchilov and Hutter 2017, without restarts
     return 1.0
-
-
-def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
-    """Raise before a step that would train wrongly.
-
-    ParamError if a planned model's optimizer has a frozen parameter, or none that trains; ValueError for fp16 without a
-    scaler.
-    """
-    if scaler is None and computes_in_fp16(model):
-        raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
-    if plan_of(model) is None:
-        return
-    optimized: set[torch.Tensor] = set()
-    for group in optimizer.param_groups:
-        optimized.update(group["params"])
-    for name, p in model.named_parameters():
-        if p in optimized and not p.requires_grad:
-            plain = plain_name(name).removeprefix("module.")
-            raise ParamError(
-                "optimizer",
-                f"{plain}: frozen, yet given to the optimizer, which may decay it; give it only the "
-                "parameters with requires_grad (build_optimizer does)",
-            )
-    # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
-    if optimized.isdisjoint(model.parameters()):
-        problem = "nothing that trains was given to the optimizer; make it after the model is wrapped"
-        raise ParamError("optimizer", problem)
 
 
 class Scaler:
@@ -149,9 +117,3 @@ class Scaler:
 def build_scaler(model: nn.Module) -> Scaler | None:
     """Return a new scaler if the model computes in fp16 by its plan, else None."""
     return Scaler(compute_device(model)) if computes_in_fp16(model) else None
-
-
-def computes_in_fp16(model: nn.Module) -> bool:
-    """Return True if the model's plan says fp16."""
-    plan = plan_of(model)
-    return plan is not None and plan.fsdp.mixed_precision is Precision.FP16
