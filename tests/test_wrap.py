@@ -1,7 +1,5 @@
 """Wrapped on real ranks = one process: same losses, norms and weights; frozen untouched; traffic as predicted."""
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -195,7 +193,7 @@ def odd_starts() -> dict:
 
 
 def wrong_guess() -> list[float]:
-    """Registration order says that backward never enters the head; it does."""
+    """Registration order says that backward never enters the head; it does, and gathers it when it gets there."""
     torch.manual_seed(0)
     model = Backwards()
     freeze(model, ["head.*"])
@@ -205,19 +203,9 @@ def wrong_guess() -> list[float]:
     assert [u.grad_flow for u in plan.units if u.kind == "frozen"] == [False, False]
     model = apply_plan(model, plan)
     x = torch.ones(2, 4)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        model(x).sum().backward()
-    said = [str(w.message) for w in warned if str(w.message).startswith("plan: ")]
-    assert len(said) == (dist.get_rank() == 0), said
-    for line in said:
-        assert "body ran before head.0, and backward passes through head.0, head.1. " in line
+    model(x).sum().backward()
     plain(x).sum().backward()
     grad = model.body.weight.grad.full_tensor()
-    with warnings.catch_warnings(record=True) as again:
-        warnings.simplefilter("always")
-        model(x)
-    assert not [w for w in again if str(w.message).startswith("plan: ")], "said once"
     return [(grad - plain.body.weight.grad).abs().max().item(), grad.abs().max().item()]
 
 

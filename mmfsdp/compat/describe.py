@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.lint import lint, plain_name
 from ..core.plan import Param, Unit, WrapPlan, plan_of
 from ..core.trace import Trace, trace_registration
-from ..core.units import buffer_bytes, decays, kind_of, torch_dtype, unit_name, with_bytes, with_prefetch
+from ..core.units import buffer_bytes, decays, kind_of, torch_dtype, unit_name, with_bytes
 from ..params import FrozenPolicy, FSDPParams, Precision, ShardingStrategy
 
 
@@ -52,6 +52,7 @@ def _read_plan(model: nn.Module) -> WrapPlan:
         )
     trace = trace_registration(model, plain_name=plain_name)
     units = [_unit(group, auto, model, trace) for group, auto in groups.items()]
+    never_gathered = {unit.modules for unit, group in zip(units, groups, strict=True) if not group.unshard_in_backward}
     units.sort(key=lambda unit: min(trace.forward_start.get(name, 0) for name in unit.modules))
     in_units: set[str] = set()
     for unit in units:
@@ -65,13 +66,13 @@ def _read_plan(model: nn.Module) -> WrapPlan:
     ends = sorted(range(len(units)), key=lambda i: max(trace.forward_end.get(name, 0) for name in units[i].modules))
     for i, unit in enumerate(units):
         units[i] = with_bytes(replace(unit, order=i, forward_end=ends.index(i)), fsdp, shard)
-    _count_needless_gathers(units)
+    _count_needless_gathers(units, never_gathered)
     return WrapPlan(
         fsdp=fsdp,
         world_size=replicate * shard,
         replicate=replicate,
         shard=shard,
-        units=with_prefetch(units, fsdp),
+        units=tuple(units),
         buffer_bytes=buffer_bytes(model, fsdp),
     )
 
@@ -116,7 +117,6 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
         sharded=True,
         reshard_after_forward=reshards,
         reshard_after_backward=True,
-        unshard_in_backward=group.unshard_in_backward,
         gathers_forward=int(bool(params)),
         gathers_backward=int(bool(params) and grad_flow and reshards),
     )
@@ -161,11 +161,15 @@ def _precision(dtype: torch.dtype) -> Precision:
     return next(precision for precision in Precision if precision.to_torch() == dtype)
 
 
-def _count_needless_gathers(units: list[Unit]) -> None:
-    """Add the all-gathers that FSDP2 prefetches for units that backward does not reach, in place."""
+def _count_needless_gathers(units: list[Unit], never_gathered: set[tuple[str, ...]]) -> None:
+    """Add the all-gathers that FSDP2 prefetches for units that backward does not reach, in place.
+
+    never_gathered: modules of the units that somebody told not to be gathered in backward.
+    """
     sharded = [i for i, unit in enumerate(units) if unit.sharded and unit.params]
     sharded.sort(key=lambda i: units[i].forward_end)
     for i, after in zip(sharded, sharded[1:], strict=False):
         unit = units[i]
-        if unit.unshard_in_backward and not unit.grad_flow and unit.reshard_after_forward and units[after].grad_flow:
+        needless = unit.reshard_after_forward and not unit.grad_flow and unit.modules not in never_gathered
+        if needless and units[after].grad_flow:
             units[i] = replace(unit, gathers_backward=1)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ..params import BackwardPrefetch, ParamError
+from ..params import ParamError
 from .group import contains, outermost, wrap_order
 from .plan import Unit, WrapPlan
 from .trace import has_forward
@@ -52,9 +52,6 @@ def wrap_fsdp2(
             offload_policy=offload,
             ignored_params=replicated,
         )
-        # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
-        if unit.params and not unit.unshard_in_backward:
-            fsdp_module(model, unit).set_unshard_in_backward(False)
     set_prefetch(model, plan)
     return model
 
@@ -78,32 +75,15 @@ def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
 
 def set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
     """Set which units FSDP2 gathers ahead of need, as the plan says."""
-    for unit in plan.units:
-        next_modules = [fsdp_module(model, plan.units_by_name[name]) for name in unit.ahead_forward]
-        if next_modules:
-            fsdp_module(model, unit).set_modules_to_forward_prefetch(next_modules)
-            if plan.fsdp.activation_checkpointing != "none":
-                prefetch_in_forward_only(model, unit, next_modules)
-        if unit.sharded and plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
-            module = fsdp_module(model, unit)
-            # To FSDP2 an empty list means its default order. The unit itself is unsharded by then: a no-op.
+    for unit in plan.sharded_units:
+        module = fsdp_module(model, unit)
+        following = plan.prefetched_in_forward.get(unit.order)
+        if following is not None:
+            module.set_modules_to_forward_prefetch([fsdp_module(model, following)])
+        # By default FSDP2 gathers the unit that ran before this one, also if backward does not pass through that. An
+        # empty list would mean this default. The unit itself is unsharded by then: a no-op.
+        if unit.order not in plan.prefetched_in_backward:
             module.set_modules_to_backward_prefetch([module])
-
-
-def prefetch_in_forward_only(model: nn.Module, unit: Unit, next_modules: list[FSDPModule]) -> None:
-    """Prefetch in forward, but not when activation checkpointing runs it again in backward.
-
-    FSDP2 (torch 2.11) prefetches in both. The next units' backward is over by then: gathered again, they would stay.
-    Needed until torch tells the two apart; github.com/NVIDIA-NeMo/Automodel/issues/3373 describes the same.
-    """
-    module = fsdp_module(model, unit)
-
-    def choose(*_: Any) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1  # a graph task is a backward that is running
-        module.set_modules_to_forward_prefetch([] if in_backward else next_modules)
-
-    for name in unit.modules:
-        model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
 
 
 def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:

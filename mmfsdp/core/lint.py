@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..params import AutoWrapPolicy, Backend, ParamError
 from .collectives import rank
-from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes, owning_groups
+from .group import guessed_layer_classes
 from .plan import Finding, WrapPlan
-from .trace import Trace, need_gradient, tied_names
+from .trace import Trace, need_gradient
 
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
 
@@ -42,9 +42,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _nothing_trains(model, plan)
     findings += _two_kinds_in_a_unit(plan)
     findings += _scalars(plan)
-    findings += _tied_apart(model, plan)
     findings += used_outside(plan, trace)
-    findings += _left_in_root(plan)
     findings += _batch_norms(model)
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
 
@@ -229,25 +227,6 @@ def _scalars(plan: WrapPlan) -> Iterator[Finding]:
 # ---- parameters that their unit does not gather when they are needed ----
 
 
-def _tied_apart(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
-    # Without the root's empty name: what is in no group is the root's.
-    groups = [list(filter(None, unit.modules)) for unit in plan.units]
-    sharded: set[str] = set()
-    for unit in plan.sharded_units:
-        sharded.update(p.name for p in unit.params)
-    # FSDP1 replaces a module by its wrapper under one of its names, so there each name counts.
-    for names in tied_names(model, several_modules=plan.backend is not Backend.FSDP1).values():
-        names = [plain_name(name) for name in names]
-        owners = owning_groups(names, groups)
-        if len(owners) > 1 and not sharded.isdisjoint(names):
-            yield _error(
-                "tied-apart",
-                f"{' and '.join(names)} are one parameter in {len(owners)} units; put its modules into one unit, as "
-                "make_plan does",
-            )
-            return
-
-
 def used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
     """Find a parameter that is used while its unit is not gathered."""
     for unit in plan.sharded_units:
@@ -270,26 +249,4 @@ def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
             f"{_list(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
             "only for values that have none, such as ids of an argmax. It never learns, the plan may count gathers "
             "that do not come, and DDP fails at its second step; freeze it, or give an example that trains it",
-        )
-
-
-# ---- cost ----
-
-
-def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
-    policy = plan.fsdp.auto_wrap_policy
-    root = plan.units[0]
-    total = sum(unit.numel for unit in plan.units)
-    if not root.is_root or not root.sharded or root.numel == total or policy is AutoWrapPolicy.NO_WRAP:
-        return
-    # A tenth, so that small models for teaching get the warning as well.
-    if root.numel > min(MIN_UNIT_PARAMETERS, total // 10):
-        largest = max(root.params, key=lambda p: p.numel)
-        fix = "set auto_wrap_policy to FROZEN_AWARE, or make units of their modules as well"
-        if policy is AutoWrapPolicy.FROZEN_AWARE:
-            fix = "use each only in its own module's forward; for a tied one in FSDP1, set backend to FSDP2"
-        yield _warning(
-            "left-in-root",
-            f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
-            f"the end of backward; {fix}",
         )

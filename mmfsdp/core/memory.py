@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
 from .plan import ITEMSIZE, Param, Unit, WrapPlan
-from .units import with_prefetch
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,6 @@ def step_peak(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> Memory
     if host:
         parameters, optimizer = at_rest.parameters - host.parameters, at_rest.optimizer - host.optimizer
         constant = replace(constant, parameters=parameters, optimizer=optimizer)
-    # AUTO asks with units of which it has just changed the policy, so what they prefetch has changed, too.
-    plan = replace(plan, units=with_prefetch(plan.units, plan.fsdp))
     walk = StepWalk(plan, constant, on_cpu=train.device is Device.CPU, offload=host is not None)
     micro_steps = min(train.accumulation * sources, 3)  # those between the first and the last are alike
     for i in range(micro_steps):
@@ -143,8 +140,7 @@ def with_gathers(plan: WrapPlan) -> WrapPlan:
     for unit in plan.units:
         forward, backward = walk.gathers["forward", unit.order], walk.gathers["backward", unit.order]
         units.append(replace(unit, gathers_forward=forward, gathers_backward=backward))
-    # A unit that is gathered in backward now is also gathered ahead of need.
-    return replace(plan, units=with_prefetch(units, plan.fsdp))
+    return replace(plan, units=tuple(units))
 
 
 @dataclass
@@ -181,7 +177,7 @@ class StepWalk:
     def micro_step(self, *, last: bool) -> None:
         """Pass the events of a micro-step. last: its backward reduces the gradients."""
         self.phase, self.last = "forward", last
-        self.finished: set[int] = set()  # units whose backward is over
+        self.finished: set[Unit] = set()  # units whose backward is over
         for event in self.plan.memory_events:
             unit = self.plan.units[event.unit]
             if event.event in ("pre_backward", "post_backward", "end"):
@@ -222,8 +218,7 @@ class StepWalk:
         """Gather the unit, and start the all-gathers that are prefetched in forward."""
         self.gather(unit)
         if self.phase == "forward":  # nothing is prefetched where forward runs again in backward
-            for name in unit.ahead_forward:
-                self.all_gather(self.plan.units_by_name[name])
+            self.prefetch(self.plan.prefetched_in_forward.get(unit.order))
 
     def post_forward(self, unit: Unit) -> None:
         """Reshard the unit, unless backward needs it next."""
@@ -235,10 +230,15 @@ class StepWalk:
 
     def pre_backward(self, unit: Unit) -> None:
         """Gather the unit if backward needs its weights, and start the all-gather of the next one."""
-        if unit.unshard_in_backward:
+        if unit.grad_flow:
             self.gather(unit)
-        if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
-            self.all_gather(self.plan.units_by_name[unit.ahead_backward])
+        if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+            self.prefetch(self.plan.prefetched_in_backward.get(unit.order))
+
+    def prefetch(self, unit: Unit | None) -> None:
+        """Start an all-gather ahead of need, if there is one."""
+        if unit is not None:
+            self.all_gather(unit)
 
     def all_gather(self, unit: Unit) -> None:
         """Start a unit's all-gather, unless it is unsharded or its all-gather has started."""
@@ -286,7 +286,7 @@ class StepWalk:
         """Reduce a unit's gradients in the last micro-step, else keep them."""
         computed = unreduced_gradient_bytes(self.plan, unit)
         earlier = self.accumulated.pop(unit.order, 0)
-        self.finished.add(unit.order)
+        self.finished.add(unit)
         if self.fsdp1:
             self.compare(computed + earlier)  # autograd copies the parameters' gradients into one flat gradient
             self.activations -= computed
@@ -306,10 +306,9 @@ class StepWalk:
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
             gloo_copy = unit.reduced_bytes
         if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
-            if unit.ahead_backward and self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
-                ahead = self.plan.units_by_name[unit.ahead_backward]
-                if ahead.order not in self.finished:  # _runtime_utils.py, _get_handle_to_prefetch
-                    self.all_gather(ahead)
+            ahead = self.plan.prefetched_in_backward.get(unit.order)
+            if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST and ahead not in self.finished:
+                self.prefetch(ahead)  # _runtime_utils.py, _get_handle_to_prefetch
             # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
             cast = 0
             if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):

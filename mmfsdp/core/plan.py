@@ -23,10 +23,11 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
+from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamError
 from ..params.base import from_plain, plain
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
@@ -102,8 +103,6 @@ class Unit:
     reshard_after_backward: bool = True
     """Unsharded weights are freed after each backward; otherwise they stay over accumulated micro-steps. FSDP1 keeps
     all that it does not free after forward."""
-    unshard_in_backward: bool = False
-    """Backward gathers it if its weights have been freed. FSDP2 is told so, and the prediction follows."""
     gathers_forward: int = 0
     """All-gathers in one micro-step's forward."""
     gathers_backward: int = 0
@@ -114,13 +113,6 @@ class Unit:
     """Bytes of the whole unit once gathered, in the compute dtype; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in; padding included."""
-    reduced_twice: bool = False
-    """Its backward runs more than once in a micro-step, so with accumulated micro-steps it is reduced twice: first what
-    earlier micro-steps left, then what is new."""
-    ahead_forward: tuple[str, ...] = ()
-    """The units of which the all-gather starts when this one begins forward (`forward_prefetch`)."""
-    ahead_backward: str = ""
-    """The unit that is gathered ahead of need while this one's backward runs (`backward_prefetch`)."""
 
     @property
     def is_root(self) -> bool:
@@ -147,13 +139,6 @@ class Unit:
         if self.reshard_after_backward:  # else it stays unsharded after the first micro-step
             gathers *= micro_steps
         return gathers
-
-    def reductions(self, micro_steps: int) -> int:
-        """Return how often an optimizer step of so many micro-steps reduces the unit's gradients."""
-        if not self.reduced_bytes:
-            return 0
-        # Reduction waits for the last micro-step (`no_sync`).
-        return 2 if self.reduced_twice and micro_steps > 1 else 1
 
 
 class MemoryEvent(NamedTuple):
@@ -239,9 +224,25 @@ class WrapPlan:
         return tuple(unit for unit in self.units if unit.sharded)
 
     @cached_property
-    def units_by_name(self) -> dict[str, Unit]:
-        """Every unit, by its name."""
-        return {unit.name: unit for unit in self.units}
+    def prefetched_in_forward(self) -> dict[int, Unit]:
+        """By a unit's order: the unit of which the all-gather starts when it begins forward (`forward_prefetch`)."""
+        if not self.fsdp.forward_prefetch:
+            return {}
+        gathered = [unit for unit in self.sharded_units if unit.gathers_forward]
+        return {unit.order: following for unit, following in pairwise(gathered)}
+
+    @cached_property
+    def prefetched_in_backward(self) -> dict[int, Unit]:
+        """By a unit's order: the unit that is gathered ahead of need while its backward runs (`backward_prefetch`)."""
+        if self.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
+            return {}
+        gathered = [unit for unit in self.sharded_units if unit.gathers_forward]
+        ahead = {}
+        # Backward runs the units in the opposite order.
+        for earlier, unit in pairwise(sorted(gathered, key=lambda unit: unit.forward_end)):
+            if unit.grad_flow and earlier.gathers_backward:
+                ahead[unit.order] = earlier
+        return ahead
 
     @property
     def params(self) -> Iterable[Param]:
@@ -262,11 +263,11 @@ class WrapPlan:
         if not unit.sharded:
             return ring_bytes("all-reduce", unit.reduced_bytes, self.world_size)
         gathers = unit.gathers("forward", micro_steps) + unit.gathers("backward", micro_steps)
-        reduced = unit.reduced_bytes * unit.reductions(micro_steps)
         sent = ring_bytes("all-gather", gathers * unit.unsharded_bytes, self.shard)
-        sent += ring_bytes("reduce-scatter", reduced, self.shard)
+        # Gradients are reduced once, in the last micro-step (`no_sync`).
+        sent += ring_bytes("reduce-scatter", unit.reduced_bytes, self.shard)
         # On a mesh of two axes, each shard's gradients are then summed over the replicas.
-        return sent + ring_bytes("all-reduce", reduced // self.shard, self.replicate)
+        return sent + ring_bytes("all-reduce", unit.reduced_bytes // self.shard, self.replicate)
 
     def check(self) -> None:
         """Raise ParamError, a ValueError, with every error that the lint found."""
@@ -373,7 +374,7 @@ def _unit_line(plan: WrapPlan, alike: list[Unit]) -> str:
     gathered = size(unit.unsharded_bytes) if unit.gathers_forward else "-"
     reduced = size(unit.reduced_bytes) if unit.reduced_bytes else "-"
     gathers = f"{unit.gathers_forward}+{unit.gathers_backward}"
-    if any(other.ahead_backward == unit.name for other in plan.units):
+    if unit in plan.prefetched_in_backward.values():
         gathers += "^"
     held, sent = size(unit.bytes_at_rest), size(plan.wire_bytes(unit))
     return ROW.format(name, unit.kind, policy, count(unit.numel), dtype, held, gathered, reduced, gathers, sent)

@@ -16,7 +16,7 @@ from .memory_events import record_memory, with_recording
 from .plan import MemoryEvent, Unit, WrapPlan, size
 from .quantize import quantized_copy
 from .trace import Trace, trace
-from .units import assign_parameters, buffer_bytes, build_units, kind_of, with_prefetch
+from .units import assign_parameters, buffer_bytes, build_units, kind_of
 
 
 def make_plan(
@@ -87,7 +87,7 @@ def plan_units(
     check_units(params, units)
     plan = WrapPlan(params, world_size, replicate, shard, units, buffer_bytes=buffer_bytes(model, params))
     checkpointed_modules(model, plan)  # raises for a pattern that matches none
-    return replace(plan, units=with_prefetch(units, params))
+    return plan
 
 
 def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
@@ -129,7 +129,7 @@ def choose_policies(
         f"AUTO: {_summary(units)}; a rank holds {bound} {size(search.memory(units))} of {size(search.budget)} and "
         f"sends {size(search.traffic(units))} a step, with all SHARD {size(search.traffic(plans[0].units))}"
     )
-    return replace(plans[0], units=with_prefetch(units, params), why=why, memory_events=())
+    return replace(plans[0], units=units, why=why, memory_events=())
 
 
 class PolicySearch:

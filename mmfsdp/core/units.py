@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from math import ceil
 
 import torch
 from torch import nn
 
-from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamError
+from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
 from .quantize import count_weights, matrix_name
@@ -197,7 +196,6 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
         unit,
         reshard_after_forward=reshard,
         reshard_after_backward=not keep if fsdp2 else reshard,
-        unshard_in_backward=unit.grad_flow,
         gathers_forward=int(gathered),
         gathers_backward=int(gathered and unit.grad_flow and reshard),
     )
@@ -264,26 +262,6 @@ def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
     return replace(
         unit, bytes_at_rest=numel // shard * at_rest, unsharded_bytes=numel * itemsize, reduced_bytes=reduced
     )
-
-
-def with_prefetch(units: Sequence[Unit], fsdp: FSDPParams) -> tuple[Unit, ...]:
-    """Return the units with the names of those that FSDP gathers ahead of need while each runs."""
-    gathered = [unit for unit in units if unit.sharded and unit.gathers_forward]
-    forward: dict[int, tuple[str, ...]] = {}  # by order
-    backward: dict[int, str] = {}
-    if fsdp.forward_prefetch:
-        for unit, following in pairwise(gathered):
-            forward[unit.order] = (following.name,)
-    if fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
-        # Backward runs the units in the opposite order.
-        for earlier, unit in pairwise(sorted(gathered, key=lambda unit: unit.forward_end)):
-            if unit.unshard_in_backward and earlier.gathers_backward:
-                backward[unit.order] = earlier.name
-    result = []
-    for unit in units:
-        ahead_forward, ahead_backward = forward.get(unit.order, ()), backward.get(unit.order, "")
-        result.append(replace(unit, ahead_forward=ahead_forward, ahead_backward=ahead_backward))
-    return tuple(result)
 
 
 def buffer_bytes(model: nn.Module, fsdp: FSDPParams) -> int:

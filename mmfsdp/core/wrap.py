@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
 from torch.distributed.fsdp._runtime_utils import _reshard
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
 
 from ..params import Backend, FSDPParams, Precision
 from . import fsdp1
@@ -22,10 +22,9 @@ from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
 from .group import contains
-from .lint import lint, model_changed, plain_name, used_outside
-from .plan import Unit, WrapPlan, stop_at_errors
+from .lint import lint, model_changed
+from .plan import WrapPlan, stop_at_errors
 from .planner import make_plan
-from .trace import Trace, need_gradient, tensors_of
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
 
@@ -80,8 +79,6 @@ def apply_plan(
         copy_from_rank0(model, device)
 
     # 2. These hook or replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
-    if not plan.memory_events and plan.backend is not Backend.DDP:  # made without an example
-        AssumptionCheck(model, plan)
     cast_batch_norms(model, plan)
     compile_units(model, plan)
     checkpoint_activations(model, plan)
@@ -150,73 +147,6 @@ def replicate_frozen(
     return parameters
 
 
-class AssumptionCheck(TorchFunctionMode):
-    """Checks what a plan without an example assumes: the order, where backward goes, and that parameters are used while
-    their unit is gathered. Rank 0 warns; a use of a parameter that is not gathered is an error with its name.
-    """
-
-    def __init__(self, model: nn.Module, plan: WrapPlan) -> None:
-        super().__init__()
-        self.plan = plan
-        self.began: dict[int, str] = {}
-        self.shards: dict[int, str] = {}
-        self.passed: dict[str, None] = {}
-        self.warned: list[str] = []
-        for unit in plan.sharded_units:
-            for name in unit.modules:
-                model.get_submodule(name).register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
-        model.register_forward_hook(self.after_forward)
-        forward = model.forward
-
-        @wraps(forward)
-        def first_forward(*args: Any, **kwargs: Any) -> Any:
-            model.forward = forward  # type: ignore[method-assign]
-            # Modules compute with other tensors than these, with gathered ones.
-            for name, p in model.named_parameters():
-                self.shards[id(p)] = plain_name(name)
-            # A mode would be compiled too, and compiled again without it.
-            with nullcontext() if plan.fsdp.compile_units else self:
-                return forward(*args, **kwargs)
-
-        model.forward = first_forward  # type: ignore[method-assign]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return func(*args, **(kwargs or {}))
-        except Exception:
-            for tensor in tensors_of((args, kwargs)):
-                # As if only the root's forward were running: used_outside then reports a parameter of any other unit.
-                uses = {self.shards.get(id(tensor), ""): {frozenset([""])}}
-                stop_at_errors(used_outside(self.plan, Trace(uses=uses)))
-            raise
-
-    def pre_forward(self, unit: Unit, module: nn.Module, *inputs: Any) -> None:
-        """Note that the unit begins. A forward pre-hook, which gathers it in backward too if backward will come."""
-        self.began.setdefault(unit.order, unit.name)
-        if unit.params and not unit.grad_flow and torch.is_grad_enabled() and need_gradient(inputs):
-            self.passed[unit.name] = None
-            if isinstance(module, FSDPModule):
-                module.set_unshard_in_backward(True)
-
-    def after_forward(self, *_: Any) -> None:
-        """Warn of what was assumed wrongly, once."""
-        problems = []
-        for order, assumed in zip(self.began, sorted(self.began), strict=True):
-            if order != assumed:
-                problems.append(f"{self.began[order]} ran before {self.began[assumed]}")
-                break
-        if self.passed:
-            problems.append("backward passes through " + ", ".join(self.passed))
-        self.began.clear()
-        if problems and problems != self.warned and rank() == 0:
-            warnings.warn(
-                f"plan: {', and '.join(problems)}. The plan was made without an example, by the order of registration: "
-                "its bytes may be wrong, and KEEP without effect; give make_plan an example",
-                stacklevel=2,
-            )
-        self.warned = problems
-
-
 def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
     """Have each batch norm use its weights in the dtype of its running statistics, in place.
 
@@ -225,26 +155,17 @@ def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
     """
     if plan.fsdp.mixed_precision or plan.fsdp.frozen_precision:
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-                module.forward = partial(batch_norm, module, module.forward)  # type: ignore[method-assign]
+            if isinstance(module, _BatchNorm) and module.affine and module.running_mean is not None:
+                module.forward = partial(batch_norm, module)  # type: ignore[method-assign]
 
 
-def batch_norm(module: nn.Module, forward: Any, x: torch.Tensor) -> torch.Tensor:
-    """Call a batch norm's forward with its weights cast to the dtype of its statistics."""
-    attributes = vars(module)
-    before: dict[str, Any] = {}  # FSDP1 has put views there
-    for key in ("weight", "bias"):
-        weight = getattr(module, key)
-        if key in attributes:
-            before[key] = weight
-        if weight is not None:  # an attribute of the instance hides the registered parameter
-            attributes[key] = weight.to(module.running_mean.dtype)  # type: ignore[union-attr]
-    try:
-        return forward(x)
-    finally:
-        attributes.pop("weight", None)
-        attributes.pop("bias", None)
-        attributes.update(before)
+def batch_norm(module: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """Compute a batch norm with its weights cast to the dtype of its statistics."""
+    mean, var = module.running_mean, module.running_var
+    assert mean is not None
+    weight, bias = module.weight.to(mean.dtype), module.bias.to(mean.dtype)
+    momentum = 0.1 if module.momentum is None else module.momentum
+    return F.batch_norm(x, mean, var, weight, bias, module.training, momentum, module.eps)
 
 
 def compile_units(model: nn.Module, plan: WrapPlan) -> None:

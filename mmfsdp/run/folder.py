@@ -226,8 +226,6 @@ def current_plan(values: Row) -> Row:
         unit["params"] = [current_names(param) for param in unit["params"]]
         if "hold" in unit:
             unit["reshard_after_backward"] = not unit["hold"]
-            # Earlier plans did not say it, as there were no other units that backward gathers.
-            unit["unshard_in_backward"] = unit["sharded"] and unit["grad_flow"]
     events = []
     for kind, *numbers in values.get("memory_events", ()):
         events.append([OLD_NAMES.get(kind, kind), *numbers[:5]])  # earlier events have more numbers at their end

@@ -15,11 +15,10 @@ Box = tuple[float, float, float, float]
 """x, y, width and height in pixels."""
 
 
-def plan_picture(plan: WrapPlan, *, width: float = WIDTH) -> str:
+def plan_picture(plan: WrapPlan) -> str:
     """Return the model as SVG: a unit's area is its bytes at rest, in the order in which units run.
 
-    The mouse on a unit, or the keyboard's focus, shows its name, parameters and traffic below. width: pixels; with
-    fewer, letters stay larger on a narrow page.
+    The mouse on a unit, or the keyboard's focus, shows its name, parameters and traffic below.
     """
     parts = []
     for index, (name, color) in enumerate((("frozen", FROZEN), ("trainable", TRAINABLE))):
@@ -27,13 +26,13 @@ def plan_picture(plan: WrapPlan, *, width: float = WIDTH) -> str:
     units = [unit for unit in plan.units if unit.numel]
     frozen_bytes = [_stored_bytes(unit, trainable=False) for unit in units]
     all_bytes = [nbytes + _stored_bytes(unit, trainable=True) for nbytes, unit in zip(frozen_bytes, units, strict=True)]
-    boxes = treemap(all_bytes, width=width, height=MAP_HEIGHT)
+    boxes = treemap(all_bytes, width=WIDTH, height=MAP_HEIGHT)
     for unit, frozen, total, box in zip(units, frozen_bytes, all_bytes, boxes, strict=True):
         parts.append(_unit(unit, box, frozen_share=frozen / total))
     hint = text(0, MAP_TOP + MAP_HEIGHT + 15, "Point at a unit, or go to it with Tab, for its details.", size=12)
     parts.append(f'<g class="mm-hint">{hint}</g>')
     description = f"{len(units)} units of the model, area by bytes"
-    return svg(width, MAP_TOP + MAP_HEIGHT + DETAILS_HEIGHT, description, *parts, role="list")
+    return svg(WIDTH, MAP_TOP + MAP_HEIGHT + DETAILS_HEIGHT, description, *parts, role="list")
 
 
 def _stored_bytes(unit: Unit, *, trainable: bool) -> int:
@@ -58,8 +57,6 @@ def _unit(unit: Unit, box: Box, *, frozen_share: float) -> str:
     policy = f", {unit.frozen_policy}" if unit.frozen_policy else ""
     facts = f"{unit.kind}{policy}, {count(unit.numel)} parameters, {size(unit.bytes_at_rest)} on each rank"
     traffic = f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
-    if unit.ahead_backward:
-        traffic += f"; its backward prefetches {unit.ahead_backward}"
     title = f"{unit.name}: {facts}, {traffic}"
     edge = 'stroke="white" stroke-width="1.5"'
     parts.append(rect(x, y, width, height, "transparent", title=title, outline=edge))
