@@ -1,36 +1,48 @@
-"""The command line that a form shows gives the same parameters when it is run."""
+"""Flags of the command line give the parameters that Python gives."""
 
 import shlex
 
 import pytest
 
 from mmfsdp.cli.planning import parse
-from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.params.flags import command_line, read_words
+from mmfsdp.params import ParamError, load
+from mmfsdp.params.flags import read_words
 
-MORE = [{"source": "json", "path": "a b.jsonl", "weight": 0.2}]
-CASES = [
-    ("tiny", {}),
-    ("tiny", {"train.steps": 60, "fsdp.frozen_policy": "AUTO", "fsdp.memory_budget_gib": 1.5, "launch.replace": True}),
-    ("openflamingo_9b", {"fsdp.mixed_precision": None, "model.freeze": ["vision_encoder.*", "!x y*"]}),
-    ("llava_7b", {"train.max_grad_norm": None, "fsdp.sync_module_states": False, "train.lr": 1e-5}),
-    ("tiny", {"model.vision.config.embed_dim": 32, "data.more": MORE}),
-    ("tiny", {"fsdp.backend": "FSDP1", "fsdp.use_orig_params": True, "launch.name": "été"}),
-    ("tiny", {"model.language.config": {"model_type": "gpt2", "n_embd": None}, "train.steps": 50}),
-    (None, {"model.kind": "transformers", "model.name": "a/b", "model.picture": {"tokens": 256}}),
-    (None, {"launch.folder": "a 'b' <script> $HOME", "model.freeze": ["a.*"]}),
-    ("tiny", {"model.language.config.tie_word_embeddings": False, "data.pair_fraction": 0.5}),
-    ("tiny", {"launch.executor": "slurm", "launch.setup": ["source a b"], "launch.sbatch": ["exclusive"]}),
-]
+CASES = {
+    "": {},
+    "--train.steps 60 --fsdp.frozen-policy AUTO --fsdp.memory-budget-gib 1.5 --launch.replace": {
+        "train.steps": 60,
+        "fsdp.frozen_policy": "AUTO",
+        "fsdp.memory_budget_gib": 1.5,
+        "launch.replace": True,
+    },
+    "--train.max-grad-norm None --fsdp.no-sync-module-states --model.freeze a.* '!x y*' --train.lr 1e-05": {
+        "train.max_grad_norm": None,
+        "fsdp.sync_module_states": False,
+        "model.freeze": ["a.*", "!x y*"],
+        "train.lr": 1e-5,
+    },
+    "--model.language.config '{model_type: gpt2, n_embd: null}'": {
+        "model.language.config": {"model_type": "gpt2", "n_embd": None},
+    },
+    "--data.more '[{source: json, path: a b.jsonl, weight: 0.2}]'": {
+        "data.more": [{"source": "json", "path": "a b.jsonl", "weight": 0.2}],
+    },
+    "--launch.name été --launch.executor slurm --launch.setup 'source a b' --launch.sbatch exclusive": {
+        "launch.name": "été",
+        "launch.executor": "slurm",
+        "launch.setup": ["source a b"],
+        "launch.sbatch": ["exclusive"],
+    },
+}
 
 
-@pytest.mark.parametrize("config, changes", CASES)
-def test_a_command_line_gives_the_parameters_that_it_was_made_from(config, changes):
-    params = (load(config) if config else RunParams()).change(**changes)
-    line = command_line(params, config)
-    words = shlex.split(line)
-    assert words[:2] == ["mmfsdp", "run"] and read_words(words[2:]) == (params, config)
-    assert parse("run", words[2:]) == params
+@pytest.mark.parametrize("line", CASES)
+def test_flags_change_the_parameters_of_a_config(line):
+    params = load("tiny").change(**CASES[line])
+    words = ["--config", "tiny", *shlex.split(line)]
+    assert read_words(words) == (params, "tiny")
+    assert parse("run", words) == params
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,16 @@
 """Widgets without a browser: the form says what the models of the parameters say, the plan follows."""
 
-import html
-
 import ipywidgets as w
 import pytest
 
 from mmfsdp import ParamError, RunParams
 from mmfsdp.params import load
-from mmfsdp.params.flags import command_line
 from mmfsdp.params.launching import SLURM_FIELDS
-from mmfsdp.run.slurm import sbatch_text
 from mmfsdp.widgets import Launcher, PlanView, RunForm
 from mmfsdp.widgets.fields import FieldRow, field_names
 from mmfsdp.widgets.form import MAIN
 from tests.test_panel import shown, texts
 from tests.tiny import MODEL
-
-HOSTILE_NAME = "<script>alert(1)</script>\x1b[31mred\x1b[0m"
 
 
 @pytest.fixture
@@ -100,7 +94,6 @@ def test_what_cannot_be_chosen_is_off_with_the_reason_the_checks_give():
     choose(form, "fsdp.memory_budget_gib", "")
     assert form.error is None and form.params.fsdp.memory_budget_gib is None and budget.disabled
     choose(form, "fsdp.backend", "FSDP1")
-    assert "AUTO not now: cannot be honored by FSDP1" in said(form, "fsdp.frozen_policy")
     choose(form, "fsdp.frozen_policy", "AUTO")
     assert form.error and "FSDP2" in said(form, "fsdp.frozen_policy")
     choose(form, "fsdp.frozen_policy", "KEEP")
@@ -111,18 +104,6 @@ def test_what_cannot_be_chosen_is_off_with_the_reason_the_checks_give():
         assert form.reveal(f"launch.{name}").children[0].disabled and "slurm" in said(form, f"launch.{name}")
     choose(form, "launch.executor", "slurm")
     assert not any(form.reveal(f"launch.{name}").children[0].disabled for name in SLURM_FIELDS)
-
-
-def test_the_run_is_shown_as_yaml_as_a_command_line_and_as_a_batch_file():
-    form = RunForm("tiny", **{"launch.ranks": 4})
-    choose(form, "train.steps", 60)
-    choose(form, "launch.name", HOSTILE_NAME)
-    for index, text in enumerate((form.params.to_yaml(), command_line(form.params, "tiny"), ""), start=1):
-        form.tabs.selected_index = index
-        assert html.escape(text) in texts(form.tabs)[index - 4] and "<script>" not in shown(form)
-    assert "executor is local" in texts(form)[-1] and "gpus_per_node" in texts(form)[-1]
-    form.show(form.params.change(**{"launch.executor": "slurm", "launch.gpus_per_node": 0, "launch.name": "a"}))
-    assert html.escape(sbatch_text(form.params)) in texts(form)[-1], "the text in sight follows"
 
 
 def test_presets_files_and_folders_of_runs_fill_the_form(tmp_path):
@@ -139,7 +120,7 @@ def test_presets_files_and_folders_of_runs_fill_the_form(tmp_path):
         RunForm(str(tmp_path))
 
 
-def test_the_plan_follows_the_form_and_stands_beside_another(small):
+def test_the_plan_follows_the_form_and_is_compared_with_a_pinned_one(small):
     view = PlanView(small)
     assert view.wait().backend == "FSDP2"
     before = texts(view)
@@ -151,7 +132,7 @@ def test_the_plan_follows_the_form_and_stands_beside_another(small):
     plan = view.wait()
     assert {str(u.frozen_policy) for u in plan.units if u.kind == "frozen"} == {"REPLICATE"}
     page = shown(view)
-    assert page.count("<section") == 2 and "frozen_policy</b>: SHARD → REPLICATE" in page
+    assert page.count("mm-figures") == 2 and "frozen_policy</b>: SHARD → REPLICATE" in page
     choose(small, "fsdp.frozen_policy", "SHARD")
     view.wait()
     assert "The two plans are the same" in shown(view)
@@ -176,20 +157,15 @@ def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
     assert len(w.widgets.widget._instances) == before, "nothing is left of a closed form"
 
 
-def test_a_plan_that_cannot_be_made_says_why_beside_the_field_too(small):
+def test_a_plan_that_cannot_be_made_says_why(small):
     view = PlanView(small)
     small.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
     with pytest.raises(ValueError, match="visoin"):
         view.wait()
     assert "visoin" in shown(view) and view.page.layout.display == "none"
-    small.show(small.params.change(**{"fsdp.frozen_policy": "AUTO", "fsdp.memory_budget_gib": 1e-6}))
     small.show(small.params.change(**{"model.freeze": MODEL.freeze}))
-    with pytest.raises(ParamError, match="too little"):
-        view.wait()
-    assert "too little" in said(small, "fsdp.memory_budget_gib")
-    choose(small, "fsdp.memory_budget_gib", "3")
     view.wait()
-    assert "too little" not in "".join([*texts(small), *texts(view)]) and view.page.layout.display is None
+    assert "visoin" not in shown(view) and view.page.layout.display is None
 
 
 def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):

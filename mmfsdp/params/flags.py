@@ -1,19 +1,15 @@
-"""Parameters as flags of a command line, and back. tyro makes the flags from the models; it is imported when needed."""
+"""Parameters as flags of a command line. tyro makes the flags from the models; it is imported when needed."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
-from operator import attrgetter
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import yaml
-
-from .base import ParamError, leaves, plain, read_yaml
+from .base import ParamError, read_yaml
 from .run import RunParams, load
 
 YAML_FLAGS = ("data.more", "model.config", "model.picture", "model.vision.config", "model.language.config")
@@ -87,32 +83,3 @@ def _explain(printed: str) -> ParamError:
     elif text.startswith("Unrecognized options: --conf"):  # not one of tyro's flags
         text += "; did you mean --config?"
     return ParamError("command line", text)
-
-
-def command_line(params: RunParams, config: str | None = None) -> str:
-    """Return the command that does a run with these parameters. config: a preset or YAML file to start from."""
-    base = load(config) if config else RunParams()
-    words = ["mmfsdp", "run"]
-    if config:
-        words += ["--config", config]
-    old_values, new_values = leaves(base.to_dict()), leaves(params.to_dict())
-    as_yaml: dict[str, Any] = {}
-    for name in old_values | new_values:
-        old, new = old_values.get(name), new_values.get(name)
-        flag = "--" + name.replace("_", "-")
-        field = next((field for field in YAML_FLAGS if f"{name}.".startswith(f"{field}.")), None)
-        if old == new:
-            continue
-        if field is not None:
-            as_yaml[field] = plain(attrgetter(field)(params))
-        elif isinstance(old, bool) and isinstance(new, bool):  # such a flag has no value
-            section, _, last = flag.rpartition(".")
-            words.append(flag if new else f"{section}.no-{last}")
-        elif isinstance(new, list):
-            words += [flag, *map(str, new)]
-        else:
-            words += [flag, str(new)]
-    for name, value in as_yaml.items():
-        text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
-        words += [f"--{name}", text.strip()]
-    return shlex.join(words)

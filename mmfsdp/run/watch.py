@@ -31,8 +31,6 @@ _CONTROL = re.compile(
 )
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 """The control sequences that a cleaned line may hold."""
-_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|Traceback \(most recent|(?:Error|Exception)\b")
-_WARNING = re.compile(r"\bWARN(?:ING)?\b|Warning\b|\bwarning:")
 
 
 class LogLine(NamedTuple):
@@ -46,13 +44,6 @@ def clean(line: bytes) -> str:
     """Return a raw line as a terminal shows it after its carriage returns, colors the only control sequences."""
     visible = line.rstrip(b"\r").rpartition(b"\r")[2]
     return _CONTROL.sub(lambda match: match[1] or "", visible.decode("utf-8", "replace"))
-
-
-def level(text: str) -> str:
-    """Return `error`, `warning` or an empty text: the level that a line itself names."""
-    if _ERROR.search(text):
-        return "error"
-    return "warning" if _WARNING.search(text) else ""
 
 
 class _RankLog:

@@ -1,4 +1,4 @@
-"""Buttons of a run: each says what it did, or why it cannot be pressed now."""
+"""Buttons of a run: each says what it did."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Actions(w.VBox):
         self._run, self._resumed = run, resumed
         self._busy = ""  # label of the action that is under way
         self.buttons: dict[str, w.Button] = {}
-        for label, (icon, _) in BUTTONS.items():
-            button = w.Button(description=label, icon=icon, layout=w.Layout(width="9em"))
+        for label, (icon, about) in BUTTONS.items():
+            button = w.Button(description=label, icon=icon, tooltip=about, layout=w.Layout(width="9em"))
             button.on_click(lambda button: self._start(button.description))
             self.buttons[label] = button
         self._note = w.HTML()
@@ -39,20 +39,15 @@ class Actions(w.VBox):
         super().__init__([row, self._note])
 
     def update(self, state: RunState) -> None:
-        """Enable what can be done in this state; the other buttons say why not."""
-        reasons = {}
-        if state.done:
-            reasons["Cancel"] = "the run has ended"
-        if not state.done:
-            reasons["Resume"] = "the run has not ended"
-        elif state.ok:
-            reasons["Resume"] = "all steps are done"
-        if state.status is not Status.RUNNING:
-            reasons["Drill"] = "only a run that trains can be preempted"
+        """Enable what can be done in this state."""
+        possible = {
+            "Cancel": not state.done,
+            "Resume": state.done and not state.ok,
+            "Drill": state.status is Status.RUNNING,
+            "Report": True,
+        }
         for label, button in self.buttons.items():
-            reason = f"{self._busy} is under way" if self._busy else reasons.get(label)
-            button.disabled = bool(reason)
-            button.tooltip = f"not now: {reason}" if reason else BUTTONS[label][1]
+            button.disabled = bool(self._busy) or not possible[label]
 
     def say(self, message: str, *, error: bool = False) -> None:
         """Show a message below the buttons."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as w
 
 from .style import STYLE, WIDGET_STYLE
-
-ABSENT_AFTER_S = 10.0
-"""Seconds without an answer after which nobody is taken to watch."""
 
 import_lock = threading.RLock()
 """Hold this to import torch or transformers in a thread: transformers' lazy modules break when two threads import."""
@@ -52,42 +48,6 @@ class CellWidget(w.VBox):
                 older.close()
             widgets = [self]
         _widgets_of_cell[cell, type(self)] = (execution, widgets)
-
-
-class ViewerPresence:
-    """Knows if a browser shows the page: of two hidden linked numbers, the browser copies the first into the second.
-
-    Jupyter keeps every message that no browser fetches, so an update to nobody should be rare. While a cell runs,
-    answers arrive only where `receive_while_busy` works.
-    """
-
-    def __init__(self) -> None:
-        self._question, self._answer = w.IntText(), w.IntText()
-        self._link = w.jsdlink((self._question, "value"), (self._answer, "value"))
-        self._answer.observe(lambda _: self._answered(), "value")
-        receive_while_busy(self._answer)
-        self._answered_at = time.monotonic()
-        self.returned = threading.Event()
-        """Set when an answer comes after an absence."""
-
-    @property
-    def watching(self) -> bool:
-        """True if the page answered recently."""
-        return time.monotonic() - self._answered_at < ABSENT_AFTER_S
-
-    def ask(self) -> None:
-        """Send a question; the page answers by itself."""
-        self._question.value += 1
-
-    def close(self) -> None:
-        """Remove the hidden widgets."""
-        for part in (self._link, self._question, self._answer):
-            part.close()
-
-    def _answered(self) -> None:
-        if not self.watching:
-            self.returned.set()
-        self._answered_at = time.monotonic()
 
 
 def receive_while_busy(widget: w.Widget) -> None:

@@ -1,4 +1,4 @@
-"""Runs compared from their folders: parameters that differ, figures with the best marked, curves."""
+"""Runs compared from their folders: parameters that differ, figures, curves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from ..params.base import leaves
 from ..run.folder import read_json, read_metrics, write_text
 from ..run.state import is_run, run_state
 from .curves import METRICS, History, Line, chart
-from .markup import Html, note, page, table
+from .markup import note, page, table
 from .report import read_params
 from .style import COLORS, STYLE
 
-LESS_IS_BETTER = ("loss", "MiB sent in a step", "peak MiB")
-
 
 def show_comparison(folders: Sequence[str | Path]) -> w.HTML:
-    """Return runs side by side: parameters that differ, the best of each figure, curves. Raises as `comparison`."""
+    """Return runs side by side: parameters that differ, figures, curves. Raises as `comparison`."""
     return w.HTML(STYLE + comparison(folders))
 
 
@@ -44,36 +42,27 @@ def comparison(folders: Sequence[str | Path]) -> str:
         values = [each.get(name) for each in params]
         if name not in ("launch.name", "launch.folder") and any(value != values[0] for value in values):
             rows.append([name, *(str(value)[:40] for value in values)])
-    figures = [run_figures(path) for path in paths]
+    histories = [History(read_metrics(path)) for path in paths]
+    figures = [run_figures(path, history) for path, history in zip(paths, histories, strict=True)]
     for name in figures[0] if figures else ():
         values = [each[name] for each in figures]
-        known = {value for value in values if value is not None}
-        best = min(known, default=None) if name in LESS_IS_BETTER else max(known, default=None)
-        row: list[object] = [name]
-        for value in values:
-            words = "–" if value is None else f"{value:,.4g}"
-            row.append(Html(f"<b>★ {words}</b>") if len(known) > 1 and value == best else words)
-        rows.append(row)
-    html = table(["", *map(str, paths)], rows)
-    html += note("★ best of its line. Parameters that are equal are left out.")
+        rows.append([name, *("–" if value is None else f"{value:,.4g}" for value in values)])
+    html = table(["", *map(str, paths)], rows) + note("Parameters that are equal are left out.")
     lines: dict[str, list[Line]] = {key: [] for key in METRICS}  # of all runs, by metric
-    for index, path in enumerate(paths):
+    for index, (path, history) in enumerate(zip(paths, histories, strict=True)):
         color = COLORS[index % len(COLORS)]
         html += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
-        for key, points in History(read_metrics(path)).items():
+        for key, points in history.items():
             lines[key].append(Line(str(path), points, color))
     pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
     return f'{html}<div class="mm-charts">{pictures}</div>'
 
 
-def run_figures(folder: Path) -> dict[str, float | None]:
+def run_figures(folder: Path, history: History) -> dict[str, float | None]:
     """Return the numbers to judge a run by; None where they are not known."""
-    metrics, result = read_metrics(folder), read_json(folder / "result.json") or {}
-    losses, rates = [], []
-    for row in metrics:
-        losses += [row["loss"]] if isinstance(row.get("loss"), float) else []
-        rates += [row["samples_per_s"]] if isinstance(row.get("samples_per_s"), float) else []
-    newest = metrics[-1] if metrics else {}
+    result, newest = read_json(folder / "result.json") or {}, history.newest
+    losses = [point.value for point in history.get("loss", ())]
+    rates = [point.value for point in history.get("samples_per_s", ())]
     return {
         "loss": mean(losses[-max(1, len(losses) // 10) :]) if losses else None,  # of the last tenth of the steps
         "new pictures right": result.get("heldout_exact_match"),

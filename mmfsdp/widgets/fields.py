@@ -50,7 +50,7 @@ class FieldRow(w.HBox):
         self.kind: type = get_origin(annotation) or annotation
         self.help = " ".join((info.description or "").split())
         self._filling = False
-        self._disabled_reason = self._not_now = ""
+        self._disabled_reason = ""
         self._input = self._make_input()
         label = re.sub("_(gib|s|min)$", r" (\1)", last).replace("gib", "GiB")
         self._input.description, self._input.tooltip = label.replace("_", " "), self.help
@@ -80,9 +80,7 @@ class FieldRow(w.HBox):
     @property
     def value(self) -> Any:
         """The plain value of the input."""
-        return self._parse(self._input.value)
-
-    def _parse(self, typed: Any) -> Any:
+        typed = self._input.value
         if self.optional and typed in ("", UNSET):
             return None
         if self.kind in (dict, tuple):
@@ -101,11 +99,6 @@ class FieldRow(w.HBox):
             typed = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
         elif self.optional:
             typed = str(typed)
-        self._not_now = ""  # choices that cannot be made beside these parameters, with the reason
-        for choice in getattr(self._input, "options", ()):
-            reason = params.unavailable(self.name, self._parse(choice)).partition(";")[0]
-            if reason and choice != typed:
-                self._not_now += note(f"{choice} not now: {reason}.")
         self._filling = True
         self._input.value = typed
         self._filling = False
@@ -121,6 +114,6 @@ class FieldRow(w.HBox):
             words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]  # the first sentence
             if issubclass(self.kind, Enum) and self._input.value != UNSET:
                 words = getattr(self.kind(self._input.value), "description", "") or words
-            html = note(words.replace("`", "")) + self._not_now
+            html = note(words.replace("`", ""))
         self._input.disabled = bool(self._disabled_reason) and not error
         self._words.value = html

@@ -1,17 +1,14 @@
-"""RunForm: a run's parameters as a form made from their models; as YAML, as a command line, and as a batch file."""
+"""RunForm: a run's parameters as a form made from their models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as w
 import traitlets
 
-from ..params import Executor, ParamError, RunParams, load, preset_names
-from ..params.flags import command_line
+from ..params import ParamError, RunParams, load, preset_names
 from .cell import CellWidget
 from .fields import FieldRow, field_names, value_of
 from .markup import note
@@ -33,8 +30,7 @@ MAIN = (
 )
 """Dotted names of the fields in sight; the others are folded."""
 TITLES = {"launch": "Run", "train": "Training", "model": "Model", "data": "Data", "fsdp": "Sharding"}
-TEXTS = ("YAML", "Command line", "Batch file")
-"""Tabs beside the form."""
+FROM_HERE = "form.params.to_yaml('mine.yaml') writes these choices; mmfsdp run --config mine.yaml runs them."
 
 
 class RunForm(CellWidget):
@@ -49,24 +45,21 @@ class RunForm(CellWidget):
     successor: Any = traitlets.Any()
     """The form that takes this one's place when its cell runs again."""
 
-    def __init__(self, preset: str = "tiny", *, fields: Sequence[str] = MAIN, **changes: Any):
+    def __init__(self, preset: str = "tiny", **changes: Any):
         """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name."""
         params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
         self._changes, self._config = changes, str(params_file) if params_file.is_file() else preset
         params = load(self._config).change(**changes)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
-        sheet = self._make_sheet(params, fields)
-        self.texts = w.HTML(), w.HTML(), w.HTML()
-        self.tabs = w.Tab([sheet, *self.texts], titles=["Form", *TEXTS])
-        self.tabs.observe(lambda _: self._write_text(), "selected_index")
+        sheet = self._make_sheet(params)
         names = list(dict.fromkeys([*preset_names(), self._config]))
         wide = w.Layout(width="27em")
         preset_input = w.Dropdown(options=names, value=self._config, description="preset", layout=wide)
         preset_input.style.description_width = "12.5em"
         preset_input.observe(lambda change: self._choose_preset(change.new), "value")
         self._note = w.HTML()
-        super().__init__([preset_input, self._note, self.tabs], params=params)
+        super().__init__([preset_input, self._note, sheet, w.HTML(note(FROM_HERE))], params=params)
         self.add_class("mm-form")
         self.replace_older()
 
@@ -83,31 +76,22 @@ class RunForm(CellWidget):
             row.show(params)
         self.error, self.params = None, params
         self._note.value = ""
-        self._write_text()
-
-    def flag(self, error: ParamError | None) -> None:
-        """Show a mistake that the plan or the launch found in the present choices, beside its field."""
-        if error and "." not in error.field:
-            full_names = [name for name in self.rows if name.endswith(f".{error.field}")]
-            error = ParamError(full_names[0] if full_names else error.field, error.message)
-        if not self.error:
-            self._mark(error)
 
     # Widgets
 
-    def _make_sheet(self, params: RunParams, fields: Sequence[str]) -> w.VBox:
+    def _make_sheet(self, params: RunParams) -> w.VBox:
         """Return the fields in sight, and those that are folded: their rows are made when a pane is first opened."""
         children: list[w.Widget] = []
         titles = []
         for section, title in TITLES.items():
-            names = [name for name in fields if name.startswith(f"{section}.")]
+            names = [name for name in MAIN if name.startswith(f"{section}.")]
             if names:
                 about = RunParams.model_fields[section].description
                 children.append(w.HTML(f'<h4 class="mm-title">{title} <span class="mm-quiet">{about}</span></h4>'))
             for name in names:
                 self.rows[name] = FieldRow(name, params, changed=self._edited)
                 children.append(self.rows[name])
-            folded = [name for name in field_names() if name.startswith(f"{section}.") and name not in fields]
+            folded = [name for name in field_names() if name.startswith(f"{section}.") and name not in MAIN]
             self._folded.append(folded)
             titles.append(f"More: {title.lower()} ({len(folded)})")
         self._panes = w.Accordion([w.VBox() for _ in titles], titles=titles, selected_index=None)
@@ -144,39 +128,10 @@ class RunForm(CellWidget):
             self.error = error
             self._mark(error)
 
-    def _mark(self, error: ParamError | None) -> None:
+    def _mark(self, error: ParamError) -> None:
         """Show a mistake beside its field, which is unfolded, or on top if it belongs to no field."""
-        if error and error.field in field_names():
+        if error.field in field_names():
             self.reveal(error.field)
         for name, row in self.rows.items():
-            row.mark(error.message if error and name == error.field else "")
-        self._note.value = note(error, "error", role="alert") if error and error.field not in self.rows else ""
-
-    def _write_text(self) -> None:
-        """Write the text in sight."""
-        if not self.tabs.selected_index:
-            return
-        label = TEXTS[self.tabs.selected_index - 1]
-        if label == "YAML":
-            about = "All parameters. form.params.to_yaml('mine.yaml') writes them, and RunForm('mine.yaml') reads them."
-            text = self.params.to_yaml()
-        elif label == "Command line":
-            about = "The same run from a terminal, with all that differs from its preset or file."
-            text = command_line(self.params, self._config)
-        else:
-            text, about = batch_file(self.params)
-        self.texts[self.tabs.selected_index - 1].value = f'{note(about)}<pre class="mm-text">{escape(text)}</pre>'
-
-
-def batch_file(params: RunParams) -> tuple[str, str]:
-    """Return (the batch file of a run, a note). Without Slurm, the file that Slurm would get."""
-    from ..run.slurm import sbatch_text
-
-    about = "sbatch receives this."
-    try:
-        if params.launch.executor is not Executor.SLURM:
-            about = "launch.executor is local: ranks start as processes here. With slurm, sbatch would receive this."
-            params = params.change(**{"launch.executor": "slurm"})
-        return sbatch_text(params), about
-    except ParamError as error:
-        return "", f"{about} Slurm needs more: {error}"
+            row.mark(error.message if name == error.field else "")
+        self._note.value = note(error, "error", role="alert") if error.field not in self.rows else ""

@@ -9,7 +9,7 @@ from html import escape
 
 import ipywidgets as w
 
-from ..run.watch import COLOR, LogLine, level
+from ..run.watch import COLOR, LogLine
 from .markup import note
 
 MAX_SHOWN_LINES = 300
@@ -68,10 +68,7 @@ class LogView(w.VBox):
             characters += len(text)
             if len(rows) == MAX_SHOWN_LINES or characters > MAX_SHOWN_CHARACTERS:
                 break
-            html, severity = escape(text), level(line.text)
-            if severity:
-                html = f'<b class="mm-is-{severity}">{html}</b>'
-            rows.append(f'<span class="mm-quiet">{line.rank} │</span> {html}')
+            rows.append(f'<span class="mm-quiet">{line.rank} │</span> {escape(text)}')
         log = "\n".join(reversed(rows))
         self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{log}</pre></div>'
         self._note.value = note(f"{len(rows):,} of {added:,} lines")

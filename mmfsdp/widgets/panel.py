@@ -18,17 +18,19 @@ from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
 from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
-from .cell import CellWidget, ViewerPresence
+from .cell import CellWidget
 from .curves import History
 from .log_view import LogView
 from .markup import note
 from .report import training_charts
 
-WATCHED_UPDATE_S = 0.5
-UNWATCHED_UPDATE_S = 30.0
-"""Seconds between two updates of a page that somebody watches, and of one that nobody does."""
-DETAILS_CPU_SHARE = 0.02
-"""Curves and ranks are drawn once a second, or more rarely where drawing would take more of a core than this."""
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+"""Limits of the seconds between two updates."""
+AGE_SHARE = 0.01
+"""That pause, as a share of the time that the panel has been open: Jupyter keeps each update until a browser fetches
+it, so a panel that nobody looks at overnight must send few."""
+CPU_SHARE = 0.02
+"""The pause is longer where updates would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
 MAX_SHOWN_RANKS = 24
@@ -51,9 +53,7 @@ class RunPanel(CellWidget):
         self._ranks = record.ranks if record else 0
         self._tail = LogReader(self.run.path, limit=MAX_LOG_BYTES)
         self._progress = Progress(self.run.path)
-        self._viewer = ViewerPresence()
         self._closing, self._ended, self._ending = threading.Event(), threading.Event(), threading.Lock()
-        self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
         self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
         self._bar.tooltip = "steps done"
@@ -75,8 +75,6 @@ class RunPanel(CellWidget):
     def close(self) -> None:
         """Stop drawing and remove the panel. The run goes on."""
         self._closing.set()
-        self._viewer.returned.set()
-        self._viewer.close()
         super().close()
 
     def _start(self) -> None:
@@ -89,8 +87,10 @@ class RunPanel(CellWidget):
 
     def _watch(self) -> None:
         """Read and draw, in a thread, until the run ends or the panel is closed."""
+        opened = time.monotonic()
         try:
             while True:
+                cpu_start = time.thread_time()
                 self._resumed = done = False
                 try:
                     done = self._update()
@@ -100,8 +100,9 @@ class RunPanel(CellWidget):
                     if self._closing.is_set() or (done and not self._resumed):
                         self._ended.set()
                         return
-                self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
-                self._viewer.returned.clear()
+                age_s, cpu_s = time.monotonic() - opened, time.thread_time() - cpu_start
+                pause_s = max(MIN_PAUSE_S, AGE_SHARE * age_s, cpu_s / CPU_SHARE)
+                self._closing.wait(min(pause_s, MAX_PAUSE_S))
         except Exception as error:  # the thread ends here: the panel says why it stands still
             self._ended.set()
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
@@ -113,7 +114,6 @@ class RunPanel(CellWidget):
         self._progress.add(read_metrics(self.run.path, last_bytes=20_000))
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
-        self._viewer.ask()
         html = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not state.done:
@@ -122,14 +122,11 @@ class RunPanel(CellWidget):
         self._bar.max, self._bar.value = max(1, state.steps), state.step
         self.actions.update(state)
         self.logs.draw()
-        self._draw_details(now=state.done)
+        self._draw_ranks_and_curves()
         return state.done
 
-    def _draw_details(self, *, now: bool) -> None:
-        """Draw ranks and curves if it is time, or `now`."""
-        if time.monotonic() < self._details_due and not now:
-            return
-        cpu_start = time.thread_time()
+    def _draw_ranks_and_curves(self) -> None:
+        """Draw the rank grid, the tracebacks of failed ranks, and the curves."""
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         self._rank_grid.value = rank_grid(ranks)
         self._tracebacks.value = tracebacks(ranks)
@@ -141,8 +138,6 @@ class RunPanel(CellWidget):
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
         self._curves.value = html
-        cpu_s = time.thread_time() - cpu_start
-        self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
 
 
 def rank_grid(ranks: Sequence[RankProgress]) -> str:

@@ -1,8 +1,8 @@
-"""A plan and its cost as HTML: alone, or beside another plan."""
+"""A plan and its cost as HTML, with what differs from a pinned plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 
 from ..core.plan import WrapPlan, count, size
@@ -11,7 +11,7 @@ from ..estimate.plan_diff import plan_diff
 from ..estimate.seconds import MACHINES, seconds
 from ..params import RunParams
 from .markup import key_figures
-from .plan_picture import WIDTH, plan_picture
+from .plan_picture import plan_picture
 from .report import findings, unit_table
 from .style import ACTIVATIONS, BUFFERS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
@@ -30,8 +30,6 @@ MEMORY_KINDS = {
     "module_buffers": ("model's buffers", BUFFERS),
 }
 """Fields of an estimate's memory, with their names and colors on the page."""
-COLUMN_WIDTH = 480
-"""Pixels of each picture of two plans side by side."""
 
 
 @dataclass(frozen=True)
@@ -43,39 +41,34 @@ class PlannedRun:
     cost: Estimate
 
 
-def plan_page(planned: PlannedRun, *, machine: str) -> str:
-    """Return one plan: figures, findings, memory, picture and units. machine: one of PAGE_MACHINES."""
-    return _figures(planned, machine) + _memory(planned, machine) + _units(planned)
+def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = None) -> str:
+    """Return a plan: figures, findings, memory, picture and units; below a pinned one's figures and what differs.
 
-
-def side_by_side(pinned: PlannedRun, current: PlannedRun, *, machine: str) -> str:
-    """Return two plans with their differences listed."""
-    if not (pinned.cost.peak and current.cost.peak):  # compare both without activations
-        pinned = replace(pinned, cost=replace(pinned.cost, peak=None))
-        current = replace(current, cost=replace(current.cost, peak=None))
-    longest_bar = max(_memory_bytes(pinned), _memory_bytes(current))
+    machine: one of PAGE_MACHINES.
+    """
     html = ""
-    for title, planned in (("Pinned", pinned), ("Now", current)):
-        fsdp, plan = planned.params.fsdp, planned.plan
-        name = f"{plan.backend}, {fsdp.sharding_strategy}, frozen {fsdp.frozen_policy}, {plan.world_size} ranks"
-        html += f'<section class="mm-column"><h4 class="mm-title">{title}: {escape(name)}</h4>'
-        html += _figures(planned, machine)
-        html += _memory(planned, machine, width_percent=100 * _memory_bytes(planned) / max(longest_bar, 1))
-        html += _units(planned, picture_width=COLUMN_WIDTH) + "</section>"
+    if pinned:
+        html = f'<h4 class="mm-title">Pinned</h4>{_figures(pinned, machine)}{_differences(pinned.plan, planned.plan)}'
+        html += '<h4 class="mm-title">Now</h4>'
+    html += _figures(planned, machine) + _memory(planned, machine) + plan_picture(planned.plan)
+    return f"{html}<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
+
+
+def _differences(before: WrapPlan, after: WrapPlan) -> str:
     items = ""
-    for line in plan_diff(pinned.plan, current.plan).splitlines():
+    for line in plan_diff(before, after).splitlines():
         name, _, change = escape(line.replace(" -> ", " → ")).partition(": ")
         items += f"<li><b>{name}</b>: {change}</li>"
-    changes = f"<p>Differences:</p><ul>{items}</ul>" if items else "<p>The two plans are the same.</p>"
-    return f'<div class="mm-columns">{html}</div><div class="mm-changes">{changes}</div>'
+    return f'<ul class="mm-changes">{items}</ul>' if items else "<p>The two plans are the same.</p>"
 
 
 def _figures(planned: PlannedRun, machine: str) -> str:
     """Return the figures to compare choices by, and the findings."""
     plan, cost, train = planned.plan, planned.cost, planned.params.train
     trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
+    about = "peak memory of a rank" if cost.peak else "of a rank, without activations"
     figures = [
-        (size(_memory_bytes(planned)), "peak memory of a rank" if cost.peak else "of a rank, without activations"),
+        (size(cost.peak_bytes or cost.memory_bytes), about),
         (size(cost.wire_bytes), "each rank sends a step"),
         (count(trainable), f"of {count(numel)} parameters train"),
     ]
@@ -86,8 +79,8 @@ def _figures(planned: PlannedRun, machine: str) -> str:
     return key_figures(figures) + findings(plan)
 
 
-def _memory(planned: PlannedRun, machine: str, *, width_percent: float = 100) -> str:
-    """Return the memory of a rank as a bar of this width, with a legend, and whether it fits into the machine's."""
+def _memory(planned: PlannedRun, machine: str) -> str:
+    """Return the memory of a rank as a bar with a legend, and whether it fits into the machine's."""
     plan, cost = planned.plan, planned.cost
     memory = cost.peak or cost.memory
     frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind == "frozen")
@@ -112,14 +105,4 @@ def _memory(planned: PlannedRun, machine: str, *, width_percent: float = 100) ->
     label = "Memory of each rank, without activations"
     if cost.peak:
         label = f"Memory of each rank at its peak, in {escape(cost.peak_when)}"
-    bar = f'<div class="mm-bar" style="width: {width_percent:.1f}%">{bar}</div>'
-    return f'<p>{label}<br>{sentence}</p>{bar}<div class="mm-legend">{legend}</div>'
-
-
-def _memory_bytes(planned: PlannedRun) -> int:
-    return planned.cost.peak_bytes or planned.cost.memory_bytes
-
-
-def _units(planned: PlannedRun, *, picture_width: float = WIDTH) -> str:
-    table = f"<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
-    return plan_picture(planned.plan, width=picture_width) + table
+    return f'<p>{label}<br>{sentence}</p><div class="mm-bar">{bar}</div><div class="mm-legend">{legend}</div>'

@@ -1,4 +1,4 @@
-"""PlanView: the plan of the choices in a form, drawn again when they change, alone or beside a pinned one."""
+"""PlanView: the plan of the choices in a form, drawn again when they change, with what differs from a pinned one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 import ipywidgets as w
 
 from ..core.plan import WrapPlan
-from ..params import ParamError, RunParams
+from ..params import RunParams
 from .cell import CellWidget, import_lock
 from .form import RunForm
 from .markup import note
-from .plan_page import LAPTOP, PAGE_MACHINES, PlannedRun, plan_page, side_by_side
+from .plan_page import LAPTOP, PAGE_MACHINES, PlannedRun, plan_page
 
 
 class PlanView(CellWidget):
@@ -32,7 +32,7 @@ class PlanView(CellWidget):
         self._failure: Exception | None = None
         self._machine = w.Dropdown(options=PAGE_MACHINES, value=machine, description="machine")
         self._machine.observe(lambda _: self._draw(), "value")
-        about = "Pressed: this plan stays beside those of later choices"
+        about = "Pressed: the figures of this plan stay above those of later choices, with what differs"
         self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack", tooltip=about)
         self.pin.observe(self._pin_plan, "value")
         self._note, self.page = w.HTML(), w.HTML()
@@ -67,7 +67,6 @@ class PlanView(CellWidget):
         """Show the plans of this form, and of the one that replaces it."""
         if self._closed:
             return
-        self._form = form
         form.observe(lambda change: self._request(change.new), "params")
         form.observe(lambda change: self._follow(change.new), "successor")
         self._request(form.params)
@@ -102,8 +101,6 @@ class PlanView(CellWidget):
                     self._failure = error
                     self.page.layout.display = "none"
                     self._note.value = note(str(error) or type(error).__name__, "error", role="status")
-                    if isinstance(error, ParamError):
-                        self._form.flag(error)
             with self._lock:
                 if self._closed or params is self._requested:
                     self._thread = None
@@ -117,8 +114,6 @@ class PlanView(CellWidget):
         """Show a plan if it is of the newest choices."""
         if not self._wanted(planned.params):
             return
-        if isinstance(self._failure, ParamError):
-            self._form.flag(None)
         self._failure, self._shown = None, planned
         complete = planned.cost.peak is not None or planned.plan.refused  # what is refused has no activations
         self._note.value = "" if complete else note("counting activations…", role="status")
@@ -130,9 +125,5 @@ class PlanView(CellWidget):
         self._draw()
 
     def _draw(self) -> None:
-        if self._shown is None:
-            return
-        if self._pinned is None:
-            self.page.value = plan_page(self._shown, machine=self._machine.value)
-        else:
-            self.page.value = side_by_side(self._pinned, self._shown, machine=self._machine.value)
+        if self._shown:
+            self.page.value = plan_page(self._shown, machine=self._machine.value, pinned=self._pinned)

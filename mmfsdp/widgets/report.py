@@ -165,8 +165,6 @@ def training_charts(
     step_s = (estimate.get("times") or {}).get("step_s")
     if step_s and estimate.get("device") != "cpu":
         predicted["step_s"] = step_s
-        if history.newest.get("samples"):
-            predicted["samples_per_s"] = history.newest["samples"] / step_s
     events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
     html = charts(history, total=steps, predicted=predicted)
     items = ""

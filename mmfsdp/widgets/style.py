@@ -60,14 +60,10 @@ WIDGET_STYLE = f"""<style>
 .mm-form .widget-label {{text-align: left}}
 .mm-title {{margin: .7em 0 .2em; line-height: 1.35}}
 .mm-title .mm-quiet {{font-weight: 400; margin-left: .5em}}
-.mm-widget pre.mm-text {{white-space: pre-wrap; margin: .5em 0; max-height: 36em; overflow: auto}}
-.mm-columns {{display: flex; flex-wrap: wrap; gap: 1em}} .mm-column {{flex: 1 1 26em; min-width: 0}}
-.mm-column .mm-figures b {{font-size: 1.2em}}
-.mm-changes ul {{margin: 0; padding-left: 1.2em; line-height: 1.4}} .mm-changes li {{overflow-wrap: anywhere}}
+.mm-changes {{margin: .4em 0; padding-left: 1.2em; line-height: 1.4; overflow-wrap: anywhere}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
 .jp-RenderedText pre.mm-log {{white-space: pre; word-break: normal}}
 .mm-is-error {{box-shadow: inset 3px 0 {TRAINABLE}; padding-left: 6px}}
-.mm-is-warning {{box-shadow: inset 3px 0 {OPTIMIZER}; padding-left: 6px; font-weight: inherit}}
 .mm-ranks {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0}}
 .mm-rank {{border: 1px solid {INK}66; border-left: 4px solid {FROZEN}; border-radius: 4px; padding: 1px 7px;
   font-size: 12px; line-height: 1.5; font-variant-numeric: tabular-nums; white-space: nowrap}}

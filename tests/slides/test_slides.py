@@ -70,10 +70,3 @@ def test_every_slide_that_is_no_chapter_has_notes_with_its_minutes_and_they_fit_
 def test_the_pdf_has_every_slide(built):
     pages = len(re.findall(rb"/Type\s*/Page\b", (built / "deck.pdf").read_bytes()))
     assert pages == len(DECK.split("\n---\n"))
-
-
-def test_a_figure_that_nobody_draws_is_named():
-    from build import slides
-
-    with pytest.raises(ValueError, match="nobody"):
-        slides("# one\n\n{{nobody}}", {"somebody": "<svg></svg>"})
