@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..core.quantize import dequantize, is_transposed, matrices, quantize
 from ..data.chat import ChatProcessor
 from ..data.processor import SampleProcessor
 from ..models import Flamingo, MediaModel, MultimodalModel
-from ..models.backbones import load_tokenizer, merge_lora
+from ..models.backbones import load_tokenizer, lora_config, merge_lora
 from ..models.build import build_model, resolve_generated
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
 from ..models.weight_files import make_readable
 from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
 from ..train.evaluate import load_run
-from .export_vlm import save_adapter, write_card
 from .openflamingo import save_open_flamingo
 
 LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
@@ -49,7 +49,8 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
             else:
                 merge_lora(model)
                 model.save_pretrained(to)
-            write_card(model, processor, params, run, to)
+            processor.processor.save_pretrained(to)
+            make_readable(to)
     elif layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
     elif layout == "adapter":
@@ -84,6 +85,41 @@ def _new_folder(folder: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:
+    """Write what was trained as an adapter of peft: LoRA, and whole modules such as the projector.
+
+    Raises ParamError without LoRA.
+    """
+    rank = params.model.lora_rank
+    if rank is None:
+        raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
+    targets = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    config = lora_config(rank, targets)
+    config.modules_to_save = trained_modules(model)
+    base = resolve_generated(params.model, "model", meta=True)
+    config.base_model_name_or_path = base.name or base.weights or base.config["model_type"]
+    config.save_pretrained(to)
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name or parameter.requires_grad:  # LLaVA-NeXT's image_newline is in no module that trains whole
+            tensors[f"base_model.model.{name}".replace(".default.", ".")] = parameter.detach().contiguous()
+    save_file(tensors, to / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def trained_modules(module: nn.Module, prefix: str = "") -> list[str]:
+    """Return the names of the outermost modules, but adapters, all of whose parameters train."""
+    names: list[str] = []
+    for key, child in module.named_children():
+        trains = [parameter.requires_grad for parameter in child.parameters()]
+        if key.startswith("lora_") or not any(trains):
+            continue
+        if all(trains) and not isinstance(child, nn.ModuleList):  # which peft refuses
+            names.append(prefix + key)
+        else:
+            names += trained_modules(child, f"{prefix}{key}.")
+    return names
 
 
 def save_pretrained(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
