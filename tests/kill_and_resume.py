@@ -1,6 +1,5 @@
 """`python -m tests.kill_and_resume FOLDER RANKS KILLS`: train FOLDER, killing a random rank at random moments, saves
-included, and going on each time; half of the times checkpoints are written beside the training. The ranks are forks of
-this process, which has imported all they need."""
+included, and going on each time. The ranks are forks of this process, which has imported all they need."""
 
 import os
 import random
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from mmfsdp import train
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.params import RunParams
 from mmfsdp.run.folder import last_row
 from tests.tiny_run import as_rank, free_port
 
@@ -56,9 +54,7 @@ def wait_for(moment: str, folder: Path, steps: int) -> None:
 
 def main(folder: Path, ranks: int, kills: int) -> None:
     random.seed(3)
-    params = RunParams.from_yaml(folder / "params.yaml")
     for kill in range(kills):
-        params.change(**{"train.async_save": kill % 4 < 2}).to_yaml(folder / "params.yaml")
         pids = begin(folder, ranks)
         wait_for(("step", "save")[kill % 2], folder, random.randint(-3, 3))
         os.kill(random.choice(pids), signal.SIGKILL)
@@ -68,7 +64,6 @@ def main(folder: Path, ranks: int, kills: int) -> None:
             os.waitpid(pid, 0)
         kept = [path.name for path in complete_checkpoints(folder / "checkpoints")]
         print("killed at step", last_row(folder).get("step"), "newest", kept[-1:], flush=True)
-    params.to_yaml(folder / "params.yaml")
     codes = [os.waitpid(pid, 0)[1] for pid in begin(folder, ranks)]
     assert codes == [0] * ranks, codes
 

@@ -58,9 +58,6 @@ FAULTS = {
     "has no memory": Fault("memoryless_1_step", f"rank 1: RuntimeError{ANY}{LESS_MEMORY}", traceback="allocate memory"),
     "is out of memory": Fault("overcommitted_1_step", f"rank 1 {KILLED}{ANY}{LESS_MEMORY if GROUPS else ''}"),
     "may write no more": Fault("barred_1_step", "rank 1 could not write: [Errno 27] File too large"),
-    "may write no more beside the training": Fault(
-        "barred_1_step", "checkpoint of step 6, written while training went on (train.async_save), failed: rank 1"
-    ),
 }
 
 
@@ -85,7 +82,7 @@ def start(tmp_path):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     fault = FAULTS[name]
-    run = start(f"tests.fault_entries:{fault.entry}", **{"train.async_save": "beside" in name})
+    run = start(f"tests.fault_entries:{fault.entry}")
     state = run.wait(120)
     noticed = time.time() - (run.path / "fault").stat().st_mtime
     reason = ".*".join(map(re.escape, fault.reason.split(ANY)))

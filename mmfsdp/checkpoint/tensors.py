@@ -26,12 +26,12 @@ _STATE = "state."
 """Prefix of the states in torch's flat state dict of an optimizer; its other keys are settings."""
 
 
-def model_tensors(model: nn.Module, *, also: Collection[str] = (), whole: bool = False) -> Tensors:
-    """Return trainable parameters and buffers, frozen ones named in `also`, or all; a tied one by its first name."""
+def model_tensors(model: nn.Module, *, also: Collection[str] = ()) -> Tensors:
+    """Return trainable parameters and buffers, and frozen ones named in `also`; a tied one by its first name."""
     tensors = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
-    if whole or set(also) - set(tensors):
+    if set(also) - set(tensors):
         wanted = set(tensors) | set(also)
-        tensors = {n: t for n, t in get_model_state_dict(model).items() if whole or n in wanted}
+        tensors = {n: t for n, t in get_model_state_dict(model).items() if n in wanted}
     plan = plan_of(model)
     if plan is not None:
         # The plan knows first names: FSDP1's wrapper shows its parameters under other ones.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
@@ -11,6 +13,8 @@ from .enums import Device, Schedule
 
 class TrainParams(Params):
     """The training loop."""
+
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"async_save": False, "save_frozen": False}
 
     steps: int = Field(100, ge=1)
     """Optimizer steps; a count. Default 100."""
@@ -42,16 +46,9 @@ class TrainParams(Params):
     keep_last: int | None = Field(None, ge=1)
     """Newest checkpoints to keep; a count. Default unset: all."""
 
-    async_save: bool = False
-    """Checkpoints are copied to CPU memory, and written from there while training goes on; the run ends only when the
-    last is complete. Default false."""
-
-    save_frozen: bool = False
-    """Checkpoints hold the frozen weights, too, rather than only their checksums. Default false."""
-
     max_skipped: int = Field(10, ge=1)
-    """Steps in a row whose loss or gradient is not finite (they change no weights) after which the run stops, with the
-    last batch kept in its folder; a count. Default 10."""
+    """Steps in a row whose loss or gradient is not finite (they change no weights) after which the run stops; a
+    count. Default 10."""
 
     eval_every: int | None = Field(None, ge=1)
     """Steps between two measurements of the loss on held-out samples (the validation loss); a count. The last step's is
