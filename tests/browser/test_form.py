@@ -30,10 +30,6 @@ def page(lab):
         assert page.problems == [] and page.title() != "owned"
 
 
-def tab(page, name):
-    page.locator(".lm-TabBar-tab", has_text=re.compile(f"^{name}$")).first.click()
-
-
 def write(page, label, text):
     box = page.get_by_label(label, exact=True)
     box.fill(text)
@@ -45,7 +41,7 @@ def field(page, label):
     return page.locator(".mm-row", has=page.get_by_label(label, exact=True)).last
 
 
-def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
+def test_choose_by_form_and_see_the_plan_follow(page):
     run_cell(page, "form")
     steps, policy = page.get_by_label("steps", exact=True), page.get_by_label("frozen policy", exact=True)
     expect(steps).to_be_visible(timeout=3_000)
@@ -70,38 +66,24 @@ def test_choose_by_form_yaml_and_command_line_and_see_the_plan_follow(page):
     expect(sends).not_to_have_text(before, timeout=60_000)
     shot(page, "form-light")
 
-    tab(page, "YAML")
-    text = page.locator(".mm-text:visible")
-    expect(text).to_contain_text("steps: 60")
-    tab(page, "Command line")
-    expect(text).to_have_text("mmfsdp run --config tiny --train.steps 60 --fsdp.frozen-policy REPLICATE")
-    shot(page, "form-command-line")
-    tab(page, "Batch file")
-    expect(page.get_by_text("launch.executor is local")).to_be_visible()
-    tab(page, "Form")
     write(page, "name", HOSTILE)
     expect(field(page, "name").locator(".mm-error")).to_be_visible()
     write(page, "name", "first")
-    tab(page, "YAML")
-    expect(text).to_contain_text("name: first")
-    shot(page, "form-yaml")
-    tab(page, "Form")
     policy.select_option("SHARD")
 
     expect(page.get_by_text("peak memory of a rank")).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Pin to compare").click()
     policy.select_option("REPLICATE")
-    expect(page.locator(".mm-column")).to_have_count(2, timeout=60_000)
     expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
     expect(page.locator("li", has_text="held by each rank")).to_be_visible()
     expect(page.get_by_text("counting activations")).to_have_count(0, timeout=60_000)
-    unit = page.locator(".mm-column").last.locator(".mm-unit").nth(3)
+    unit = page.locator(".mm-unit").nth(3)
     unit.focus()
     expect(unit.locator(".mm-detail")).to_be_visible()
     expect(unit).to_have_attribute("aria-label", re.compile("parameters, .* on each rank"))
     expect(page.get_by_text("peak memory of a rank")).to_have_count(2, timeout=60_000)
-    page.locator(".mm-columns").evaluate("e => e.scrollIntoView()")
-    shot(page, "plans-side-by-side")
+    page.locator(".mm-changes").evaluate("e => e.scrollIntoView()")
+    shot(page, "plans-compared")
 
 
 def test_two_forms_again_and_again_in_the_dark_on_a_narrow_page(page):
