@@ -133,7 +133,7 @@ class RunPanel(CellWidget):
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
         history = History(read_metrics(self.run.path))
-        html = training_charts(self.run.path, history, self.state.steps, estimate, result)
+        html = training_charts(self.run.path, history, self.state.steps, result)
         sent, predicted = history.newest.get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")

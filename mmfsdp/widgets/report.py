@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -54,9 +53,7 @@ def report_html(folder: str | Path) -> str:
         "": lambda: result_figures(result),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
-        "Training": lambda: training_charts(
-            folder, History(rows), params.get("train", {}).get("steps"), estimate, result
-        ),
+        "Training": lambda: training_charts(folder, History(rows), params.get("train", {}).get("steps"), result),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
         "Plan": lambda: plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), estimate) if planned else "",
@@ -151,20 +148,14 @@ def skipped_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def training_charts(
-    folder: Path, history: History, steps: int | None, estimate: Mapping[str, Any], result: Mapping[str, Any]
-) -> str:
+def training_charts(folder: Path, history: History, steps: int | None, result: Mapping[str, Any]) -> str:
     """Return the curves of a run of so many steps, with what was predicted, and its newest events in words.
 
-    The peak was predicted for the batch that was measured, so it is known with the result. No seconds are predicted on
-    CPUs, though older runs have stored some.
+    The peak was predicted for the batch that was measured, so it is known with the result.
     """
     predicted = {}
     if (result.get("peak") or {}).get("bytes"):
         predicted["memory_bytes"] = result["peak"]["bytes"]
-    step_s = (estimate.get("times") or {}).get("step_s")
-    if step_s and estimate.get("device") != "cpu":
-        predicted["step_s"] = step_s
     events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
     html = charts(history, total=steps, predicted=predicted)
     items = ""
@@ -195,10 +186,7 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
     if longest:
         lines.append(["peak memory for the longest texts that the parameters allow", "", "", longest, "", ""])
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
-    html = table(head, lines)
-    if estimate.get("device") == "cpu":
-        html += note("No seconds are predicted on CPUs: their small operators take as long to call as to run.")
-    return html
+    return table(head, lines)
 
 
 def _pair(predicted: float, measured: float | None) -> tuple[object, object, str]:
@@ -273,13 +261,12 @@ def unit_table(plan: WrapPlan) -> str:
     head = ["unit", "kind", "policy", "parameters", "at rest", "unsharded", "all-gathers", "reduced"]
     rows: list[list[object]] = []
     for unit in plan.units:
-        name = Html(re.sub(r"([.,])", r"\1<wbr>", escape(unit.name)))  # long names break after . and ,
         kind = Html(f'<span class="mm-{unit.kind}">{unit.kind}</span>')
         nbytes = (unit.bytes_at_rest, unit.unsharded_bytes, unit.reduced_bytes)
         at_rest, unsharded, reduced = [size(value) if value else "–" for value in nbytes]
         gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
         policy = unit.frozen_policy or ""
-        rows.append([name, kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
+        rows.append([unit.name, kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
     about = "at rest: per rank. all-gathers: in forward + backward. reduced: gradients summed over ranks."
     return table(head, rows) + note(about)
 
