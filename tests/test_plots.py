@@ -37,24 +37,6 @@ def plan(backend=Backend.FSDP2):
     return make_plan(model, FSDPParams(backend=backend), world_size=2)
 
 
-def luminance(color):
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(a, b):
-    low, high = sorted([luminance(a), luminance(b)])
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("ground", ["#ffffff", "#111111"])
-def test_ink_and_colors_stand_out_on_light_and_on_dark(ground):
-    assert contrast(style.INK, ground) >= 4
-    for color in (style.FROZEN, style.TRAINABLE, style.GATHERED, style.REDUCED):
-        assert contrast(color, ground) >= 2.8
-
-
 def test_a_short_curve_is_drawn_point_by_point_and_a_long_one_in_bounded_memory():
     assert line_points(charts(History(rows(40)))) == 40
     long = History(rows(100_000))
