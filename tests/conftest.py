@@ -113,8 +113,8 @@ def finished_run(tmp_path):
     from torch import nn
 
     from mmfsdp.core.freeze import freeze
-    from mmfsdp.core.planner import make_plan
     from mmfsdp.estimate import estimate
+    from mmfsdp.estimate.make_plan import make_plan
     from mmfsdp.params import FSDPParams, RunParams, TrainParams
     from mmfsdp.run.folder import MetricsWriter, write_json
 
@@ -126,7 +126,7 @@ def finished_run(tmp_path):
     freeze(model, ("tower.*",))
     plan = make_plan(model, FSDPParams(), world_size=2)
     plan = replace(plan, flops=10**9)
-    cost = estimate(plan, TrainParams(), machine="rtx4090-pcie")
+    cost = estimate(plan, TrainParams())
     write_json(
         folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict(), "versions": {"torch": "2.11.0"}}
     )

@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mmfsdp.core.memory import Memory
 from mmfsdp.core.plan import Unit
 from mmfsdp.estimate import MACHINES, Machine, Times
+from mmfsdp.estimate.memory import Memory
 from mmfsdp.params import (
     AutoWrapPolicy,
     Backend,

@@ -12,10 +12,10 @@ import torch
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
-from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
+from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer

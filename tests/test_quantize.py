@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from transformers.pytorch_utils import Conv1D
 
 from mmfsdp.core import quantize as q
-from mmfsdp.core.planner import make_plan
 from mmfsdp.core.trace import trace
+from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
 

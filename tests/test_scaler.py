@@ -11,7 +11,7 @@ from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
 from mmfsdp.core.step import train_step
-from mmfsdp.core.wrap import wrap_fsdp
+from mmfsdp.estimate.make_plan import wrap_fsdp
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.train.optimizer import Scaler, build_optimizer, build_scaler
 from tests.parity import local, plain_name

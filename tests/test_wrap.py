@@ -1,5 +1,7 @@
 """Wrapped on real ranks = one process: same losses, norms and weights; frozen untouched; traffic as predicted."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,12 +13,12 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import plan_of
-from mmfsdp.core.planner import make_plan
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
-from mmfsdp.core.wrap import apply_plan, wrap_fsdp
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
+from mmfsdp.estimate.make_plan import make_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
@@ -203,9 +205,16 @@ def wrong_guess() -> list[float]:
     assert [u.grad_flow for u in plan.units if u.kind == "frozen"] == [False, False]
     model = apply_plan(model, plan)
     x = torch.ones(2, 4)
-    model(x).sum().backward()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model(x).sum().backward()
+        grad = model.body.weight.grad.full_tensor()
+        model(x)
+    said = [str(w.message) for w in warned if str(w.message).startswith("plan: ")]
+    assert len(said) == (dist.get_rank() == 0), "rank 0 says it once"
+    for line in said:
+        assert "body ran before head.0, and backward passes through head.0, head.1. " in line
     plain(x).sum().backward()
-    grad = model.body.weight.grad.full_tensor()
     return [(grad - plain.body.weight.grad).abs().max().item(), grad.abs().max().item()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..core.wrap import wrap_fsdp
+from ..estimate.make_plan import wrap_fsdp
 from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError, Precision, ShardingStrategy
 
 PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": None}

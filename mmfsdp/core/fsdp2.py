@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ..params import ParamError
+from ..params import BackwardPrefetch, ParamError
 from .group import contains, outermost, wrap_order
 from .plan import Unit, WrapPlan
 from .trace import has_forward
@@ -52,6 +52,9 @@ def wrap_fsdp2(
             offload_policy=offload,
             ignored_params=replicated,
         )
+        # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
+        if unit.params and not unit.grad_flow:
+            fsdp_module(model, unit).set_unshard_in_backward(False)
     set_prefetch(model, plan)
     return model
 
@@ -79,11 +82,26 @@ def set_prefetch(model: nn.Module, plan: WrapPlan) -> None:
         module = fsdp_module(model, unit)
         following = plan.prefetched_in_forward.get(unit.order)
         if following is not None:
-            module.set_modules_to_forward_prefetch([fsdp_module(model, following)])
-        # By default FSDP2 gathers the unit that ran before this one, also if backward does not pass through that. An
-        # empty list would mean this default. The unit itself is unsharded by then: a no-op.
-        if unit.order not in plan.prefetched_in_backward:
+            prefetch_in_forward_only(model, unit, fsdp_module(model, following))
+        if plan.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
+            # To FSDP2 an empty list means its default order. The unit itself is unsharded by then: a no-op.
             module.set_modules_to_backward_prefetch([module])
+
+
+def prefetch_in_forward_only(model: nn.Module, unit: Unit, following: FSDPModule) -> None:
+    """Gather the following unit when this one begins forward, but not when activation checkpointing runs it again.
+
+    FSDP2 (torch 2.11) prefetches in both. The following unit's backward is over by then: gathered again, it would stay.
+    Needed until torch tells the two apart; github.com/NVIDIA-NeMo/Automodel/issues/3373 describes the same.
+    """
+    module = fsdp_module(model, unit)
+
+    def choose(*_: Any) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1  # a graph task is a backward that is running
+        module.set_modules_to_forward_prefetch([] if in_backward else [following])
+
+    for name in unit.modules:
+        model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
 
 
 def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:

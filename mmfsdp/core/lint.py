@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..params import AutoWrapPolicy, Backend, ParamError
 from .collectives import rank
-from .group import guessed_layer_classes
+from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes
 from .plan import Finding, WrapPlan
 from .trace import Trace, need_gradient
 
@@ -43,6 +43,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _two_kinds_in_a_unit(plan)
     findings += _scalars(plan)
     findings += used_outside(plan, trace)
+    findings += _left_in_root(plan)
     findings += _batch_norms(model)
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
 
@@ -249,4 +250,26 @@ def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
             f"{_list(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
             "only for values that have none, such as ids of an argmax. It never learns, the plan may count gathers "
             "that do not come, and DDP fails at its second step; freeze it, or give an example that trains it",
+        )
+
+
+# ---- cost ----
+
+
+def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
+    policy = plan.fsdp.auto_wrap_policy
+    root = plan.units[0]
+    total = sum(unit.numel for unit in plan.units)
+    if not root.is_root or not root.sharded or root.numel == total or policy is AutoWrapPolicy.NO_WRAP:
+        return
+    # A tenth, so that small models for teaching get the warning as well.
+    if root.numel > min(MIN_UNIT_PARAMETERS, total // 10):
+        largest = max(root.params, key=lambda p: p.numel)
+        fix = "set auto_wrap_policy to FROZEN_AWARE, or make units of their modules as well"
+        if policy is AutoWrapPolicy.FROZEN_AWARE:
+            fix = "use each only in its own module's forward; for a tied one in FSDP1, set backend to FSDP2"
+        yield _warning(
+            "left-in-root",
+            f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
+            f"the end of backward; {fix}",
         )

@@ -7,7 +7,6 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
@@ -16,37 +15,17 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from ..params import Backend, FSDPParams, Precision
+from ..params import Backend, Precision
 from . import fsdp1
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
 from .group import contains
 from .lint import lint, model_changed
-from .plan import WrapPlan, stop_at_errors
-from .planner import make_plan
+from .plan import Unit, WrapPlan, stop_at_errors
+from .trace import need_gradient
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
-
-
-def wrap_fsdp(
-    model: nn.Module,
-    params: FSDPParams | None = None,
-    *,
-    device: torch.device | str | None = None,
-    mesh: DeviceMesh | None = None,
-    example: dict[str, Any] | None = None,
-) -> nn.Module:
-    """Plan, wrap and return the model. Every rank must call it, once the process group exists.
-
-    See `make_plan` for `example`, `apply_plan` for the other arguments. Rank 0 warns of the lint's warnings.
-    """
-    params = params or FSDPParams()
-    plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
-    if rank() == 0 and not plan.refused:
-        for finding in plan.lint:
-            warnings.warn(f"plan: {finding.message}", stacklevel=2)
-    return apply_plan(model, plan, device=device, mesh=mesh)
 
 
 def apply_plan(
@@ -79,6 +58,8 @@ def apply_plan(
         copy_from_rank0(model, device)
 
     # 2. These hook or replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
+    if not plan.memory_events and plan.backend is not Backend.DDP:  # made without an example
+        check_order(model, plan)
     cast_batch_norms(model, plan)
     compile_units(model, plan)
     checkpoint_activations(model, plan)
@@ -145,6 +126,48 @@ def replicate_frozen(
                 cast = partial(cast_inputs, torch_dtype(unit.compute_dtype))
                 model.get_submodule(name).register_forward_pre_hook(cast, with_kwargs=True)
     return parameters
+
+
+def check_order(model: nn.Module, plan: WrapPlan) -> None:
+    """Have rank 0 warn, after the first forward, of what a plan without an example assumed wrongly.
+
+    Training is right all the same: a unit that backward is found to pass through is gathered there.
+    """
+    began: dict[int, str] = {}  # names of units by their order in the plan, as they run
+    passed: dict[str, None] = {}  # names of units that backward was not to pass through
+    hooks: list[Any] = []
+
+    def before_unit(unit: Unit, module: nn.Module, *inputs: Any) -> None:
+        began.setdefault(unit.order, unit.name)
+        if unit.params and not unit.grad_flow and need_gradient(inputs):
+            passed[unit.name] = None
+            if isinstance(module, FSDPModule):
+                module.set_unshard_in_backward(True)
+
+    def after_model(*_: Any) -> None:
+        if not torch.is_grad_enabled():  # an evaluation tells nothing of backward
+            return
+        for hook in hooks:
+            hook.remove()
+        problems = []
+        for order, assumed in zip(began, sorted(began), strict=True):
+            if order != assumed:
+                problems.append(f"{began[order]} ran before {began[assumed]}")
+                break
+        if passed:
+            problems.append("backward passes through " + ", ".join(passed))
+        if problems and rank() == 0:
+            warnings.warn(
+                f"plan: {', and '.join(problems)}. The plan was made without an example, by the order of registration: "
+                "its bytes may be wrong, and KEEP without effect; give make_plan an example",
+                stacklevel=2,
+            )
+
+    for unit in plan.sharded_units:
+        for name in unit.modules:
+            hook = partial(before_unit, unit)
+            hooks.append(model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True))
+    hooks.append(model.register_forward_hook(after_model))
 
 
 def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:

@@ -1,4 +1,4 @@
-"""estimate: the cost of a plan on each rank, item by item: memory, wire bytes, and the time of a step."""
+"""estimate: the cost of a plan on each rank, item by item: memory and wire bytes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.plan import WrapPlan, size
-from ..params import ParamError, TrainParams
-from .seconds import Machine, Times, step_time
+from ..params import TrainParams
 from .wire import CollectiveCount, collectives
 
 if TYPE_CHECKING:
-    from ..core.memory import Memory
+    from .memory import Memory
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,6 @@ class Estimate:
     wire: tuple[CollectiveCount, ...]
     peak: Memory | None = None
     """At the peak of a step, activations included; None for a plan made without an example."""
-    times: Times | None = None
-    """Seconds of a step; None where no machine was named."""
     host: Memory | None = None
     """The part of `memory` that lies in CPU memory with `cpu_offload`; the peak is then the device's."""
 
@@ -54,7 +51,6 @@ class Estimate:
         values = asdict(self)
         for name in ("memory_bytes", "wire_bytes", "peak_bytes", "peak_when"):
             values[name] = getattr(self, name)
-        values["times"] = self.times.to_dict() if self.times else None
         return values
 
     def __str__(self) -> str:
@@ -67,33 +63,21 @@ class Estimate:
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
-        if self.times:
-            lines.append(str(self.times))
         return "\n".join(lines)
 
 
-def estimate(
-    plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1, machine: Machine | str | None = None
-) -> Estimate:
+def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Estimate:
     """Return what each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
 
     sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
-    machine: what the step's time is predicted for, as in `step_time`. Raises ParamError for one if the plan was made
-    without an example.
     """
-    from ..core.memory import memory_at_rest, memory_on_host, step_peak  # imports torch
+    from .memory import memory_at_rest, memory_on_host, step_peak  # imports torch
 
     train = train or TrainParams()
-    times = None
-    if machine is not None:
-        if not plan.flops:
-            raise ParamError("machine", "needs a plan made with an example; give make_plan one, or use step_time")
-        times = step_time(plan, train, machine=machine, sources=sources)
     return Estimate(
         memory=memory_at_rest(plan),
         wire=collectives(plan, train, sources),
         peak=step_peak(plan, train, sources=sources) if plan.memory_events else None,
-        times=times,
         host=memory_on_host(plan, train),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import log2
-from typing import Any
 
 from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import Backend, ParamError, TrainParams
@@ -86,11 +85,6 @@ class Times:
         """The longest part: compute, memory or network."""
         return max(self.parts, key=lambda name: self.parts[name])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; seconds, and by `parts`."""
-        totals = {"step_s": self.overlapped, "step_s_no_overlap": self.serial, "bound": self.bound}
-        return {**totals, "machine": self.machine, "parts": self.parts}
-
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in self.parts.items())
         times = f"{seconds(self.overlapped)}, {seconds(self.serial)} if nothing overlaps"
@@ -123,7 +117,7 @@ def step_time(
     Else the operations that were counted in the plan's example. machine: one of MACHINES, or its figures. Raises
     ParamError for other names, and where both tokens and example are missing.
     """
-    from ..core.memory import memory_at_rest  # imports torch
+    from .memory import memory_at_rest  # imports torch
 
     machine = machine_of(machine) if isinstance(machine, str) else machine
     train = train or TrainParams()

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ..core.memory_events import Recording, record_memory, with_recording
 from ..core.plan import WrapPlan
-from ..core.planner import make_plan, with_memory_events
 from ..data import check_data
 from ..data.chat import BLANK, ChatProcessor
 from ..data.processor import SampleProcessor
-from ..estimate import Estimate, Machine, estimate
+from ..estimate import Estimate, estimate
+from ..estimate.make_plan import make_plan, with_memory_events
+from ..estimate.memory_events import Recording, record_memory, with_recording
 from ..models import Flamingo
 from ..models.backbones import forward_arguments
 from ..models.build import build_model, freeze_model, needs_backbones
@@ -116,9 +116,9 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     return plan
 
 
-def cost_of(plan: WrapPlan, params: RunParams, *, machine: Machine | str | None = None) -> Estimate:
-    """Return what a run's plan costs each rank; with a machine, also the seconds of a step."""
-    return estimate(plan, params.train, sources=len(params.data.sources()), machine=machine)
+def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
+    """Return what a run's plan costs each rank."""
+    return estimate(plan, params.train, sources=len(params.data.sources()))
 
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import gzip
 import json
 import os
-import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,18 +18,16 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from mmfsdp.cli.bench_models import wrap_as
+from mmfsdp.cli.bench_step import matrix_rate
 from mmfsdp.cli.spawn_ranks import on_ranks
-from mmfsdp.core.planner import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.data.batch import Batch
-from mmfsdp.estimate import estimate, step_time
-from mmfsdp.params import FSDPParams, LaunchParams, TrainParams
+from mmfsdp.estimate import estimate
+from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.run.folder import read_json
 from mmfsdp.train.meters import Collectives, cpu_memory
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
-from mmfsdp.train.profile import machine_here
 from tests import families
 from tests.bench import peaks
 from tests.tiny import Mapping
@@ -65,18 +60,6 @@ QWEN_3B = {
     "tie_word_embeddings": True,
 }
 """Qwen2.5-VL-3B-Instruct's sizes: huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct, config.json."""
-
-
-def machine() -> list[dict[str, Any]]:
-    """Return what this machine is, and the rates that it reaches."""
-    return on_ranks(_machine, 1, method="spawn", backend=BACKEND)[0]
-
-
-def _machine() -> list[dict[str, Any]]:
-    rates = machine_here(LaunchParams(), DEVICE, dtype=torch.bfloat16)
-    name = torch.cuda.get_device_name(DEVICE) if ON_GPU else "CPU"
-    row = {"device": name, "count": torch.cuda.device_count(), "cuda": str(torch.version.cuda)}
-    return [row | {"torch": torch.__version__, "transformers": transformers.__version__} | asdict(rates)]
 
 
 def works() -> list[dict[str, Any]]:
@@ -145,7 +128,7 @@ def demo(folder: Path) -> list[dict[str, Any]]:
     options += ["--launch.ranks", "1"] + ([] if ON_GPU else ["--train.steps", "20", "--train.warmup-steps", "5"])
     _mmfsdp("run", "--config", "tiny", "--launch.name", "demo", *options)
     half = ["--launch.folder", str(folder), "--launch.replace", "--launch.ranks", "1", "--launch.name", "half"]
-    half += ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10", "--train.async-save"]
+    half += ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10"]
     half += ["--train.batch-size", "8"]
     _mmfsdp("launch", "--config", "tiny", "--train.device", "cpu", *half)
     run = folder / "half"
@@ -160,8 +143,7 @@ def demo(folder: Path) -> list[dict[str, Any]]:
     for name in ("demo", "half"):
         result = read_json(folder / name / "result.json") or {}
         keys = ("heldout_exact_match", "frozen_parameters_changed", "wire_bytes_measured", "wire_bytes_predicted")
-        plan = read_json(folder / name / "plan.json") or {}
-        row = {"run": name, "device": plan.get("estimate", {}).get("device")} | {key: result.get(key) for key in keys}
+        row = {"run": name} | {key: result.get(key) for key in keys}
         rows.append(row if result else row | {"failed": "it left no result"})
     return rows
 
@@ -170,36 +152,19 @@ def _mmfsdp(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "mmfsdp", *words], check=True)
 
 
-def step() -> list[dict[str, Any]]:
-    """Return `mmfsdp bench step` at the largest batch that fits every method."""
-    samples, rows, until = (8, [], time.monotonic() + 80) if ON_GPU else (2, [], 0.0)
-    while True:
-        words = ["bench", "step", "--rounds", "3", "--samples", str(samples)]
-        done = subprocess.run([sys.executable, "-m", "mmfsdp", *words], capture_output=True, text=True)
-        print(done.stdout, done.stderr[-500:], flush=True)
-        if done.returncode:
-            return rows or [{"samples": samples, "failed": done.stderr.strip().splitlines()[-1]}]
-        written = Path("bench_step.json")
-        rows = [{"samples": samples} | row for row in json.loads(written.read_text())["rows"]]
-        written.unlink()
-        samples *= 2
-        if time.monotonic() > until:
-            return rows
-
-
 def vlm() -> list[dict[str, Any]]:
     """Return one step of a model of transformers with random weights, by format, at the largest batch that fits."""
     return on_ranks(_vlm, 1, method="spawn", backend=BACKEND)[0]
 
 
 def _vlm() -> list[dict[str, Any]]:
-    rates = machine_here(LaunchParams(), DEVICE, dtype=torch.bfloat16)
+    flops = matrix_rate(DEVICE)
     rows = []
     for name, fields in {"SHARD": {}, "SHARD nf4": {"frozen_dtype": "nf4"}}.items():
         samples, row = 2, {}
         while samples <= (256 if ON_GPU else 2):
             try:
-                row = {"way": name, "samples": samples} | _vlm_step(samples, fields, rates)
+                row = {"way": name, "samples": samples} | _vlm_step(samples, fields, flops)
             except torch.OutOfMemoryError:
                 break
             samples *= 2
@@ -207,7 +172,7 @@ def _vlm() -> list[dict[str, Any]]:
     return rows
 
 
-def _vlm_step(samples: int, fields: dict[str, Any], rates: Any) -> dict[str, Any]:
+def _vlm_step(samples: int, fields: dict[str, Any], flops: float) -> dict[str, Any]:
     if ON_GPU:
         config = transformers.CONFIG_MAPPING["qwen2_5_vl"](**QWEN_3B)
         with DEVICE:
@@ -233,54 +198,18 @@ def _vlm_step(samples: int, fields: dict[str, Any], rates: Any) -> dict[str, Any
         train_step(model, [Mapping(inputs)], optimizer)  # type: ignore[list-item]
         times.append(time.perf_counter() - start)
     seconds = median(times[1:])
-    row = {"samples/s": samples / seconds, "MFU": plan.flops / seconds / rates.flops}
+    row = {"samples/s": samples / seconds, "MFU": plan.flops / seconds / flops}
     if ON_GPU:
         train = TrainParams(device="cuda")
         peak = torch.cuda.max_memory_allocated(DEVICE)
         row |= {"peak GB": peak / 1e9, "predicted peak": (estimate(plan, train).peak_bytes or 0) / peak}
-        row["predicted seconds"] = step_time(plan, train, machine=rates).overlapped / seconds
     return row
 
 
-def traces(folder: Path) -> list[dict[str, Any]]:
-    """Write a trace, and on a GPU a snapshot of the memory, of a step with SHARD and one with REPLICATE."""
-    return on_ranks(_traces, max(1, torch.cuda.device_count()), str(folder), method="spawn", backend=BACKEND)[0]
-
-
-def _traces(folder: str) -> list[dict[str, Any]]:
-    rows = []
-    for policy in ("SHARD", "REPLICATE"):
-        batch: Batch = peaks.batch_of("flamingo")
-        name = f"frozen-aware {policy}"
-        method = wrap_as(name, peaks.build("flamingo"), batch.inputs(), device=DEVICE)
-        for _ in range(2):
-            method.step(batch, DEVICE)
-        path = Path(folder, f"trace_{policy}_{dist.get_rank()}.json")
-        if ON_GPU:
-            torch.cuda.memory._record_memory_history(max_entries=20_000)
-        with torch.profiler.profile() as profile:
-            method.step(batch, DEVICE)
-        row: dict[str, Any] = {"policy": policy}
-        if ON_GPU:
-            snapshot = path.with_name(f"memory_{policy}_{dist.get_rank()}.pickle")
-            snapshot.write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
-            torch.cuda.memory._record_memory_history(enabled=None)
-            row["snapshot bytes"] = snapshot.stat().st_size
-        profile.export_chrome_trace(str(path))
-        packed = path.with_suffix(".json.gz")
-        packed.write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-        rows.append(row | {"trace": packed.name, "trace bytes": packed.stat().st_size})
-    return rows
-
-
 PARTS: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    "machine": machine,
     "works": works,
     "demo": demo,
-    "step": step,
     "vlm": vlm,
-    "traces": traces,
 }
 
 

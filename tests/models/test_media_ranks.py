@@ -7,9 +7,9 @@ from torch.distributed.tensor import DTensor
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.core.planner import make_plan
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
+from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.models.build import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
@@ -21,8 +21,8 @@ from tests.tiny import KNOWN, LANGUAGE, VISION
 
 CASES = WAYS["media"]
 ENCODERS = {"open_clip": BackboneParams(source="open_clip", config=VISION), **TOWERS}
-TRAINED = ("timm ViT", "open_clip ViT", "open_clip ResNet", "CLIP, last but one", "SigLIP", "ViT")
-FROZEN = (*TRAINED, "DINOv2, other size")
+TRAINED = ("open_clip ViT", "CLIP, last but one", "SigLIP", "ViT")
+FROZEN = (*TRAINED, "DINOv2")
 TOWER_CASES = {f"FSDP2: {tower}": {} for tower in FROZEN}
 for backend in ("FSDP1", "FSDP2"):
     TOWER_CASES |= {f"{backend}, trained: {tower}": {"backend": backend} for tower in TRAINED}

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.memory import step_peak
-from mmfsdp.core.planner import make_plan
+from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.estimate.memory import step_peak
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.core.planner import make_plan
+from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.estimate.plan_diff import plan_diff
 from mmfsdp.models import build_language
 from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ParamError, load, preset_names
@@ -323,12 +323,10 @@ def test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead(prese
     plan = make_plan(model, params.fsdp, world_size=8)
     lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 120 and len(lines) < 40, "layers that are alike share a line"
-    names = {u.name: u for u in plan.units}
-    ahead = [u for u in plan.units if u.ahead_backward]
-    assert bool(ahead) == any(u.gathers_backward for u in plan.units[:-1]) and not any(u.ahead_forward for u in ahead)
-    assert all(
-        names[u.ahead_backward].forward_end < u.forward_end and names[u.ahead_backward].gathers_backward for u in ahead
-    )
+    ahead = plan.prefetched_in_backward
+    assert bool(ahead) == any(u.gathers_backward for u in plan.units[:-1]) and not plan.prefetched_in_forward
+    for order, earlier in ahead.items():
+        assert earlier.forward_end < plan.units[order].forward_end and earlier.gathers_backward
 
 
 def test_whole_numbers_beside_what_trains_are_planned_for_fsdp1():

@@ -21,14 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
 from torch.utils.flop_counter import flop_registry
 
+from ..core.fsdp2 import cast_inputs, checkpoint_activations
+from ..core.lint import without_gradient
+from ..core.plan import MemoryEvent, Unit, WrapPlan
+from ..core.quantize import quantized_copy
+from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
+from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, ParamError
-from .fsdp2 import cast_inputs, checkpoint_activations
-from .lint import without_gradient
 from .memory import gradient_params, with_gathers
-from .plan import MemoryEvent, Unit, WrapPlan
-from .quantize import quantized_copy
-from .trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
-from .units import torch_dtype, with_bytes
 
 MAX_UNPACKED_CHANNELS = 4
 """oneDNN packs no copy of an input of at most so many channels, such as a picture."""

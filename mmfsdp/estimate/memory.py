@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
+from ..core.plan import ITEMSIZE, Param, Unit, WrapPlan
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
-from .plan import ITEMSIZE, Param, Unit, WrapPlan
 
 
 @dataclass(frozen=True)
