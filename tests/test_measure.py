@@ -1,20 +1,12 @@
-"""Collectives are counted as they happen, memory is watched, and a run measures the rates of its ranks."""
-
-import threading
-from dataclasses import asdict
+"""Collectives are counted as they happen, and memory is watched."""
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
-from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
-from mmfsdp.core.planner import make_plan
-from mmfsdp.estimate import step_time
-from mmfsdp.params import FSDPParams, LaunchParams
 from mmfsdp.train.meters import Collectives, PeakMemory
-from mmfsdp.train.profile import machine_here
 
 
 def count_all() -> dict:
@@ -27,10 +19,6 @@ def count_all() -> dict:
         dist.broadcast(x.bfloat16(), 0)
         with torch.no_grad():
             dist.all_reduce(x, async_op=True).wait()
-        # A checkpoint is written in a thread of its own, while steps are counted.
-        background = threading.Thread(target=dist.all_reduce, args=(torch.ones(4),))
-        background.start()
-        background.join()
         rows = sorted([r.kind, r.phase, r.count, r.bytes, r.wire_bytes] for r in inner.rows())
         inner.reset()
         after_reset = inner.rows()
@@ -38,30 +26,8 @@ def count_all() -> dict:
     return {"rows": rows, "reset": after_reset, "outer": outer.wire_bytes, "sum": x.tolist()}
 
 
-def rates(folder: str) -> dict:
-    profile = f"{folder}/cluster.yaml"
-    with open(profile, "w") as file:
-        file.write("machine: {flops: 123}\n")
-    plan = make_plan(tiny_flamingo(), FSDPParams(), world_size=2, example=tiny_batch().inputs())
-    here = machine_here(LaunchParams(), torch.device("cpu"), dtype=torch.float32)
-    slurm = LaunchParams(cluster=profile, executor="slurm")
-    profiled = machine_here(slurm, torch.device("cpu"), dtype=torch.bfloat16)
-    seconds = step_time(plan, machine=here).overlapped
-    return {"here": asdict(here), "profiled": asdict(profiled), "step_s": seconds}
-
-
-def measured(folder: str) -> dict:
-    return {"counted": count_all(), "rates": rates(folder)}
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    return on_ranks(measured, 2, str(tmp_path_factory.mktemp("rates")))
-
-
-def test_kinds_bytes_and_wire_bytes(two_ranks):
-    for rank in two_ranks:
-        found = rank["counted"]
+def test_kinds_bytes_and_wire_bytes():
+    for found in on_ranks(count_all, 2):
         assert found["rows"] == [
             ["all-gather", "forward", 2, 96, 48],
             ["all-reduce", "control", 2, 48, 48],
@@ -89,12 +55,3 @@ def test_memory_is_what_tensors_have_held_at_most_in_a_step(capfd):
     assert capfd.readouterr().err == ""
     # Two moments since the first step, gradients, and 64 MiB; the third step is not watched.
     assert memory.peak_bytes == pytest.approx(4 * weights + (64 << 20), rel=0.01)
-
-
-def test_the_rates_of_the_ranks_predict_a_step_and_a_clusters_profile_replaces_them(two_ranks):
-    for rank in two_ranks:
-        row = rank["rates"]
-        here = row["here"]
-        assert here["name"] == "this machine's CPU"
-        assert min(here["flops"], here["memory"], here["bandwidth"], here["latency"], row["step_s"]) > 0
-        assert row["profiled"]["flops"] == 123 and row["profiled"]["memory"] > 1e6

@@ -22,6 +22,7 @@ from ..core.plan import WrapPlan
 from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.processor import SampleProcessor
+from ..estimate import Estimate
 from ..models.build import build_model, freeze_model, open_model
 from ..models.weight_files import Weights
 from ..params import GENERATED, Device, Executor, ModelKind, ParamError, RunParams
@@ -33,8 +34,7 @@ from .features import FeatureCache
 from .loop import train
 from .meters import PeakMemory
 from .optimizer import build_optimizer, build_scaler
-from .preview import cost_of, peak_of, plan_for
-from .profile import machine_here
+from .preview import peak_of, plan_for
 from .train_state import TrainSetup
 
 
@@ -62,8 +62,8 @@ def run(folder: Path) -> None:
         built, processor, weights = build(params)
         plan, cost = plan_for(built, params, processor)
         plan.check()
-        beat("measuring")
-        write_plan(folder, params, plan, device)
+        if dist.get_rank() == 0:
+            write_plan(folder, plan, cost)
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
         model, frozen = wrap(built, plan, weights, device)
@@ -155,17 +155,12 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
     return model, processor, weights
 
 
-def write_plan(folder: Path, params: RunParams, plan: WrapPlan, device: torch.device) -> None:
-    """Write plan.json: the plan, its cost, on GPUs with the seconds of a step at these ranks' rates, and versions."""
-    precision = params.fsdp.mixed_precision
-    machine = None
-    if device.type == "cuda":  # on CPUs rates do not predict a step: see MACHINES
-        machine = machine_here(params.launch, device, dtype=precision.to_torch() if precision else torch.float32)
-    if dist.get_rank() == 0:
-        for finding in plan.lint:
-            print(f"{finding.level}: {finding.message}")
-        estimate = cost_of(plan, params, machine=machine).to_dict() | {"device": device.type}
-        write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": estimate, "versions": versions()})
+def write_plan(folder: Path, plan: WrapPlan, cost: Estimate) -> None:
+    """Write plan.json: the plan, its cost, and versions; print the lint's findings."""
+    for finding in plan.lint:
+        print(f"{finding.level}: {finding.message}")
+    values = {"plan": plan.to_dict(), "estimate": cost.to_dict(), "versions": versions()}
+    write_json(folder / "plan.json", values)
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Measure time: the rates that the ranks reach before they train, and a profile of some of their steps.
+"""Profile some steps of a run.
 
 The profile tells how much of a step's communication is exposed: no compute runs beside it.
 """
@@ -6,20 +6,14 @@ The profile tells how much of a step's communication is exposed: no compute runs
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..estimate import Machine
-from ..params import LaunchParams
-from ..params.run import read_cluster
 from ..run.folder import write_json
 from .meters import silent
 
@@ -29,62 +23,11 @@ COMPUTE_OPERATORS = ("aten::", "fsdp::")
 """Prefixes of the host's operators that compute or copy."""
 COLLECTIVES = {"gather": "all-gather", "scatter": "reduce-scatter", "reduce": "all-reduce"}
 """Part of a collective's name in a trace and its kind; the first match. gloo names its reduce-scatter all_reduce."""
-ROUNDS = 5
-"""Timed repetitions of each operation whose rate is measured."""
-MIB = 2**20
 SHORTEST_GAP = 1 / 2000
 """Share of a step below which a pause is left out of the timeline."""
 
 Spans = list[tuple[float, float]]
 """Intervals, (start, end) in seconds, in order and apart from each other."""
-
-
-def machine_here(launch: LaunchParams, device: torch.device, *, dtype: torch.dtype) -> Machine:
-    """Measure three rates of all ranks at once: matrix product, memory copy, all-gather. Every rank must call it.
-
-    dtype: of the matrices. Figures of the cluster's profile replace measured ones.
-    """
-    on_gpu = device.type == "cuda"
-    # Large enough to reach the device's rate, small enough to take milliseconds.
-    width, copied, gathered = (4096, 256 * MIB, 64 * MIB) if on_gpu else (256, 8 * MIB, 4 * MIB)
-    matrix = torch.ones(width, width, device=device, dtype=dtype)
-    source = torch.ones(copied, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    # The layouts of a linear layer: its forward, its input's gradient, its weight's. A CPU that emulates bf16 takes
-    # forty times as long for one as for another.
-    layouts = (lambda: matrix @ matrix.T, lambda: matrix @ matrix, lambda: matrix.T @ matrix)
-    product_s = min(median_seconds(product, device) for product in layouts)
-    copy_s = median_seconds(lambda: target.copy_(source), device)
-    ranks = dist.get_world_size()
-    part = torch.ones(gathered, device=device, dtype=torch.uint8)
-    parts = part.new_empty(gathered * ranks)
-    latency_s = median_seconds(partial(dist.all_gather_into_tensor, parts[: 256 * ranks], part[:256]), device)
-    gather_s = median_seconds(partial(dist.all_gather_into_tensor, parts, part), device)
-    figures = {
-        "flops": 2 * width**3 / product_s,
-        "memory": 2 * copied / copy_s,
-        # Ring: every rank sends W - 1 parts. One rank sends none, and any rate will do.
-        "bandwidth": gathered * max(1, ranks - 1) / max(gather_s - latency_s, 1e-9),
-        "latency": latency_s,
-        "efficiency": 1.0,
-    }
-    if launch.cluster:
-        figures |= read_cluster(launch.cluster).machine
-    name = torch.cuda.get_device_name(device) if on_gpu else "this machine's CPU"
-    return Machine(**figures, name=name)  # type: ignore[arg-type]
-
-
-def median_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Time work that every rank begins at the same moment; the first round warms up and does not count."""
-    seconds = []
-    for _ in range(ROUNDS + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[1:])
 
 
 class StepProfile(AbstractContextManager):

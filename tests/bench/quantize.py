@@ -1,6 +1,6 @@
 """`python -m tests.bench.quantize`: what frozen matrices in int8 and nf4 cost and save, beside bf16.
 
-Relative errors of layers' outputs and of the loss; bytes that a rank holds and sends; time to dequantize.
+Relative errors of layers' outputs and of the loss; time to dequantize.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,13 @@ from torch import nn
 
 from mmfsdp.cli.bench_models import flamingo_batch, model_params, random_model
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.plan import ITEMSIZE, Param, WrapPlan
-from mmfsdp.core.planner import make_plan
 from mmfsdp.core.quantize import dequantize, matrices, quantize, quantize_model
 from mmfsdp.data.sources import open_source
 from mmfsdp.models.build import build_model
 from mmfsdp.params import FrozenDtype, FSDPParams, load
 from mmfsdp.train.pretrain import ensure_backbones
-from mmfsdp.train.preview import frozen_model
 
 FORMS = ("bf16", "int8", "nf4")
-RANKS = 8
 
 
 def demo() -> tuple[nn.Module, dict[str, Any]]:
@@ -77,35 +73,6 @@ def errors(model: nn.Module, inputs: dict[str, Any], form: str) -> tuple[list[fl
     return found, float(abs(loss - exact) / exact)
 
 
-def bytes_of(plan: WrapPlan, which: Callable[[Param], bool]) -> tuple[int, int]:
-    """Return the bytes that a rank holds and sends of some of the parameters."""
-    held = sent = 0
-    for unit in plan.units:
-        for p in filter(which, unit.params):
-            itemsize = ITEMSIZE[unit.compute_dtype if p.is_floating else p.dtype]
-            held += p.padded(plan.shard) // plan.shard * ITEMSIZE[p.dtype]
-            gathers = unit.gathers_forward + unit.gathers_backward
-            sent += gathers * p.padded(plan.shard) * itemsize * (plan.shard - 1) // plan.shard
-    return held, sent
-
-
-def ratios(model: nn.Module, form: str) -> list[float]:
-    """Return held and sent over bf16's, of the matrices that are quantized and of the whole model."""
-    plans = []
-    for each in (form, "bf16"):
-        plans.append(make_plan(model, FSDPParams(mixed_precision="bf16", frozen_dtype=each), world_size=RANKS))
-    plan, before = plans
-    quantized = set()
-    for p in plan.params:
-        if p.weights is not None:
-            quantized.update((p.name, *p.aliases))
-    found = []
-    for which in (lambda p: p.name in quantized, lambda p: True):
-        now, then = bytes_of(plan, which), bytes_of(before, which)
-        found += [now[0] / then[0], now[1] / then[1]]
-    return found
-
-
 def seconds(rows: int, columns: int, tokens: int, device: torch.device, rounds: int = 15) -> dict[str, float]:
     """Return the median seconds to dequantize a matrix to bf16, and of a product with it; measured in turn."""
     matrix = torch.randn(rows, columns, device=device).bfloat16()
@@ -125,25 +92,17 @@ def seconds(rows: int, columns: int, tokens: int, device: torch.device, rounds: 
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def measure(presets: Sequence[str]) -> dict[str, Any]:
-    """Return the three tables: rows of errors, of bytes on RANKS ranks, and of seconds on this machine."""
+def measure() -> dict[str, Any]:
+    """Return the two tables: rows of errors, and of seconds on this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    result: dict[str, Any] = {"where": where, "torch": torch.__version__, "errors": [], "bytes": [], "seconds": []}
+    result: dict[str, Any] = {"where": where, "torch": torch.__version__, "errors": [], "seconds": []}
     larger = random_model(model_params()), flamingo_batch(seed=0).inputs()
     for name, (model, inputs) in {"the demo's backbones": demo(), "52.7 M random weights": larger}.items():
         for form in FORMS:
             layers, loss = errors(copy.deepcopy(model), inputs, form)
             row = {"model": name, "format": form, "median layer": statistics.median(layers), "worst layer": max(layers)}
             result["errors"].append(row | {"loss": loss})
-    models = {"model of `mmfsdp bench wrap`": random_model(model_params())}
-    for preset in presets:
-        models[preset] = frozen_model(load(preset).model)
-    for name, model in models.items():
-        for form in FORMS[1:]:
-            held, sent, all_held, all_sent = ratios(model, form)
-            row = {"model": name, "format": form, "matrices held": held, "matrices sent": sent}
-            result["bytes"].append(row | {"all held": all_held, "all sent": all_sent})
     # A layer of a 1B and one of a 7B model; on a CPU the products of these would take minutes.
     for rows, columns in ((2048, 2048), (4096, 11008)) if device.type == "cuda" else ((1024, 1024),):
         for tokens in (64, 2048):
@@ -157,7 +116,6 @@ def tables(result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     titles = {
         "errors": "Relative error of the output of layers, each on its own inputs, and of the loss:",
-        "bytes": f"Bytes beside bf16, SHARD on {RANKS} ranks, of quantized matrices and of the whole model:",
         "seconds": f"Time of a product in bf16 and, as a share of it, of dequantizing its matrix "
         f"({result['where']}, torch {result['torch']}):",
     }
@@ -173,12 +131,11 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the three tables."""
+    """Print the two tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the result to this file, too")
-    parser.add_argument("--presets", nargs="*", default=["openflamingo_9b"])
     choices = parser.parse_args()
-    result = measure(choices.presets)
+    result = measure()
     if choices.json:
         choices.json.write_text(json.dumps(result, indent=1) + "\n")
     print(tables(result))
