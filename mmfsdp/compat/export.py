@@ -198,9 +198,7 @@ def _save_open_clip(encoder: Any, params: BackboneParams, folder: Path) -> None:
     import open_clip
 
     config = open_clip_config(params)
-    vision = dict(config["vision_cfg"])
-    if "timm_model_pretrained" in vision:
-        vision["timm_model_pretrained"] = False
+    vision = config["vision_cfg"]
     quick_gelu = any(type(module).__name__ == "QuickGELU" for module in encoder.visual.modules())
     config = {"embed_dim": config["embed_dim"], "vision_cfg": vision, "text_cfg": NO_TEXT, "quick_gelu": quick_gelu}
     clip = open_clip.CLIP(**config)

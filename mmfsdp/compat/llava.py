@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..models.backbones import load_from_transformers
-from ..models.encoders import VisionEncoder, normalization, with_pooled
+from ..models.encoders import VisionEncoder, as_weights, normalization, with_pooled
 from ..models.multimodal import ModalEncoder, MultimodalModel
 
 
@@ -56,8 +56,9 @@ class LlavaVision(VisionEncoder):
         self.layers, self.first = layers, first
         super().__init__(visual, **preprocessing)
 
-    def _transformers_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
-        out = self.visual(pixel_values=pixels, output_hidden_states=True)
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(N, C, H, W), normalized -> (N, P, D)."""
+        out = self.visual(pixel_values=as_weights(pixels, self.visual), output_hidden_states=True)
         states = [out.hidden_states[layer][:, self.first :] for layer in self.layers]
         return with_pooled(torch.cat(states, dim=-1), getattr(out, "pooler_output", None))
 

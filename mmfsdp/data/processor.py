@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..params import ParamError
 from .batch import IGNORE, Batch, Sample
-from .pictures import CorruptRecord, stable_hash, to_tensor
+from .pictures import CorruptRecord, to_tensor
 
 IMAGE = "<image>"
 END_OF_CHUNK = "<|endofchunk|>"
@@ -30,6 +30,16 @@ def add_special_tokens(tokenizer: Any) -> None:
     tokenizer.add_tokens(tokens, special_tokens=True)
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": PAD})
+
+
+def check_placeholders(sample: Sample) -> None:
+    """Raise CorruptRecord unless a sample has as many placeholders as pictures."""
+    placeholders = 0
+    for prompt, text in [(sample.prompt, sample.text), *sample.more]:
+        placeholders += prompt.count(IMAGE) + text.count(IMAGE)
+    if placeholders != len(sample.images):
+        message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
+        raise CorruptRecord(sample.name, message + "give one placeholder per picture")
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class SampleProcessor(ABC):
 
     @abstractmethod
     def encode(self, sample: Sample, *, seed: int | None = None) -> Any:
-        """Return one sample, encoded; `seed` drives the augmentation (default: the name). Raises CorruptRecord."""
+        """Return one sample, encoded; `seed` drives the augmentation (default: none). Raises CorruptRecord."""
 
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -109,8 +119,6 @@ class Processor(SampleProcessor):
         encoded = []
         for sample in samples:
             ids, _ = self._turns(sample)[0]
-            if not ids:
-                raise CorruptRecord(sample.name, f"has an empty prompt; give at least {IMAGE} or a word")
             encoded.append(self._with_pictures(sample, ids, [IGNORE] * len(ids)))
         return self.collate(encoded, left=True)
 
@@ -124,7 +132,7 @@ class Processor(SampleProcessor):
         return super().decode(rows)
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> EncodedSample:
-        """Return one sample, encoded; `seed` drives the augmentation (default: the name). Raises CorruptRecord."""
+        """Return one sample, encoded; `seed` drives the augmentation (default: none). Raises CorruptRecord."""
         ids: list[int] = []
         labels: list[int] = []
         for prompt, text in self._turns(sample):
@@ -137,10 +145,8 @@ class Processor(SampleProcessor):
         if all(label == IGNORE for label in labels):
             message = f"has no token to learn from in its first {self.max_length} of {length}; "
             raise CorruptRecord(sample.name, message + "raise max_length or shorten the prompt")
-        own_seed = None
-        if self.augment:
-            own_seed = stable_hash(sample.name) if seed is None else seed
-        return self._with_pictures(sample, ids, labels, truncated=length > self.max_length, seed=own_seed)
+        seed = seed if self.augment else None
+        return self._with_pictures(sample, ids, labels, truncated=length > self.max_length, seed=seed)
 
     def collate(self, samples: Sequence[EncodedSample], *, left: bool = False) -> Batch:
         """Pad samples to one length and one number of pictures."""
@@ -171,6 +177,7 @@ class Processor(SampleProcessor):
 
     def _turns(self, sample: Sample) -> list[tuple[list[int], list[int]]]:
         """Return the ids of each turn's prompt and text. Raises CorruptRecord."""
+        check_placeholders(sample)
         begin = [token for token in self.tokenizer("").input_ids if token == self.tokenizer.bos_token_id]
         turns: list[tuple[list[int], list[int]]] = []
         for prompt, text in [(sample.prompt, sample.text), *sample.more]:
@@ -181,13 +188,6 @@ class Processor(SampleProcessor):
                 text_ids.append(self.end_id)
             turns.append((begin + self._tokens(prompt), text_ids))
             begin = []  # only before the first turn
-        placeholders = 0
-        for prompt_ids, text_ids in turns:
-            placeholders += prompt_ids.count(self.image_id) + text_ids.count(self.image_id)
-        placeholders //= self.picture_tokens
-        if placeholders != len(sample.images):
-            message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
-            raise CorruptRecord(sample.name, message + "give one placeholder per picture")
         return turns
 
     def _tokens(self, text: str) -> list[int]:

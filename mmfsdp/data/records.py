@@ -23,38 +23,20 @@ METADATA = "metadata.jsonl"
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a file, by the byte at which it begins."""
-
-    file: Path
-    start: int
-
-    def read(self) -> bytes:
-        """Return the line. Raises OSError."""
-        with self.file.open("rb") as file:
-            file.seek(self.start)
-            return file.readline()
-
-
-@dataclass(frozen=True)
 class Record:
     """A row of JSON; its pictures are not loaded yet."""
 
     name: str
     group: str
     """Name that rows about the same picture share: they are held out together."""
-    row: dict[str, Any] | Line
+    row: dict[str, Any]
     pictures: Path
     """The folder of the pictures that it names."""
     params: SourceParams
 
     def load(self) -> Sample:
         """Return the sample. Raises CorruptRecord."""
-        try:
-            row = parse_row(self.row.read(), name=self.name) if isinstance(self.row, Line) else self.row
-        except OSError as error:
-            raise CorruptRecord(self.name, f"cannot be read any more ({error})") from None
-        return sample_of(row, self.params, name=self.name, find=partial(path_inside, self.pictures, self.name))
+        return sample_of(self.row, self.params, name=self.name, find=partial(path_inside, self.pictures, self.name))
 
 
 def path_inside(folder: Path, name: str, file: str) -> Path:
@@ -74,14 +56,8 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
     files = []
     if folder.is_dir():
         files = sorted(file for file in folder.iterdir() if file.name.lower().endswith(suffixes))
-    elif folder.exists():
-        files = [folder]
     else:
-        try:
-            patterns = list(braceexpand(str(folder), escape=False))
-        except ValueError:  # unbalanced: a folder may have a brace in its name
-            patterns = [str(folder)]
-        for pattern in patterns:
+        for pattern in braceexpand(str(folder), escape=False):
             names = sorted(glob(pattern)) if any(letter in pattern for letter in "*?[") else [pattern]
             files += [Path(name) for name in names]
     missing = [str(file) for file in files if not file.is_file()]
@@ -103,11 +79,9 @@ def read_records(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
     assert params.path is not None
     if params.source is DataSource.FOLDER:
         root = Path(os.path.expanduser(params.path))
-        if not root.is_dir():
-            raise ParamError("path", f"{params.path!r} is not a folder; name one that holds {METADATA} and pictures")
         files = sorted(file for file in root.rglob(METADATA) if file.is_file())
         if not files:
-            message = f"{params.path!r} holds no {METADATA}; write one line "
+            message = f"{params.path!r} is no folder with a {METADATA}; write one of a line "
             raise ParamError("path", message + '{"file_name": ..., "text": ...} per picture')
     else:
         files = expand_path(params.path, ".jsonl", ".json")
@@ -125,14 +99,12 @@ def read_records(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
     return records, skipped
 
 
-def _lines(file: Path) -> Iterator[tuple[str, Line]]:
-    """Yield the number and the place of each line that is not empty."""
-    start = 0
+def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the number and the bytes of each line that is not empty."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield str(number), Line(file, start)
-            start += len(line)
+                yield str(number), line
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
@@ -162,15 +134,14 @@ def _coco_rows(file: Path, content: dict[str, Any]) -> Iterator[tuple[str, Any]]
 
 
 def _record(params: SourceParams, file: Path, pictures: Path, name: str, row: Any) -> Record:
-    """Return the record of a row or line. Raises CorruptRecord if it names no usable picture or text."""
-    content = parse_row(row.read(), name=name) if isinstance(row, Line) else check_row(row, name=name)
+    """Return the record of a row, or of the bytes of a line. Raises CorruptRecord if it names no usable picture."""
+    is_line = isinstance(row, bytes)
+    content = parse_row(row, name=name) if is_line else check_row(row, name=name)
     picture = picture_name(content)
     if not picture:
-        if "conversations" not in content and "text_list" not in content:
-            raise CorruptRecord(name, "has no file_name")
-        return Record(name, name, row, pictures, params)
+        return Record(name, name, content, pictures, params)
     path_inside(pictures, name, picture)
     group = PurePosixPath(file.parent.as_posix(), picture.replace("\\", "/")).as_posix()
-    if isinstance(row, Line) and "conversations" not in content:
+    if is_line and "conversations" not in content:
         name = group  # a line with a caption is named by its picture
-    return Record(name, group, row, pictures, params)
+    return Record(name, group, content, pictures, params)

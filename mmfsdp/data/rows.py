@@ -139,8 +139,6 @@ def _document(row: Mapping[str, Any], params: SourceParams, name: str, find: Fin
         document += IMAGE * matched.count(i) + sentence.strip()
     pictures = []
     for info in infos:
-        if not info.image_base64 and not info.image_name:
-            raise CorruptRecord(name, "has image_info with neither image_base64 nor image_name")
         pictures.append(open_picture(info.image_base64 or find(info.image_name or ""), name=name))
     before, text = document.split(IMAGE, 1)  # nothing is learned before the first picture
     return Sample(before + IMAGE, text, tuple(pictures), name)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import random
 from functools import cache
-from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from ..params import DataParams
 from .batch import Sample
 from .processor import IMAGE
 from .scenes import Group, Scene, caption, combinations, draw_scene, questions, split_combinations
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 OVERSAMPLING = 4
 RIM_START = 0.86
@@ -32,7 +30,6 @@ class ShapesSource:
     """
 
     def __init__(self, params: DataParams, *, split: str = "train", image_size: int, seed: int = 0):
-        assert split in ("train", "heldout", "unseen"), split
         self.params, self.split, self.image_size, self.seed = params, split, image_size, seed
         self.seen, self.unseen = split_combinations()
 
@@ -139,9 +136,6 @@ def word_tokenizer(*, close: bool) -> PreTrainedTokenizerFast:
 
     The end token has the highest id, which is how CLIP's text tower finds it.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     words = ["<pad>", "<unk>", "<s>", *every_word(), "</s>"]
     vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

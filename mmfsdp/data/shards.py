@@ -9,7 +9,6 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from ..params import SourceParams
 from .archive import Loss, Member, read_archive
 from .batch import Sample
 from .pictures import CorruptRecord
-from .records import path_inside
 from .rows import parse_row, sample_of
 from .stream import DataSlice, Loaded, Source, epoch_order, load_or_corrupt
 
@@ -58,7 +56,7 @@ class ShardRecord:
             there = ", .".join(sorted(self.members))
             message = f"has no picture: it needs a .{', .'.join(PICTURES)} and has .{there}; "
             raise CorruptRecord(self.name, message + "a key ends at the first dot")
-        return sample_of(row, params, name=self.name, find=partial(self._find_picture, params))
+        return sample_of(row, params, name=self.name, find=self._find_picture)
 
     def read(self, extension: str) -> bytes:
         """Return the content of a member. Raises CorruptRecord."""
@@ -75,14 +73,12 @@ class ShardRecord:
             raise CorruptRecord(self.name, f"has a .{extension} that is cut off")
         return content
 
-    def _find_picture(self, params: SourceParams, file: str) -> Path | bytes:
-        """Return a picture that the JSON names: a member (KEY.0.jpg as `0.jpg`, too), else a file in `pictures`."""
+    def _find_picture(self, file: str) -> bytes:
+        """Return a picture that the JSON names, which is a member: KEY.0.jpg, or `0.jpg`. Raises CorruptRecord."""
         extension = file.removeprefix(f"{self.key}.").lower()
-        if extension in self.members:
-            return self.read(extension)
-        if params.pictures is None:
-            raise CorruptRecord(self.name, f"names {file!r}, which is not in its shard; set pictures to its folder")
-        return path_inside(Path(os.path.expanduser(params.pictures)), self.name, file)
+        if extension not in self.members:
+            raise CorruptRecord(self.name, f"names {file!r}, which is not in its shard; pack it as {self.key}.{file}")
+        return self.read(extension)
 
 
 def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[CorruptRecord]]:
@@ -114,7 +110,7 @@ class ShardSource(Source):
     """Records in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json with a caption or a conversation,
     or KEY.json with an interleaved document.
 
-    Each epoch takes the shards in a new order, or draws as many, and shuffles within each.
+    Each epoch takes the shards in a new order, and shuffles within each.
     """
 
     params: SourceParams
@@ -159,7 +155,7 @@ class ShardSource(Source):
     def _stream(self, skip: int, damages: list[CorruptRecord]) -> Iterator[ShardRecord]:
         """Yield the records of all epochs, without the first `skip`."""
         for epoch in count():
-            order = epoch_order(len(self.shards), self.seed, epoch, self.params.resample)
+            order = epoch_order(len(self.shards), self.seed, epoch)
             records_of_epoch = 0
             for i, shard in enumerate(order):
                 listed, lost = list_records(self.shards[shard], self._name(self.shards[shard]))

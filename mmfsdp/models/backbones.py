@@ -31,7 +31,7 @@ WITHOUT_KV_CACHE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlm",
 def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedModel:
     """Return the causal LM of `params` in fp32; with `meta` on the meta device, without weights or download.
 
-    Raises ParamError if the weights do not have the shapes that `params.config` promises.
+    Raises ParamError, also if the weights do not have the shapes that `params.config` promises.
     """
     if not params.weights or (meta and params.config):
         config = load_config(params, "language")
@@ -41,10 +41,8 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
         return build_language(params.change(name=params.weights, weights=None), meta=True)
-    model = load_model(AutoModelForCausalLM, params.weights, "language.weights")
-    if params.config:
-        _check_shapes(model, build_language(params, meta=True), params.weights)
-    return model
+    config = load_config(params, "language") if params.config else None
+    return load_model(AutoModelForCausalLM, params.weights, "language.weights", config=config)
 
 
 def forward_arguments(language_model: Any) -> Collection[str]:
@@ -61,15 +59,6 @@ def check_language(model: Any) -> None:
         raise ParamError("language", f"{type(model).__name__} has no KV cache; choose another, such as llama")
 
 
-def _check_shapes(model: nn.Module, planned: nn.Module, weights: str) -> None:
-    """Raise ParamError naming a parameter of loaded weights that the configuration does not have in this shape."""
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    planned_shapes = {name: p.shape for name, p in planned.named_parameters()}
-    for name in {**shapes, **planned_shapes}:
-        if shapes.get(name) != planned_shapes.get(name):
-            raise ParamError("language.config", f"{name} is not as in {weights!r}; correct config or remove it")
-
-
 def load_config(params: BackboneParams, field: str) -> Any:
     """Return transformers' configuration: of `params.config`, which must set model_type, or of `params.name`."""
     values = dict(params.config)
@@ -80,14 +69,13 @@ def load_config(params: BackboneParams, field: str) -> Any:
     model_type = values.pop("model_type")
     try:
         default = AutoConfig.for_model(model_type)
-        for key in values:
-            if not hasattr(default, key) and key not in OPTIONAL_KEYS:
-                raise unknown_key(key, default.to_dict()).under(f"{field}.config")
-        return AutoConfig.for_model(model_type, **values)
-    except ParamError:
-        raise
+        config = AutoConfig.for_model(model_type, **values)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise ParamError(f"{field}.config", f"{params.config!r} is not a transformers configuration: {error}") from None
+    for key in values:
+        if not hasattr(default, key) and key not in OPTIONAL_KEYS:
+            raise unknown_key(key, default.to_dict()).under(f"{field}.config")
+    return config
 
 
 def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
@@ -130,18 +118,16 @@ def load_model(auto_class: Any, source: str, field: str, **kwargs: Any) -> PreTr
 
 
 def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
-    """Return peft's configuration of LoRA adapters (Hu et al. 2021). Raises ParamError if peft is missing."""
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
+    """Return peft's configuration of LoRA adapters (Hu et al. 2021)."""
+    from peft import LoraConfig  # pip install 'mmfsdp[lora]'
+
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
 
 
 def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
     """Add LoRA adapters to all matrices but the output's, in place, by peft; at first, a no-op.
 
-    With `targets`, only to those of these names. Raises ParamError if peft is missing, or if there are none.
+    With `targets`, only to those of these names. Raises ParamError if there are none.
     """
     config = lora_config(rank, targets)
     if not targets and any(name.endswith(".router") for name, _ in language.named_modules()):
@@ -151,9 +137,7 @@ def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] =
     try:
         inject_adapter_in_model(config, language, low_cpu_mem_usage=meta)
     except ValueError as error:
-        names = {name.rpartition(".")[2] for name, m in language.named_modules() if isinstance(m, nn.Linear)}
-        message = f"{list(targets)} gives no adapters ({error}); choose from {', '.join(sorted(names))}"
-        raise ParamError("lora_targets", message) from None
+        raise ParamError("lora_targets", f"{list(targets)} gives no adapters: {error}") from None
 
 
 def merge_lora(model: nn.Module) -> None:

@@ -114,7 +114,6 @@ def _flamingo(
         perceiver_depth=params.perceiver_depth,
         attention_heads=params.attention_heads,
         attention_head_dim=params.attention_head_dim,
-        decoder_layers_name=params.decoder_layers,
     )
     return model, processor
 
@@ -148,7 +147,7 @@ def generated_folder(params: ModelParams) -> Path:
     """Return the folder of the backbones that are pretrained on generated pictures, one per configuration.
 
     It is under $MMFSDP_CACHE or the user's cache folder and holds `vision/` in open_clip's layout and `language/` in
-    transformers', or a whole model of transformers. Raises ParamError for a user without a home.
+    transformers', or a whole model of transformers. Raises RuntimeError for a user without a home.
     """
     parts: list[Any] = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
     if params.kind is ModelKind.TRANSFORMERS:
@@ -156,10 +155,7 @@ def generated_folder(params: ModelParams) -> Path:
     text = json.dumps([RECIPE_VERSION, parts], sort_keys=True)
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = os.environ.get("MMFSDP_CACHE") or os.path.join(cache, "mmfsdp")
-    folder = os.path.expanduser(folder)
-    if folder.startswith("~"):
-        raise ParamError("MMFSDP_CACHE", f"{folder!r}: there is no such home; set it to a folder that you can write")
-    return Path(folder) / hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Path(folder).expanduser() / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def needs_backbones(params: ModelParams) -> bool:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModel
 
 from ..params import BackboneParams, BackboneSource, ParamError
 from .backbones import load_config, load_from_transformers, output_shape
-from .open_clip_towers import CLIP_MEAN, CLIP_STD, load_tower, return_feature_maps
+from .open_clip_towers import CLIP_MEAN, CLIP_STD, load_tower
 
 HALF = (0.5, 0.5, 0.5)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NORMALIZATION = {
     "siglip_vision_model": (HALF, HALF),
-    "siglip2_vision_model": (HALF, HALF),
     "vit": (HALF, HALF),
     "dinov2": IMAGENET,
     "dinov2_with_registers": IMAGENET,
@@ -40,13 +40,10 @@ class VisionEncoder(nn.Module):
     ):
         """feature_layer: of a transformers model, the hidden state to return (-2 is LLaVA's); default its output."""
         super().__init__()
-        check_takes_pixels(getattr(visual, "config", None))
         self.visual, self.feature_layer = visual, feature_layer
         self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
         if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then returns (pooled, tokens)
             visual.output_tokens = True
-        elif hasattr(visual, "forward_intermediates"):
-            return_feature_maps(visual)
         self.item_shape: tuple[int, ...] = (3, image_size, image_size)
         _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
 
@@ -56,24 +53,13 @@ class VisionEncoder(nn.Module):
         if hasattr(self.visual, "output_tokens"):  # open_clip's ViT
             pooled, tokens = self.visual(pixels)  # (N, D), (N, P, D)
             return with_pooled(tokens, pooled)
-        if hasattr(self.visual, "forward_intermediates"):  # open_clip's other towers
-            maps = self.visual(pixels)
-            maps = maps["image_intermediates"] if isinstance(maps, dict) else maps
-            tokens = maps[-1]
-        else:
-            tokens = self._transformers_tokens(pixels)
-        return tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens  # convolutions give (N, D, h, w)
-
-    def _transformers_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
-        config = self.visual.config
-        options = {"output_hidden_states": self.feature_layer is not None}
-        if config.image_size not in (pixels.shape[-1], [*pixels.shape[-2:]]) and config.model_type != "dinov2":
-            options["interpolate_pos_encoding"] = True  # DINOv2 always does so, and takes no such argument
-        out = self.visual(pixel_values=pixels, **options)
+        out = self.visual(pixel_values=pixels, output_hidden_states=self.feature_layer is not None)
         tokens = out.last_hidden_state if self.feature_layer is None else out.hidden_states[self.feature_layer]
         tokens = with_pooled(tokens, getattr(out, "pooler_output", None))
-        patch = getattr(config, "patch_size", None)
-        if tokens.ndim == 3 and isinstance(patch, int):  # patches come last, after class and register tokens
+        if tokens.ndim == 4:  # convolutions give (N, D, h, w)
+            return tokens.flatten(2).transpose(1, 2)
+        patch = getattr(self.visual.config, "patch_size", None)
+        if isinstance(patch, int):  # patches come last, after class and register tokens
             patches = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)
             tokens = tokens[:, -patches:]
         return tokens
@@ -95,33 +81,28 @@ def with_pooled(tokens: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tens
 def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder:
     """Return the vision encoder of `params`; with `meta` on the meta device, without weights or download.
 
-    Raises ParamError for a name or configuration that the library does not know, and for an image size or layer that
-    the encoder does not have.
+    Raises ParamError for a name or configuration that the library does not know, and for a layer that the encoder does
+    not have.
     """
     if params.source is BackboneSource.OPEN_CLIP:
         visual, preprocessing = load_tower(params, meta=meta)
     else:
         visual, preprocessing = _transformers_tower(params, meta)
-    if params.image_size:
-        preprocessing["image_size"] = params.image_size
     try:
         return VisionEncoder(visual, **preprocessing, feature_layer=params.feature_layer)
-    except (RuntimeError, ValueError, IndexError, AssertionError, TypeError) as error:
-        layers = getattr(getattr(visual, "config", None), "num_hidden_layers", 0)
-        field, reason = "image_size" if params.image_size else "feature_layer", str(error)
-        if isinstance(error, IndexError):
-            field, reason = "feature_layer", f"it has {layers} layers; choose {-layers - 1} to {layers}"
-        value = getattr(params, field)
-        raise ParamError(f"vision.{field}", f"{value} does not suit {type(visual).__name__}: {reason}") from None
+    except IndexError:  # of the hidden states of a transformers model
+        layers: Any = visual.config.num_hidden_layers  # type: ignore[union-attr]
+        words = f"{params.feature_layer} is no layer of {type(visual).__name__}, which has {layers}; "
+        raise ParamError("vision.feature_layer", words + f"choose {-layers - 1} to {layers}") from None
 
 
 def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
     """Return a vision model of transformers, and the size, mean and std of its pictures."""
-    from transformers import AutoModel
-
     config = load_config(params, "vision")
     config = getattr(config, "vision_config", config)
-    check_takes_pixels(config)
+    if not hasattr(config, "image_size"):
+        name = f"{config.model_type} ({type(config).__name__})"
+        raise ParamError("vision", f"{name} has no image_size; choose one that has, such as siglip_vision_model")
     if params.weights and not meta:
         visual = load_from_transformers(AutoModel, params.weights, "vision.weights", config=config, dtype=torch.float32)
     else:
@@ -129,13 +110,6 @@ def _transformers_tower(params: BackboneParams, meta: bool) -> tuple[nn.Module, 
             visual = AutoModel.from_config(config, dtype=torch.float32)
     mean, std = normalization(config.model_type)
     return visual, {"image_size": config.image_size, "mean": mean, "std": std}
-
-
-def check_takes_pixels(config: Any) -> None:
-    """Raise ParamError for the configuration of a model of transformers that does not take pictures of one size."""
-    if hasattr(config, "model_type") and not hasattr(config, "image_size"):
-        name = f"{config.model_type} ({type(config).__name__})"
-        raise ParamError("vision", f"{name} has no image_size; choose one that has, such as siglip_vision_model")
 
 
 def normalization(model_type: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
 
 from ..core.plan import WrapPlan
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
-from ..params.base import did_you_mean
 from ..params.model import PARTS
 from .backbones import add_lora, load_config, load_from_transformers, load_model
 from .weight_files import TensorSource, tensor_sources
@@ -41,10 +39,7 @@ def build_vlm(
     sources = tensor_sources(model, source, "model") if read else None
     if params.lora_rank:
         add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=meta)
-    processor = _processor(params, config, download=False)
-    if processor is None and download:
-        processor = _processor(params, config, download=True)
-    return model, processor, sources
+    return model, _processor(params, config, download=download), sources
 
 
 def vlm_config(params: ModelParams) -> Any:
@@ -53,10 +48,8 @@ def vlm_config(params: ModelParams) -> Any:
     config = load_config(BackboneParams(name=source, config=params.config), "model")
     if type(config) not in AutoModelForImageTextToText._model_mapping:
         field = "model.config" if params.config else "model.name"
-        chosen = params.config.get("model_type", source)
-        words = f"{chosen!r} is a {config.model_type}, which takes no pictures; choose one, such as "
-        fix = "Qwen/Qwen2.5-VL-7B-Instruct, or build one around it: kind multimodal, and language.name"
-        raise ParamError(field, words + fix)
+        words = f"{config.model_type} takes no pictures; choose one that does, such as Qwen/Qwen2.5-VL-7B-Instruct, "
+        raise ParamError(field, words + "or build one around it: kind multimodal, and language.name")
     return config
 
 
@@ -72,12 +65,6 @@ def _processor(params: ModelParams, config: Any, *, download: bool) -> ChatProce
         return None
     source = sources[0]
     processor = load_from_transformers(AutoProcessor, source, "model.name")
-    if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
-        words = f"{source!r} gives no processor of pictures and text, only a {type(processor).__name__}"
-        raise ParamError("model.name", f"{words}; add its processor_config.json or preprocessor_config.json")
-    if not hasattr(processor, "prepare_inputs_layout"):
-        version = transformers.__version__
-        raise ParamError("model.kind", f"transformers {version} is too old for it; pip install -U transformers")
     if config.is_encoder_decoder:  # its labels are no continuation of its inputs, which hold the answer
         raise ParamError("model.name", f"{source!r} is an encoder-decoder; choose a model that continues its prompt")
     vision = getattr(config, "vision_config", None)
@@ -89,23 +76,13 @@ def _processor(params: ModelParams, config: Any, *, download: bool) -> ChatProce
 
 
 def check_calls(model: nn.Module, plan: WrapPlan) -> None:
-    """Raise ParamError if the number of collectives that a rank calls would depend on the pictures in its batch."""
+    """Raise ParamError if the number of collectives that a rank calls could depend on the pictures in its batch."""
     assert isinstance(model, PreTrainedModel)
     part = CALLED_PER_PICTURE.get(model.config.model_type)
-    if part is None:
-        return
-    trained_before = False
-    for unit in sorted(plan.units, key=lambda unit: unit.forward_end):
-        if unit.sharded and any(name.endswith(part) for name in unit.modules):
-            per_picture = f"all-gathers {unit.name} for each picture, so ranks with different numbers would hang"
-            if trained_before:  # FSDP2 also reshards, and reduces, after the backward of each call
-                raise ParamError("fsdp.backend", f"FSDP {per_picture}; set it to DDP")
-            if unit.reshard_after_forward and unit.kind == "frozen":
-                raise ParamError("fsdp.frozen_policy", f"SHARD {per_picture}; set it to KEEP or REPLICATE")
-            if unit.reshard_after_forward:
-                strategy = plan.fsdp.sharding_strategy
-                raise ParamError("fsdp.sharding_strategy", f"{strategy} {per_picture}; set it to SHARD_GRAD_OP")
-        trained_before |= unit.trainable_numel > 0
+    for unit in plan.units:
+        if part and unit.sharded and any(name.endswith(part) for name in unit.modules):
+            words = f"FSDP may gather {unit.name} for each picture, and ranks with different numbers of them would hang"
+            raise ParamError("fsdp.backend", f"{words}; set it to DDP")
 
 
 def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
@@ -125,12 +102,11 @@ def spell_out_parts(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     for it. Raises ParamError for a part that the model does not have, or a word that is none.
     """
     assert isinstance(model, PreTrainedModel)
-    names = dict(model.named_parameters(remove_duplicate=False))
     spelled_out: list[str] = []
     for pattern in patterns:
         part = pattern.removeprefix("!")
-        if part.isidentifier() and part not in (*PARTS, *names):
-            raise ParamError("model.freeze", f"{pattern!r} is neither a pattern nor a part{did_you_mean(part, PARTS)}")
+        if part.isidentifier() and part not in PARTS:
+            raise ParamError("model.freeze", f"{pattern!r} is no pattern of names, and not one of {', '.join(PARTS)}")
         if part not in PARTS:
             spelled_out.append(pattern)
             continue

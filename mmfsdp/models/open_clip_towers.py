@@ -1,14 +1,13 @@
-"""Visual towers of open_clip: with released weights, from a folder, or untrained from a configuration."""
+"""ViTs of open_clip: with released weights, from a folder, or untrained from a configuration."""
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
+import open_clip
 import torch
+from open_clip.transformer import ResidualAttentionBlock, Transformer
 from torch import nn
 
 from ..params import BackboneParams, ParamError
@@ -22,8 +21,6 @@ CONFIG_KEYS = {"embed_dim", "vision_cfg", "quick_gelu", "text_cfg", "custom_text
 
 def load_tower(params: BackboneParams, *, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
     """Return a visual tower, and the size, mean and std of its pictures. Raises ParamError."""
-    import open_clip
-
     if params.feature_layer is not None:
         raise ParamError("vision.feature_layer", f"{params.feature_layer} needs source transformers; remove it")
     visual: Any
@@ -35,6 +32,11 @@ def load_tower(params: BackboneParams, *, meta: bool) -> tuple[nn.Module, dict[s
         raise ParamError("vision.config", f"has no effect with weights {params.weights!r}; remove one of the two")
     else:
         visual = _released(params.name, params.weights).visual
+    if not hasattr(visual, "output_tokens"):
+        words = (
+            f"{type(visual).__name__} of open_clip returns no patch tokens; choose a ViT of it, or source transformers"
+        )
+        raise ParamError("vision.name", words)
     _put_tokens_first(visual)
     size = visual.image_size
     config = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
@@ -47,8 +49,6 @@ def load_tower(params: BackboneParams, *, meta: bool) -> tuple[nn.Module, dict[s
 
 def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
     """Return the visual tower of a CLIP of random weights, whose text tower is as small as can be."""
-    import open_clip
-
     config = open_clip_config(params)
     try:
         with torch.device("meta" if meta else "cpu"):
@@ -61,11 +61,9 @@ def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
 
 def open_clip_config(params: BackboneParams) -> dict[str, Any]:
     """Return open_clip's configuration: a folder's, or that of a name with `config` on top. Raises ParamError."""
-    for source in (params.weights, params.name):
-        if source and Path(source).is_dir():
-            text = (Path(source) / "open_clip_config.json").read_text(encoding="utf-8")
-            config = json.loads(text)["model_cfg"]
-            break
+    folders = [source for source in (params.weights, params.name) if source and Path(source).is_dir()]
+    if folders:
+        config = _known_config(f"local-dir:{folders[0]}")
     else:
         config = {**_known_config(params.name), **params.config}
     if config.keys() - CONFIG_KEYS or not config.keys() >= {"embed_dim", "vision_cfg"}:
@@ -75,9 +73,7 @@ def open_clip_config(params: BackboneParams) -> dict[str, Any]:
 
 
 def _known_config(name: str) -> dict[str, Any]:
-    """Return open_clip's own configuration of a name; empty for no name. Raises ParamError for an unknown name."""
-    import open_clip
-
+    """Return open_clip's configuration of a name or a folder; empty for no name. Raises ParamError for another name."""
     config = open_clip.get_model_config(name) if name else {}
     if config is None:
         raise ParamError("vision.name", f"open_clip has no {name!r}{did_you_mean(name, open_clip.list_models())}")
@@ -86,13 +82,6 @@ def _known_config(name: str) -> dict[str, Any]:
 
 def _released(name: str, weights: str) -> Any:
     """Return open_clip's model with the weights of a tag or file. Raises ParamError."""
-    import open_clip
-
-    _known_config(name)
-    tag = open_clip.get_pretrained_cfg(name, weights)
-    if not tag and not Path(weights).is_file():
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "a file of weights"
-        raise ParamError("vision.weights", f"{weights!r} is no tag of open_clip's {name}, nor a file; choose {tags}")
     try:
         return open_clip.create_model(name, pretrained=weights)
     except (OSError, RuntimeError, ValueError) as error:
@@ -107,8 +96,6 @@ def _put_tokens_first(visual: nn.Module) -> None:
     times the work of a ViT-B. In eval mode, where frozen encoders are, torch would take a fused attention, of which it
     counts no operations.
     """
-    from open_clip.transformer import ResidualAttentionBlock, Transformer
-
     for module in visual.modules():
         if type(module) is not Transformer:
             continue
@@ -117,19 +104,3 @@ def _put_tokens_first(visual: nn.Module) -> None:
             module.batch_first = False  # type: ignore[assignment]
             for block in blocks:
                 block.attn.batch_first = False
-
-
-def return_feature_maps(visual: Any) -> None:
-    """Let `forward` of open_clip's timm and ResNet towers return the last feature maps, in place.
-
-    They have another method for it, but a sharded module has its weights only while its own forward runs. The layers
-    that pool the maps are removed.
-    """
-    options: dict[str, Any] = {"indices": 1, "intermediates_only": True}
-    if hasattr(visual, "trunk"):
-        visual.trunk.forward = partial(visual.trunk.forward_intermediates, norm=True, **options)
-        visual.forward = MethodType(lambda self, pixels: self.trunk(pixels), visual)
-        visual.head = nn.Identity()
-    else:
-        visual.attnpool = nn.Identity()
-        visual.forward = partial(visual.forward_intermediates, normalize_intermediates=True, **options)

@@ -24,16 +24,13 @@ class SourceParams(Params):
     shards/{000..011}.tar, wildcards, or their folder. Needed by all but shapes. Default unset."""
 
     pictures: str | None = None
-    """Folder of the pictures that JSON names, where they are neither beside it nor in its shard. Default unset."""
+    """Folder of the pictures that a JSON file names, where they are not beside it. Default unset: its folder."""
 
     max_length: int = Field(64, ge=4)
     """Longest sequence, in tokens; longer text is cut and counted. Default 64."""
 
     weight: float = Field(1.0, gt=0)
     """Factor of this source's mean loss in the loss of a step. Default 1.0."""
-
-    resample: bool = False
-    """An epoch draws shards, or records, with replacement rather than taking each once. Default false."""
 
     min_similarity: float = 0.24
     """Pictures of an interleaved document that match their sentence (matched_sim) by less are left out. Default
@@ -48,9 +45,9 @@ class SourceParams(Params):
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "path": ("source", _READ_FROM_DISK),
-        "pictures": ("source", _READ_FROM_DISK),
+        "pictures": ("source", (DataSource.FOLDER, DataSource.JSON)),
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15, "resample": False}
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:

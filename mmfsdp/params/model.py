@@ -59,12 +59,10 @@ class BackboneParams(Params):
     config: dict[str, JsonValue] = {}
     """The architecture, in the library's own configuration keys, where `name` is not enough. Needs no download."""
 
-    image_size: int | None = None
-    """Side of the pictures that a vision encoder is given, in pixels, where it takes other sizes than its own. Default
-    unset: its own."""
-
     feature_layer: int | None = None
     """Hidden state of a transformers vision encoder that is used: -2 is LLaVA's. Default unset: its last output."""
+
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"image_size": None}
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
@@ -82,7 +80,6 @@ _BACKBONES_ONLY = (
     "perceiver_depth",
     "attention_heads",
     "attention_head_dim",
-    "decoder_layers",
 )
 """Fields of ModelParams that say nothing about a model of transformers."""
 
@@ -155,10 +152,6 @@ class ModelParams(Params):
     attention_head_dim: int = Field(64, ge=1)
     """Width of one such head; a number of features. Default 64."""
 
-    decoder_layers: str | None = None
-    """Dotted name of the language model's list of decoder layers, where it cannot be found by structure. Default
-    unset: found."""
-
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
@@ -166,7 +159,12 @@ class ModelParams(Params):
         **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
         **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
+    LEFT_OUT: ClassVar[dict[str, Any]] = {
+        "max_images": None,
+        "max_frames": None,
+        "encoders": [],
+        "decoder_layers": None,
+    }
 
     @field_validator("freeze")
     @classmethod
@@ -180,10 +178,9 @@ class ModelParams(Params):
     def _check_together(self) -> Self:
         if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
             raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
-        for name in ("image_size", "feature_layer"):
-            value = getattr(self.language, name)
-            if value is not None:
-                raise ParamError(f"language.{name}", f"{value} is for vision encoders only; remove it")
+        layer = self.language.feature_layer
+        if layer is not None:
+            raise ParamError("language.feature_layer", f"{layer} is for vision encoders only; remove it")
         if "encoders.*" in self.freeze and self.kind is not ModelKind.MULTIMODAL:
             raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
         for pattern in self.freeze:

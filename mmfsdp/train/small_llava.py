@@ -17,7 +17,7 @@ from ..params import GENERATED, BackboneParams, BackboneSource, ModelParams, Par
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}"
     "{% for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }} {% endfor %}"
-    "{% else %}{% generation %}{{ message.content[0].text }} {{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+    "{% else %}{{ message.content[0].text }} {{ eos_token }}{% endif %}{% endfor %}"
 )
 """The texts of the pretraining: a question or nothing, then the answer and the end token, and no names of speakers."""
 

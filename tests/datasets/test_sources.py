@@ -63,7 +63,7 @@ def test_folder_and_wildcards_name_shards_too_compressed_or_not(photographs, sha
     path = shard("photo-0.tar", as_members(photographs))
     for form in (path, path.parent, path.parent / "*.tar", path.parent / "photo-[01].tar", path.parent / "phot?-0.tar"):
         assert sum(map(len, both(form, "webdataset")[:2])) == 6
-    folder = tmp_path / "a{b"
+    folder = tmp_path / "compressed"
     for i, compress in enumerate((gzip.compress, bz2.compress, lzma.compress)):
         (folder / str(i)).mkdir(parents=True)
         (folder / str(i) / "photo.tar").write_bytes(compress(path.read_bytes()))
@@ -152,8 +152,8 @@ def test_what_cannot_be_used_at_all_is_an_error_naming_the_path(tmp_path, pictur
     useless = picture_folder([{"file_name": "x.png", "text": "x"}, {"file_name": "y.png", "text": ""}], good=0)
     tar = shard("useless.tar", {"a.txt": b"a"})
     for path, source, words in [
-        (tmp_path / "none", "folder", "is not a folder"),
-        (empty, "folder", "holds no metadata.jsonl"),
+        (tmp_path / "none", "folder", "is no folder with a metadata.jsonl"),
+        (empty, "folder", "is no folder with a metadata.jsonl"),
         (useless, "folder", "0 usable records .*2 skipped; x.png is not a usable picture"),
         (tmp_path / "{0..3}.tar", "webdataset", "0.tar.* of 4 not found"),
         (empty, "webdataset", "names no .tar file"),

@@ -101,7 +101,7 @@ def test_lora_takes_the_matrices_that_are_named(folders):
     model, _ = build_model(params(folders["llava"], lora_rank=2, lora_targets=("q_proj",)), meta=True)
     adapters = [name for name, _ in model.named_parameters() if "lora_A" in name]
     assert len(adapters) == 2 and all("language_model" in name and "q_proj" in name for name in adapters)
-    with pytest.raises(ParamError, match="lora_targets: .*'nothing'.*choose from .*q_proj"):
+    with pytest.raises(ParamError, match="lora_targets: .*'nothing'.* gives no adapters"):
         build_model(params(folders["llava"], lora_rank=2, lora_targets=("nothing",)), meta=True)
 
 
@@ -193,7 +193,7 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path, monkeypatch):
             build_model(params(folder, **changes), meta=True)
 
     text_only = {"model_type": "gpt2", "n_layer": 1}
-    refuse("model.config: 'gpt2' is a gpt2, which takes no pictures; choose one", config=text_only)
+    refuse("model.config: gpt2 takes no pictures; choose one", config=text_only)
     refuse("model.name: .*nowhere.* gives no Config", tmp_path / "nowhere")
     bare = tmp_path / "bare"
     transformers.AutoModelForImageTextToText.from_pretrained(llava).save_pretrained(bare)
@@ -207,7 +207,7 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path, monkeypatch):
     processor.tokenizer.save_pretrained(bare)
     refuse("model.name: .*bare.* gives no Processor .*image processor", bare)
     for template, match in {
-        None: "has no chat template; add chat_template.jinja",
+        None: "does not have a chat template",
         "{% for m in messages %}{{ m.content[-1].text }}{% endfor %}": "gives 0 image tokens <image> for 1 pictures",
         "<image>{% if messages | length == 1 %}what{% endif %}it": "changes earlier messages",
         "<image>{{ messages.nothing.more }}": "fails with messages of user and assistant",
@@ -234,16 +234,6 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path, monkeypatch):
         build_model(params(llava, weights=str(folders["idefics3"])))
 
 
-def test_marks_of_the_template_say_what_is_learned(folders):
-    _, processor = build_model(params(folders["llava"]), meta=True)
-    processor.processor.chat_template = (
-        "{% for m in messages %}{% if m.role == 'user' %}<image>{{ loop.length }}{% else %}"
-        "{% generation %}{{ m.content[0].text }}</s>{% endgeneration %}{% endif %}{% endfor %}"
-    )
-    labels = processor([ONE]).labels
-    assert processor.tokenizer.decode(labels[labels != -100]) == "a red circle</s>"
-
-
 def test_open_clips_tower_is_transformers_under_other_names():
     tower = build_vision(BackboneParams(source="open_clip", config=VISION)).visual
     vision = {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -256,29 +246,16 @@ def test_open_clips_tower_is_transformers_under_other_names():
         torch.testing.assert_close(tower.eval()(pixels)[1], tokens[:, 1:])
 
 
-PER_PICTURE = {
-    "fsdp.sharding_strategy: FULL_SHARD all-gathers .*multi_modal_projector.* set it to SHARD_GRAD_OP": {},
-    "fsdp.frozen_policy: SHARD all-gathers .*multi_modal_projector.* set it to KEEP or REPLICATE": {
-        "model.freeze": ["vision", "projector"]
-    },
-    "fsdp.backend: FSDP all-gathers .*multi_modal_projector.* set it to DDP": {"model.freeze": ["language"]},
-    None: {"fsdp.sharding_strategy": "SHARD_GRAD_OP"},
-}
-
-
-@pytest.mark.parametrize("message", PER_PICTURE)
-def test_what_would_be_gathered_for_each_picture_is_refused_with_what_to_set(message):
+def test_what_would_be_gathered_for_each_picture_is_refused_with_what_to_set():
     """LFM2-VL calls its projector for each picture: two ranks with unlike numbers of pictures ended in an abort."""
     config = {"model_type": "lfm2_vl", "image_token_id": 150, **families.FAMILIES["lfm2_vl"].config}
-    run = RunParams(model=ModelParams(kind="transformers", config=config)).change(**PER_PICTURE[message])
-    if message is None:
+    run = RunParams(model=ModelParams(kind="transformers", config=config))
+    with pytest.raises(ParamError, match="fsdp.backend: FSDP may gather .*multi_modal_projector.* set it to DDP"):
         preview(run)
-        return
-    with pytest.raises(ParamError, match=message):
-        preview(run)
+    preview(run.change(**{"fsdp.backend": "DDP"}))
 
 
 def test_a_misspelled_part_is_refused_with_the_parts(folders):
     chosen = params(folders["llava"], freeze=("languge",))
-    with pytest.raises(ParamError, match="model.freeze: 'languge' is neither .*; did you mean language.*projector"):
+    with pytest.raises(ParamError, match="model.freeze: 'languge' is no pattern .* vision, projector, language, lora"):
         freeze_model(build_model(chosen, meta=True)[0], chosen)

@@ -9,20 +9,16 @@ from mmfsdp.params import BackboneParams, ParamError
 from mmfsdp.train.meters import cpu_memory
 from tests.models.test_multimodal import TOWERS, VIT
 
-SIZES = {"open_clip ResNet": (4, 256), "timm ViT": (100, 64), "timm ConvNeXt": (25, 64)}
-SIZES |= {"CLIP, other size": (16, 24), "DINOv2, other size": (9, 24)}
-"""Tokens and width, where they are not 4 and 24."""
-
 
 @pytest.mark.parametrize("tower", TOWERS)
 def test_towers_give_patch_tokens(tower):
-    params, (tokens, dim) = TOWERS[tower], SIZES.get(tower, (4, 24))
+    params = TOWERS[tower]
     encoder = build_vision(params).eval()
-    assert (encoder.num_tokens, encoder.dim) == (tokens, dim)
+    assert (encoder.num_tokens, encoder.dim) == (4, 24)
     pixels = torch.randn(3, 3, encoder.image_size, encoder.image_size)
     with torch.no_grad():
         out = encoder(pixels)
-    assert out.shape == (3, tokens, dim) and out.isfinite().all()
+    assert out.shape == (3, 4, 24) and out.isfinite().all()
     assert all(p.device.type == "cpu" for p in encoder.parameters())  # the probe left no trace
 
     meta = build_vision(params, meta=True)
@@ -62,6 +58,10 @@ def test_mistakes_name_the_field_and_near_names():
         build_vision(BackboneParams(source="open_clip", name="ViT-B-33"))
     with pytest.raises(ParamError, match="vision.config: .*needs embed_dim and vision_cfg"):
         build_vision(BackboneParams(source="open_clip", config={"vision_cfg": {}}))
+    with pytest.raises(
+        ParamError, match="vision.name: ModifiedResNet of open_clip returns no patch tokens; choose a ViT"
+    ):
+        build_vision(BackboneParams(source="open_clip", name="RN50"), meta=True)
     with pytest.raises(ParamError, match="vision.config: .*unexpected keyword argument 'depth'"):
         build_vision(BackboneParams(source="open_clip", config={"embed_dim": 8, "vision_cfg": {"depth": 1}}))
     with pytest.raises(ParamError, match="vision.config.hiden_size: no such field; did you mean hidden_size"):
