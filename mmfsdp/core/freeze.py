@@ -40,6 +40,7 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
                 named[name].requires_grad_(pattern.startswith("!"))
     frozen = []
     trainable = []
+    # Without duplicates: a tied parameter is listed once, by its first name.
     for name, p in model.named_parameters():
         if p.requires_grad:
             trainable.append(name)

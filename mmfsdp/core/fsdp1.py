@@ -45,7 +45,7 @@ def wrap_fsdp1(
             cpu_offload=CPUOffload(offload_params=True) if plan.fsdp.cpu_offload else None,
             # True keeps each parameter's own name and requires_grad, which a mixed unit needs.
             use_orig_params=plan.fsdp.use_orig_params is not False,
-            ignored_states=list(replicated),
+            ignored_states=list(replicated),  # whole on every rank: neither sharded nor gathered
             device_mesh=mesh,
             device_id=device,
         )

@@ -50,7 +50,7 @@ def wrap_fsdp2(
             reshard_after_forward=unit.reshard_after_forward,
             mp_policy=mixed_precision(unit, plan),
             offload_policy=offload,
-            ignored_params=replicated,
+            ignored_params=replicated,  # whole on every rank: neither sharded nor gathered
         )
         # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
         if unit.params and not unit.grad_flow:

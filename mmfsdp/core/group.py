@@ -31,7 +31,10 @@ def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[l
     elif params.auto_wrap_policy is AutoWrapPolicy.NO_WRAP:
         groups = []
     else:
-        groups = [[name] for name in chosen_by_torch(model, params) if trace.calls[name]]
+        groups = []
+        for name in chosen_by_torch(model, params):
+            if trace.calls[name]:  # a unit gathers in its module's forward
+                groups.append([name])
     if params.effective_backend is Backend.FSDP1:
         return split_for_fsdp1(model, groups, trace)
     return join_tied(model, groups, trace), set()
@@ -45,6 +48,7 @@ def chosen_by_torch(model: nn.Module, params: FSDPParams) -> list[str]:
     names = {module: name for name, module in model.named_modules()}
     chosen: dict[str, None] = {}
 
+    # In the place of a wrapper: it notes the module, and leaves it as it is.
     def note(module: nn.Module) -> nn.Module:
         chosen[names[module]] = None
         return module
@@ -102,10 +106,12 @@ class FrozenAware:
                 merged[-1] += group
             else:
                 merged.append(group)
+        # Of a module and one inside it, the outer one gathers both.
         return list(map(outermost, merged))
 
     def _may_share_unit(self, a: list[str], b: list[str]) -> bool:
         """Return True if two neighbors may share a unit: of one kind, each run once, and one of them small."""
+        # What shares a unit with a module that runs several times would be gathered as often.
         if self.never_merged & {*a, *b} or self.calls[a[0]] > 1 or self.calls[b[0]] > 1:
             return False
         of_a, of_b = self._parameters(a), self._parameters(b)
@@ -325,7 +331,8 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> 
     """
     split: list[list[str]] = []
     for group in groups:
-        split += [[module] for module in group]
+        for module in group:
+            split.append([module])
     replicated: set[str] = set()
     for first_name, names in tied_names(model).items():
         owners = owning_groups(names, split)

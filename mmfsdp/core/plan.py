@@ -224,22 +224,28 @@ class WrapPlan:
         return tuple(unit for unit in self.units if unit.sharded)
 
     @cached_property
+    def gathered_units(self) -> tuple[Unit, ...]:
+        """The sharded units that forward gathers: all but an empty root, and modules that never run."""
+        return tuple(unit for unit in self.sharded_units if unit.gathers_forward)
+
+    @cached_property
     def prefetched_in_forward(self) -> dict[int, Unit]:
         """By a unit's order: the unit of which the all-gather starts when it begins forward (`forward_prefetch`)."""
-        if not self.fsdp.forward_prefetch:
-            return {}
-        gathered = [unit for unit in self.sharded_units if unit.gathers_forward]
-        return {unit.order: following for unit, following in pairwise(gathered)}
+        ahead = {}
+        if self.fsdp.forward_prefetch:
+            for unit, following in pairwise(self.gathered_units):
+                ahead[unit.order] = following
+        return ahead
 
     @cached_property
     def prefetched_in_backward(self) -> dict[int, Unit]:
         """By a unit's order: the unit that is gathered ahead of need while its backward runs (`backward_prefetch`)."""
+        ahead: dict[int, Unit] = {}
         if self.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
-            return {}
-        gathered = [unit for unit in self.sharded_units if unit.gathers_forward]
-        ahead = {}
-        # Backward runs the units in the opposite order.
-        for earlier, unit in pairwise(sorted(gathered, key=lambda unit: unit.forward_end)):
+            return ahead
+        # Backward runs the units in the opposite order of their ends in forward.
+        for earlier, unit in pairwise(sorted(self.gathered_units, key=lambda unit: unit.forward_end)):
+            # Prefetch starts in a unit's own backward, and gathers only what is needed and not gathered.
             if unit.grad_flow and earlier.gathers_backward:
                 ahead[unit.order] = earlier
         return ahead
@@ -337,7 +343,10 @@ def plan_table(plan: WrapPlan) -> str:
     if trainable and not plan.memory_events:
         legend += " Made without an example: modules are assumed to run in the order in which the model has them."
     lines += textwrap.wrap(legend, len(COLUMNS))
-    for note in [plan.why, *(f"{finding.level}: {finding.message}" for finding in plan.lint)]:
+    notes = [plan.why]
+    for finding in plan.lint:
+        notes.append(f"{finding.level}: {finding.message}")
+    for note in notes:
         lines += textwrap.wrap(note, len(COLUMNS), subsequent_indent="  ")
     return "\n".join(lines)
 

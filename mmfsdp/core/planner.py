@@ -37,7 +37,9 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
         trained_too: list[str] = []
         for _, members in assign_parameters(model, params, groups, replicated, first_trace):
             if kind_of(members) == "mixed":
-                trained_too += [p.name for p in members if p.is_floating]
+                for p in members:
+                    if p.is_floating:
+                        trained_too.append(p.name)
         if trained_too:
             first_trace.grad_flow |= trace(model, example, trained_too).grad_flow
     return Grouped(first_trace, groups, replicated)
@@ -82,7 +84,7 @@ def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
     """Return (replicate, shard): ranks along each axis of the mesh. Raises ParamError if they do not fit the world."""
     if params.effective_backend is Backend.DDP:
         return world_size, 1
-    if params.sharding_strategy not in HYBRID:
+    if params.sharding_strategy not in HYBRID:  # each rank holds a shard of its own
         return 1, world_size
     # An axis without a size gets the ranks that the other one leaves.
     shard = params.dp_shard or max(1, world_size // (params.dp_replicate or 1))

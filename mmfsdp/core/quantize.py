@@ -146,6 +146,7 @@ def matrices(model: nn.Module, fsdp: FSDPParams) -> Iterator[tuple[str, nn.Modul
         stays.update(names)
     unmatched = set(fsdp.not_quantized)
     module: Any
+    # Heads stay as loaded: their error would go straight into the logits.
     for module in model.modules():
         if hasattr(module, "get_output_embeddings") and isinstance(module.get_output_embeddings(), nn.Module):
             stays.update(module.get_output_embeddings().modules())

@@ -232,6 +232,7 @@ def squared_grad_norm(model: nn.Module, device: torch.device) -> torch.Tensor:
             copies.append(count_copies(model, p))
     if not grads:
         return to_device([0.0], device)
+    # One kernel for all gradients; then float64, in which small squares beside large ones keep their digits.
     norms = torch.stack(torch._foreach_norm(grads)).to(device=device, dtype=torch.float64)
     # Ranks that hold the same elements each add their share, so that the sum over all ranks counts them once.
     return (norms.square() / to_device(copies, device)).sum(dim=0, keepdim=True)
@@ -245,12 +246,14 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def count_copies(model: nn.Module, p: nn.Parameter) -> int:
     """Return how many ranks hold the same elements of a parameter's gradient."""
     if isinstance(p, DTensor):
+        # On a mesh of two axes the ranks of the replicate axis hold the same shard.
         axes = zip(p.placements, p.device_mesh.shape, strict=True)
         return math.prod(size for placement, size in axes if not isinstance(placement, Shard))
     if isinstance(model, FullyShardedDataParallel):
+        # Its shards are plain tensors, so only the plan knows of replicas.
         plan = plan_of(model)
         return plan.replicate if plan else 1
-    return world_size()
+    return world_size()  # DDP: every rank holds all of it
 
 
 @torch.no_grad()
@@ -270,7 +273,9 @@ def clip_gradients(
     factor = (factor / scale).float()
     grads = []
     for group in optimizer.param_groups:
-        grads += [local_part(p.grad) for p in group["params"] if p.grad is not None]
+        for p in group["params"]:
+            if p.grad is not None:
+                grads.append(local_part(p.grad))
     if grads:
         torch._foreach_mul_(grads, factor.to(grads[0].device))  # one kernel for all
 

@@ -40,6 +40,7 @@ def build_units(
     """
     members = assign_parameters(model, fsdp, groups, replicated, trace)
     last = _last_units(model, [modules for modules, _ in members], trace)
+    # Places in the order of ends, by place in the order of starts: a unit around others starts first and ends last.
     ends = sorted(range(len(members)), key=lambda order: trace.last_end(members[order][0]))
     units = []
     for order, (modules, params) in enumerate(members):
@@ -56,8 +57,10 @@ def build_units(
         )
         if unit.kind == "frozen":
             # What must be replicated has a unit of its own, so its first parameter tells.
-            must_replicate = not unit.sharded or params[0].name in replicated
-            unit = _with_policy(unit, FrozenPolicy.REPLICATE if must_replicate else policy)
+            if not unit.sharded or params[0].name in replicated:
+                unit = _with_policy(unit, FrozenPolicy.REPLICATE)
+            else:
+                unit = _with_policy(unit, policy)
         if unit.sharded:
             unit = _with_gathers(unit, fsdp, trace, stays=modules in last)
         units.append(with_bytes(unit, fsdp, shard))
@@ -189,13 +192,16 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
         keep = not fsdp.sharding_strategy.reshard_after_forward
     # FSDP never frees the root after forward. What backward does not need may always go.
     reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
-    fsdp2 = fsdp.effective_backend is Backend.FSDP2
+    # FSDP1 has one switch for both: what it keeps after forward it frees after backward, unless under `no_sync`.
+    reshard_after_backward = reshard
+    if fsdp.effective_backend is Backend.FSDP2:
+        reshard_after_backward = not keep
     # Of a unit that runs once. With an example, `memory.with_gathers` counts them.
     gathered = bool(unit.params) and any(trace.calls[name] for name in unit.modules)
     return replace(
         unit,
         reshard_after_forward=reshard,
-        reshard_after_backward=not keep if fsdp2 else reshard,
+        reshard_after_backward=reshard_after_backward,
         gathers_forward=int(gathered),
         gathers_backward=int(gathered and unit.grad_flow and reshard),
     )

@@ -65,7 +65,7 @@ def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Move a model to the meta device. Return its weights on rank 0, an empty dict on other ranks."""
     weights = {}
     for names, tensor in named_tensors(model):
-        if rank() == 0:
+        if rank() == 0:  # all ranks will get rank 0's
             weights[names[0]] = tensor.detach()
         set_tensor(model, names, tensor.detach().to("meta"), like=tensor)
     return weights
@@ -158,7 +158,10 @@ class QuantizedWeights:
             return self.weights.pop(name)
         if name not in self.made:
             weight = self.weights.pop(matrix)
-            codes, scales = quantize(weight.T if self.transposed[matrix] else weight, self.form)
+            if self.transposed[matrix]:
+                weight = weight.T
+            # Both are made at once: the matrix is read once, and let go.
+            codes, scales = quantize(weight, self.form)
             self.made |= {matrix + CODES: codes, matrix + SCALES: scales}
         tensor = self.made.pop(name)
         self.checksums[name] = zlib.crc32(tensor.cpu().view(-1).view(torch.uint8).numpy().data)

@@ -89,6 +89,7 @@ def make_mesh(plan: WrapPlan, device: torch.device) -> DeviceMesh:
 def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
     """Return the model inside DDP, with autocast for mixed precision, which DDP has not."""
     model.to(device)
+    # DDP's own mixed precision is experimental: autocast computes in 16 bits and leaves the weights in fp32.
     if plan.fsdp.mixed_precision not in (None, Precision.FP32):
         autocast = torch.autocast(device.type, dtype=plan.fsdp.mixed_precision.to_torch())
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
@@ -112,14 +113,16 @@ def replicate_frozen(
     units = [unit for unit in plan.units if not unit.sharded and unit.params]
     names: list[str] = []
     for unit in units:
-        names += [p.name for p in unit.params]
+        for p in unit.params:
+            names.append(p.name)
     if weights is not None:
         materialize(model, weights, names, device=device)
     parameters = set()
     for name in names:
-        p = model.get_parameter(name)
-        p.data = p.data.to(device)
-        parameters.add(p)
+        parameter = model.get_parameter(name)
+        # Through .data the Parameter stays the same object, so tied modules still share it.
+        parameter.data = parameter.data.to(device)
+        parameters.add(parameter)
     if plan.fsdp.mixed_precision:
         for unit in units:
             for name in unit.modules:
@@ -187,7 +190,9 @@ def batch_norm(module: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
     mean, var = module.running_mean, module.running_var
     assert mean is not None
     weight, bias = module.weight.to(mean.dtype), module.bias.to(mean.dtype)
-    momentum = 0.1 if module.momentum is None else module.momentum
+    momentum = module.momentum
+    if momentum is None:  # torch's batch norm then averages over all batches seen; this is its default instead
+        momentum = 0.1
     return F.batch_norm(x, mean, var, weight, bias, module.training, momentum, module.eps)
 
 
