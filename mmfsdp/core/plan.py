@@ -113,6 +113,9 @@ class Unit:
     """Bytes of the whole unit once gathered, in the compute dtype; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in; padding included."""
+    reduced_twice: bool = False
+    """Its backward runs more than once in a micro-step, so with accumulated micro-steps it is reduced twice: first what
+    earlier micro-steps left, then what is new."""
 
     @property
     def is_root(self) -> bool:
@@ -139,6 +142,13 @@ class Unit:
         if self.reshard_after_backward:  # else it stays unsharded after the first micro-step
             gathers *= micro_steps
         return gathers
+
+    def reductions(self, micro_steps: int) -> int:
+        """Return how often an optimizer step of so many micro-steps reduces the unit's gradients."""
+        if not self.reduced_bytes:
+            return 0
+        # Reduction waits for the last micro-step (`no_sync`).
+        return 2 if self.reduced_twice and micro_steps > 1 else 1
 
 
 class MemoryEvent(NamedTuple):
@@ -269,11 +279,11 @@ class WrapPlan:
         if not unit.sharded:
             return ring_bytes("all-reduce", unit.reduced_bytes, self.world_size)
         gathers = unit.gathers("forward", micro_steps) + unit.gathers("backward", micro_steps)
+        reduced = unit.reduced_bytes * unit.reductions(micro_steps)
         sent = ring_bytes("all-gather", gathers * unit.unsharded_bytes, self.shard)
-        # Gradients are reduced once, in the last micro-step (`no_sync`).
-        sent += ring_bytes("reduce-scatter", unit.reduced_bytes, self.shard)
+        sent += ring_bytes("reduce-scatter", reduced, self.shard)
         # On a mesh of two axes, each shard's gradients are then summed over the replicas.
-        return sent + ring_bytes("all-reduce", unit.reduced_bytes // self.shard, self.replicate)
+        return sent + ring_bytes("all-reduce", reduced // self.shard, self.replicate)
 
     def check(self) -> None:
         """Raise ParamError, a ValueError, with every error that the lint found."""

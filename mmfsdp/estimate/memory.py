@@ -177,7 +177,7 @@ class StepWalk:
     def micro_step(self, *, last: bool) -> None:
         """Pass the events of a micro-step. last: its backward reduces the gradients."""
         self.phase, self.last = "forward", last
-        self.finished: set[Unit] = set()  # units whose backward is over
+        self.finished: set[int] = set()  # orders of units whose backward is over
         for event in self.plan.memory_events:
             unit = self.plan.units[event.unit]
             if event.event in ("pre_backward", "post_backward", "end"):
@@ -286,7 +286,7 @@ class StepWalk:
         """Reduce a unit's gradients in the last micro-step, else keep them."""
         computed = unreduced_gradient_bytes(self.plan, unit)
         earlier = self.accumulated.pop(unit.order, 0)
-        self.finished.add(unit)
+        self.finished.add(unit.order)
         if self.fsdp1:
             self.compare(computed + earlier)  # autograd copies the parameters' gradients into one flat gradient
             self.activations -= computed
@@ -306,9 +306,10 @@ class StepWalk:
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
             gloo_copy = unit.reduced_bytes
         if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
-            ahead = self.plan.prefetched_in_backward.get(unit.order)
-            if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST and ahead not in self.finished:
-                self.prefetch(ahead)  # _runtime_utils.py, _get_handle_to_prefetch
+            if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+                ahead = self.plan.prefetched_in_backward.get(unit.order)
+                if ahead and ahead.order not in self.finished:  # _runtime_utils.py, _get_handle_to_prefetch
+                    self.all_gather(ahead)
             # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
             cast = 0
             if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):

@@ -41,6 +41,8 @@ class Recording(NamedTuple):
     flops: int
     unused: tuple[str, ...]
     """Trainable parameters (first names) without a gradient."""
+    reduced_twice: frozenset[int]
+    """Orders of units that run backward several times, first without gradients."""
 
 
 def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
@@ -84,7 +86,8 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
         raise ParamError("activation_checkpointing", problem) from error
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
-    return Recording(tuple(recorder.events), recorder.flops, tuple(recorder.unused))
+    twice = frozenset(recorder.reduced_twice)
+    return Recording(tuple(recorder.events), recorder.flops, tuple(recorder.unused), twice)
 
 
 def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
@@ -93,7 +96,8 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
     if plan.backend is not Backend.DDP:  # DDP has a place for each gradient in its buckets
         for i, unit in enumerate(units):
             params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
-            units[i] = with_bytes(replace(unit, params=params), plan.fsdp, plan.shard)
+            twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
+            units[i] = with_bytes(replace(unit, params=params, reduced_twice=twice), plan.fsdp, plan.shard)
     lint = (*plan.lint, *without_gradient(recording.unused))
     plan = replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
     return with_gathers(plan)
@@ -125,10 +129,12 @@ class MemoryRecorder(TorchDispatchMode):
         for tensor in tensors_of(inputs):
             self.allocate(tensor)
         self.unused = {p.name: None for p in plan.params if p.trainable}
+        self.reduced_twice: set[int] = set()
         # State of units, by order.
         self.params: dict[int, list[nn.Parameter]] = {}
         self.modules_to_run: dict[int, set[str]] = {}  # of units in forward
         self.in_backward: dict[int, bool] = {}  # False once its backward is over
+        self.without_gradient: set[int] = set()
         # FSDP1: units whose backward ends with the last of their gradients.
         self.end_with_gradients: set[int] = set()
         for unit in plan.units:
@@ -263,9 +269,12 @@ class MemoryRecorder(TorchDispatchMode):
             return
         self.in_backward[order] = False
         if without_gradient:
+            self.without_gradient.add(order)
             self.note("no_gradient", order)
-        else:
-            self.note("post_backward", order)
+            return
+        if order in self.without_gradient:
+            self.reduced_twice.add(order)
+        self.note("post_backward", order)
 
     def drop_gradients(self, params: list[nn.Parameter]) -> None:
         """Free gradients as the wrapper does after it has reduced or copied them."""

@@ -52,8 +52,8 @@ def collectives(plan: WrapPlan, train: TrainParams, sources: int = 1) -> tuple[C
     else:
         count = total = 0
         for unit in plan.sharded_units:
-            count += bool(unit.reduced_bytes)
-            total += unit.reduced_bytes
+            count += unit.reductions(micro_steps)
+            total += unit.reduced_bytes * unit.reductions(micro_steps)
         add("reduce-scatter", "backward", count, total, plan.shard)
         add("all-reduce", "backward", count, total // plan.shard, plan.replicate)
     add("all-reduce", "control", CONTROL_CALLS, control_bytes, plan.world_size)
