@@ -28,6 +28,7 @@ SAME = {
     "FSDP1-local": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "LOCAL_STATE_DICT"},
     "fp16": {"fsdp.mixed_precision": "fp16"},
     "several-sources-and-workers": {"data.workers": 2, "train.accumulation": 1, "fsdp.backend": "DDP"},
+    "written-beside": {"train.async_save": True, "fsdp.backend": "DDP", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP2": {},
 }
 OTHER = {

@@ -16,7 +16,7 @@ from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.compat.export import export
 from mmfsdp.models.build import build_model
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.run.folder import read_json, read_metrics
+from mmfsdp.run.folder import read_json, read_metrics, write_json
 from mmfsdp.train.evaluate import HeldOut, caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
 from tests.test_resume import final
@@ -113,6 +113,7 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
     _, beside_original, _ = load_run(run, quantized=False)
     with torch.no_grad():
         expected, unrounded = model(**inputs).logits, beside_original(**inputs).logits
+    write_json(run / "result.json", {**read_json(run / "result.json"), "heldout_exact_match": 0.5})
     exported = AutoModelForImageTextToText.from_pretrained(export(run, tmp_path / "whole"))
     base = AutoModelForImageTextToText.from_pretrained(folder / "model")
     with torch.no_grad():
@@ -122,6 +123,8 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
         torch.testing.assert_close(adapted.eval()(**inputs).logits, unrounded, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(expected, unrounded, atol=1e-4), "int8 is seen here"
     assert AutoProcessor.from_pretrained(tmp_path / "whole").chat_template == processor.processor.chat_template
+    card = (tmp_path / "whole/README.md").read_text()
+    assert "Exact match on held-out pictures: 0.50" in card and f"base_model: {folder / 'model'}" in card
     with pytest.raises(ParamError, match="open_flamingo is for a Flamingo, not a Qwen2_5_VL"):
         export(run, tmp_path / "other", layout="open_flamingo")
     assert not (tmp_path / "other").exists()

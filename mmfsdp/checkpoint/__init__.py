@@ -14,7 +14,7 @@ from typing import Any
 
 _MODULES = {
     "loading": ("Resumed", "check_frozen", "count_changed", "frozen_checksums", "load", "newest", "resume"),
-    "saving": ("save",),
+    "saving": ("Background", "save"),
     "steps": ("DamagedCheckpoint", "latest", "marker_of"),
 }
 """Public names by module. Imported when asked for: listing checkpoints (steps.py) must not import torch."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from ..core.collectives import gather_json, is_distributed, rank, world_size
 from ..params import StateDictType
@@ -34,11 +37,14 @@ def save(
     keep_last: int | None = None,
     record: dict[str, Any] | None = None,
     carried: frozenset[str] = frozenset(),
+    background: Background | None = None,
+    done: Callable[[Path], None] = lambda path: None,
 ) -> Path:
     """Save a wrapped model, its optimizer and every rank's random states. Return the folder. Every rank must call it.
 
     Of the model, save what trains, and frozen parameters named in `carried`. record: plain data for the marker.
-    keep_last: number of complete checkpoints to keep.
+    keep_last: number of complete checkpoints to keep. background: copy now, write while the caller continues. done:
+    called with the folder once the checkpoint is complete.
     """
     trained = model_tensors(model)
     tensors = model_tensors(model, also=carried) if carried else trained
@@ -63,10 +69,20 @@ def save(
         files |= gather_files(sharded)
         sharded = {}
     target = folder / checkpoint_name(step)
-    write_checkpoint(target, files, sharded, marker)
-    if keep_last and rank() == 0:
-        for old in complete_checkpoints(folder)[:-keep_last]:
-            shutil.rmtree(old.rename(folder / f".{old.name}.old"))
+
+    def write(group: Any) -> None:
+        write_checkpoint(target, files, sharded, marker, group)
+        if keep_last and rank() == 0:
+            for old in complete_checkpoints(folder)[:-keep_last]:
+                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
+        done(target)
+
+    if background is None:
+        write(None)
+    else:
+        background.settle(wait=True)
+        files, sharded = tree_map(lambda tensor: tensor.detach().to("cpu", copy=True), (files, sharded))
+        background.start(write, step)
     return target
 
 
@@ -93,7 +109,7 @@ def gather_files(sharded: dict[str, Tensors]) -> dict[str, Tensors]:
 
 
 def write_checkpoint(
-    target: Path, files: dict[str, Tensors], sharded: dict[str, Tensors], marker: dict[str, Any]
+    target: Path, files: dict[str, Tensors], sharded: dict[str, Tensors], marker: dict[str, Any], group: Any
 ) -> None:
     """Write a checkpoint under another name, then rename it. Older complete ones stay as they are at any moment.
 
@@ -107,11 +123,11 @@ def write_checkpoint(
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for part in ("optimizer", "ranks"):
             (unfinished / part).mkdir(parents=True)
-    barrier()
+    barrier(group)
     for subfolder, tensors in sharded.items():
         writer = HuggingFaceStorageWriter(str(unfinished / subfolder), save_distributed=True)
         try:
-            dcp.save(tensors, storage_writer=writer, no_dist=not is_distributed())
+            dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=not is_distributed())
         except CheckpointException as error:
             first, (cause, _) = min(error.failures.items())
             if first != rank():
@@ -119,8 +135,8 @@ def write_checkpoint(
             raise OSError(f"rank {first} could not write: {cause}") from cause
     for name, tensors in files.items():
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, unfinished / name)
-    barrier()
-    checksums = file_checksums(unfinished)
+    barrier(group)
+    checksums = file_checksums(unfinished, group)
     if rank() == 0:
         write_marker(unfinished, {**marker, "files": checksums})
         replaced = folder / f".{target.name}.old"
@@ -128,19 +144,51 @@ def write_checkpoint(
             target.rename(replaced)
         os.replace(unfinished, target)
         shutil.rmtree(replaced, ignore_errors=True)
-    barrier()
+    barrier(group)
 
 
-def file_checksums(folder: Path) -> dict[str, list[Any]]:
+def file_checksums(folder: Path, group: Any) -> dict[str, list[Any]]:
     """Return the size and checksum of every file in a folder. The ranks share the work."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
     checksums = {name: file_checksum(folder / name) for name in names[rank() :: world_size()]}
-    for of_rank in gather_json(checksums):
+    for of_rank in gather_json(checksums, group):
         checksums |= of_rank
     return checksums
 
 
-def barrier() -> None:
+def barrier(group: Any) -> None:
     """Wait for all ranks."""
     if is_distributed():
-        dist.barrier()
+        dist.barrier(group)
+
+
+class Background:
+    """Write one checkpoint at a time in a thread, over a process group of its own. Every rank must make one.
+
+    `dcp.async_save` saves one folder only, and runs nothing after it on every rank, such as checksums and the marker.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if is_distributed() else None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[Any], None], step: int) -> None:
+        """Call `write` with the process group in the thread. The checkpoint before must be settled."""
+
+        def work() -> None:
+            try:
+                write(self._group)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name=f"checkpoint of step {step}", daemon=True)
+        self._thread.start()
+
+    def settle(self, *, wait: bool) -> None:
+        """Raise RuntimeError if writing failed. With `wait`, first wait until the checkpoint is complete."""
+        if self._thread and wait:
+            self._thread.join()
+        if self._thread and self._error:
+            words = f"the {self._thread.name}, written while training went on (train.async_save), failed: {self._error}"
+            raise RuntimeError(words) from self._error

@@ -24,11 +24,22 @@ from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
 from ..models.weight_files import make_readable
 from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
+from ..run.folder import read_json
 from ..train.evaluate import load_run
 from .openflamingo import save_open_flamingo
 
 LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+CARD = """---
+library_name: {library}
+pipeline_tag: image-text-to-text
+base_model: {base}
+---
+
+# {name}
+
+{architecture}, trained by mmfsdp for {steps} steps, with model.freeze `{patterns}` (`!` trains).{score}
+"""
 
 
 def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
@@ -50,6 +61,7 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
                 merge_lora(model)
                 model.save_pretrained(to)
             processor.processor.save_pretrained(to)
+            write_card(model, params, run, to)
             make_readable(to)
     elif layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
@@ -97,15 +109,37 @@ def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:
         raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
     targets = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
     config = lora_config(rank, targets)
-    config.modules_to_save = trained_modules(model)
-    base = resolve_generated(params.model, "model", meta=True)
-    config.base_model_name_or_path = base.name or base.weights or base.config["model_type"]
+    config.modules_to_save, config.base_model_name_or_path = trained_modules(model), base_of(params)
     config.save_pretrained(to)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if ".lora_" in name or parameter.requires_grad:  # LLaVA-NeXT's image_newline is in no module that trains whole
             tensors[f"base_model.model.{name}".replace(".default.", ".")] = parameter.detach().contiguous()
     save_file(tensors, to / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def write_card(model: PreTrainedModel, params: RunParams, run: Path, to: Path) -> None:
+    """Write README.md, the model card: what the folder holds, of which model, and how good it is."""
+    result: dict[str, Any] = read_json(run / "result.json") or {}
+    score = ""
+    if result.get("heldout_exact_match") is not None:
+        score = f" Exact match on held-out pictures: {result['heldout_exact_match']:.2f}."
+    card = CARD.format(
+        library="peft" if (to / "adapter_config.json").is_file() else "transformers",
+        base=base_of(params),
+        name=params.launch.name,
+        architecture=type(model).__name__,
+        steps=result.get("caption_step", params.train.steps),
+        patterns=" ".join(params.model.freeze),
+        score=score,
+    )
+    (to / "README.md").write_text(card, encoding="utf-8")
+
+
+def base_of(params: RunParams) -> str:
+    """Return the name of the model that the run began with."""
+    model = resolve_generated(params.model, "model", meta=True)
+    return model.name or model.weights or model.config["model_type"]
 
 
 def trained_modules(module: nn.Module, prefix: str = "") -> list[str]:

@@ -14,7 +14,7 @@ from .enums import Device, Schedule
 class TrainParams(Params):
     """The training loop."""
 
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"async_save": False, "save_frozen": False}
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"save_frozen": False}
 
     steps: int = Field(100, ge=1)
     """Optimizer steps; a count. Default 100."""
@@ -45,6 +45,10 @@ class TrainParams(Params):
 
     keep_last: int | None = Field(None, ge=1)
     """Newest checkpoints to keep; a count. Default unset: all."""
+
+    async_save: bool = False
+    """Checkpoints are copied to CPU memory, and written from there while training goes on; the run ends only when the
+    last is complete. Default false."""
 
     max_skipped: int = Field(10, ge=1)
     """Steps in a row whose loss or gradient is not finite (they change no weights) after which the run stops; a

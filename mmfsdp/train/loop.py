@@ -100,6 +100,8 @@ def train(
                 recorder.flush()
                 beat(f"step {step} save")
                 state.save(setup)
+            if state.background:
+                state.background.settle(wait=last or recorder.preempted)  # raises the error of its save, if any
             if recorder.preempted and not last:
                 exit_preempted(setup, step)
     if features is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ class Collectives:
     """Count this process's collectives while entered: `with Collectives() as counted: ...; counted.wire_bytes`.
 
     Sees DDP, FSDP1, FSDP2 and direct calls alike, on every device: all of them call torch's c10d operators, where a
-    kernel registered on entry counts each call and passes it on. Nothing of torch is patched.
+    kernel registered on entry counts each call and passes it on. Nothing of torch is patched. Left out is what other
+    threads than the entering one and autograd's send: a checkpoint that is written meanwhile.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class Collectives:
         # Only one library may register a kernel for an operator and key, so all counters share it.
         if not _active:
             _libraries.append(register_counting_kernels())
+        self._thread = threading.get_ident()
         _active.append(self)
         return self
 
@@ -70,6 +73,8 @@ class Collectives:
     def _add(self, kind: str, nbytes: int, ranks: int) -> None:
         if torch._C._current_graph_task_id() != -1:  # autograd is running a backward in this thread
             phase = "backward"
+        elif threading.get_ident() != self._thread:
+            return  # a checkpoint that a thread writes meanwhile
         else:
             # FSDP and DDP reduce in backward only, so what else is all-reduced is a step's loss, norm and counts.
             phase = "control" if kind == "all-reduce" else "forward"

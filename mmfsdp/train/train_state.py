@@ -49,9 +49,11 @@ class TrainState:
     skipped_in_a_row: int = 0
     carried: frozenset[str] = frozenset()
     """Frozen parameters that an earlier part of the run has trained; checkpoints keep them, too."""
+    background: checkpoint.Background | None = None
+    """Writes checkpoints while training goes on (`train.async_save`)."""
 
     def save(self, setup: TrainSetup) -> None:
-        """Write a checkpoint. Every rank must call it."""
+        """Write a checkpoint, or begin to with `background`. Every rank must call it."""
         params = setup.params
         record: dict[str, Any] = {
             "schedule": setup.schedule.last_epoch,
@@ -61,7 +63,7 @@ class TrainState:
             "params": params.to_dict(),
             "frozen": setup.frozen,
         }
-        path = checkpoint.save(
+        checkpoint.save(
             setup.folder / "checkpoints",
             model=setup.model,
             step=self.step,
@@ -70,10 +72,9 @@ class TrainState:
             keep_last=params.train.keep_last,
             record=record,
             carried=self.carried,
+            background=self.background,
+            done=_report_saved,
         )
-        if dist.get_rank() == 0:
-            print(f"saved {path.name}")
-            add_event(setup.folder, "saved", step=self.step, text=f"saved {path.name}")
 
 
 def resume(setup: TrainSetup) -> TrainState:
@@ -82,10 +83,11 @@ def resume(setup: TrainSetup) -> TrainState:
     Every rank must call it. Raises what `checkpoint.resume` raises, and ParamError for other frozen weights.
     """
     params = setup.params
+    background = checkpoint.Background() if params.train.async_save else None
     newest = checkpoint.newest(setup.folder / "checkpoints")
     if newest is None:
         _seed_rank(params, step=0)
-        return TrainState()
+        return TrainState(background=background)
     marker = checkpoint.marker_of(newest)
     checkpoint.check_frozen(setup.frozen, marker)
     # Python's and NumPy's generators; torch's too, if the checkpoint is of another number of ranks.
@@ -98,7 +100,7 @@ def resume(setup: TrainSetup) -> TrainState:
         group["lr"] = base * factor(schedule.last_epoch)
     if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
         setup.scaler.load_state_dict(marker["scaler"])
-    state = TrainState(step=marker["step"], carried=resumed.carried, **marker["place"])
+    state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
     print(resumed)
     if dist.get_rank() == 0:
         add_event(setup.folder, "resumed", step=state.step, text=str(resumed))
@@ -106,6 +108,12 @@ def resume(setup: TrainSetup) -> TrainState:
         if repeated:
             print(f"{repeated} samples are used again: {state.samples} is no multiple of a step's on so many ranks")
     return state
+
+
+def _report_saved(path: Path) -> None:
+    if dist.get_rank() == 0:
+        print(f"saved {path.name}")
+        add_event(path.parent.parent, "saved", step=int(path.name.removeprefix("step_")), text=f"saved {path.name}")
 
 
 def _seed_rank(params: RunParams, *, step: int) -> None:
