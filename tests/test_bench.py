@@ -36,17 +36,15 @@ def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch,
     assert main(["bench", "speed"]) == 2 and "'speed' is not a bench" in capsys.readouterr().err
 
 
-def test_bench_step_lays_the_predicted_peak_beside_the_measured(tmp_path, monkeypatch, capsys):
+def test_bench_step_shows_every_method(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "step", "--ranks", "1", "--rounds", "1", "--samples", "4"]) == 0
+    assert main(["bench", "step", "--ranks", "1", "--rounds", "1"]) == 0
     found = json.loads((tmp_path / "bench_step.json").read_text())
     rows, text = {row["way"]: row for row in found["rows"]}, capsys.readouterr().out
     assert tuple(rows) == COMPARED and all(way in text for way in COMPARED) and found["machine"] in text
     for row in rows.values():
-        assert 0 < row["utilization"] < 1 and row["flops"] == rows["DDP"]["flops"] > 0
-    for policy in ("SHARD", "KEEP", "REPLICATE"):
-        row = rows[f"frozen-aware {policy}"]
-        assert abs(row["predicted_peak"] / row["peak_bytes"] - 1) < 0.02
+        assert 0 < row["utilization"] < 1 and row["peak_bytes"] > 0
+    assert found["flops"] > 0
 
 
 @pytest.mark.extended
@@ -56,7 +54,7 @@ def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
     done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout[-5000:]
     parts = dict(line.split(":", 1) for line in (tmp_path / "parts").read_text().splitlines())
-    assert set(parts) == {*PARTS, "step", "quantize"}
+    assert set(parts) == {*PARTS, "quantize"}
     works = json.loads((tmp_path / "works.json").read_text())["rows"]
     assert all(row["sent as predicted"] and abs(row["predicted / measured"] - 1) < 0.1 for row in works)
     ends = json.loads((tmp_path / "demo.json").read_text())["rows"]

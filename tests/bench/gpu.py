@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import gzip
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -18,11 +20,13 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from mmfsdp.cli.bench_models import wrap_as
 from mmfsdp.cli.bench_step import matrix_rate
 from mmfsdp.cli.spawn_ranks import on_ranks
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.estimate import estimate
+from mmfsdp.data.batch import Batch
+from mmfsdp.estimate import estimate, machine_of, step_time
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.run.folder import read_json
@@ -60,6 +64,14 @@ QWEN_3B = {
     "tie_word_embeddings": True,
 }
 """Qwen2.5-VL-3B-Instruct's sizes: huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct, config.json."""
+
+
+def machine() -> list[dict[str, Any]]:
+    """Return what this machine is, and the rate of matrix products that it reaches."""
+    name = torch.cuda.get_device_name(DEVICE) if ON_GPU else "CPU"
+    row = {"device": name, "count": torch.cuda.device_count(), "cuda": str(torch.version.cuda)}
+    row |= {"torch": torch.__version__, "transformers": transformers.__version__}
+    return [row | {"matrix FLOP/s": matrix_rate(DEVICE)}]
 
 
 def works() -> list[dict[str, Any]]:
@@ -128,7 +140,7 @@ def demo(folder: Path) -> list[dict[str, Any]]:
     options += ["--launch.ranks", "1"] + ([] if ON_GPU else ["--train.steps", "20", "--train.warmup-steps", "5"])
     _mmfsdp("run", "--config", "tiny", "--launch.name", "demo", *options)
     half = ["--launch.folder", str(folder), "--launch.replace", "--launch.ranks", "1", "--launch.name", "half"]
-    half += ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10"]
+    half += ["--train.steps", "60", "--train.warmup-steps", "5", "--train.save-every", "10", "--train.async-save"]
     half += ["--train.batch-size", "8"]
     _mmfsdp("launch", "--config", "tiny", "--train.device", "cpu", *half)
     run = folder / "half"
@@ -150,6 +162,23 @@ def demo(folder: Path) -> list[dict[str, Any]]:
 
 def _mmfsdp(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "mmfsdp", *words], check=True)
+
+
+def step() -> list[dict[str, Any]]:
+    """Return `mmfsdp bench step` at the largest batch that fits every method."""
+    samples, rows, until = (8, [], time.monotonic() + 80) if ON_GPU else (2, [], 0.0)
+    while True:
+        words = ["bench", "step", "--rounds", "3", "--samples", str(samples)]
+        done = subprocess.run([sys.executable, "-m", "mmfsdp", *words], capture_output=True, text=True)
+        print(done.stdout, done.stderr[-500:], flush=True)
+        if done.returncode:
+            return rows or [{"samples": samples, "failed": done.stderr.strip().splitlines()[-1]}]
+        written = Path("bench_step.json")
+        rows = [{"samples": samples} | row for row in json.loads(written.read_text())["rows"]]
+        written.unlink()
+        samples *= 2
+        if time.monotonic() > until:
+            return rows
 
 
 def vlm() -> list[dict[str, Any]]:
@@ -203,13 +232,51 @@ def _vlm_step(samples: int, fields: dict[str, Any], flops: float) -> dict[str, A
         train = TrainParams(device="cuda")
         peak = torch.cuda.max_memory_allocated(DEVICE)
         row |= {"peak GB": peak / 1e9, "predicted peak": (estimate(plan, train).peak_bytes or 0) / peak}
+        # One GPU sends nothing; the rate of matrix products is the measured one.
+        here = machine_of("h100-nvlink", {"flops": flops, "efficiency": 1.0})
+        row["predicted seconds"] = step_time(plan, train, machine=here).overlapped / seconds
     return row
 
 
+def traces(folder: Path) -> list[dict[str, Any]]:
+    """Write a trace, and on a GPU a snapshot of the memory, of a step with SHARD and one with REPLICATE."""
+    return on_ranks(_traces, max(1, torch.cuda.device_count()), str(folder), method="spawn", backend=BACKEND)[0]
+
+
+def _traces(folder: str) -> list[dict[str, Any]]:
+    rows = []
+    for policy in ("SHARD", "REPLICATE"):
+        batch: Batch = peaks.batch_of("flamingo")
+        name = f"frozen-aware {policy}"
+        method = wrap_as(name, peaks.build("flamingo"), batch.inputs(), device=DEVICE)
+        for _ in range(2):
+            method.step(batch, DEVICE)
+        path = Path(folder, f"trace_{policy}_{dist.get_rank()}.json")
+        if ON_GPU:
+            torch.cuda.memory._record_memory_history(max_entries=20_000)
+        with torch.profiler.profile() as profile:
+            method.step(batch, DEVICE)
+        row: dict[str, Any] = {"policy": policy}
+        if ON_GPU:
+            snapshot = path.with_name(f"memory_{policy}_{dist.get_rank()}.pickle")
+            snapshot.write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            row["snapshot bytes"] = snapshot.stat().st_size
+        profile.export_chrome_trace(str(path))
+        packed = path.with_suffix(".json.gz")
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+        rows.append(row | {"trace": packed.name, "trace bytes": packed.stat().st_size})
+    return rows
+
+
 PARTS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "machine": machine,
     "works": works,
     "demo": demo,
+    "step": step,
     "vlm": vlm,
+    "traces": traces,
 }
 
 
