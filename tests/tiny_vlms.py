@@ -1,4 +1,4 @@
-"""Tiny models of ten of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
+"""Tiny models of nine of transformers' families, each with its processor, tokenizer and chat template, in a folder."""
 
 from __future__ import annotations
 
@@ -101,22 +101,18 @@ def _processor(family: str, words: PreTrainedTokenizerFast) -> transformers.Proc
         pictures = transformers.SiglipImageProcessor(size=SIDE)
         pictures.image_seq_length = 4
         return transformers.PaliGemmaProcessor(pictures, words)
-    if family == "llava_onevision":
-        pictures = transformers.LlavaOnevisionImageProcessor(size=SIDE, image_grid_pinpoints=PINPOINTS)
-        videos = transformers.LlavaOnevisionVideoProcessor(size=SIDE)
-        return transformers.LlavaOnevisionProcessor(
-            pictures, words, videos, num_image_tokens=4, vision_feature_select_strategy="full"
-        )
-    pictures = transformers.GotOcr2ImageProcessor(size=SIDE, crop_to_patches=True, max_patches=2)
-    return transformers.InternVLProcessor(
-        pictures, words, transformers.InternVLVideoProcessor(size=SIDE), image_seq_length=1
+    assert family == "llava_onevision", family
+    pictures = transformers.LlavaOnevisionImageProcessor(size=SIDE, image_grid_pinpoints=PINPOINTS)
+    videos = transformers.LlavaOnevisionVideoProcessor(size=SIDE)
+    return transformers.LlavaOnevisionProcessor(
+        pictures, words, videos, num_image_tokens=4, vision_feature_select_strategy="full"
     )
 
 
 IMAGES = {"gemma3": "<boi>", "llama4": "<|image|>"} | dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl"), "<vision><image></vision>"
 )
-FAMILIES = "llava qwen2_5_vl qwen3_vl gemma3 idefics3 internvl mllama paligemma llava_onevision".split()
+FAMILIES = "llava qwen2_5_vl qwen3_vl gemma3 idefics3 mllama paligemma llava_onevision".split()
 
 
 def save_vlm(family: str, folder: Path, *, seed: int = 0) -> Path:

@@ -12,7 +12,6 @@ from material import CLIP_MEAN, CLIP_STD, make_tokenizer, picture_bytes, write_m
 
 from mmfsdp.data import Batch, Batches, Processor, batches, open_source
 from mmfsdp.data.loader import SkippedRecords, sum_skipped
-from mmfsdp.data.stream import DataSlice
 from mmfsdp.params import DataParams, MoreParams
 
 NAMES = [f"n{i}" for i in range(48)]
@@ -112,24 +111,6 @@ def test_a_restart_goes_on_exactly(real, processor, start):
         straight = take(start + 3, params, processor, **options)
         resumed = take(3, params, processor, start=start, **options)
         assert all(same(a, b) for a, b in zip(straight[start:], resumed, strict=True))
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_split_the_steps_and_a_restart_goes_on_exactly(real, workers):
-    """Lanes as the loader's workers drive them, without the processes."""
-
-    def stream(start: int):
-        lanes = [
-            open_source(real, image_size=8).batches(DataSlice(batch_size=3, start=start, worker=w, workers=workers))
-            for w in range(workers)
-        ]
-        while True:
-            for data_slice in lanes:
-                yield [loaded.name for loaded in next(data_slice)]
-
-    straight = list(islice(stream(0), 30))
-    for start in (1, 8, 13):
-        assert list(islice(stream(start), 10)) == straight[start : start + 10]
 
 
 def test_worker_processes_change_nothing_and_report_what_they_skip(shards, processor):

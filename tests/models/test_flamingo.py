@@ -1,6 +1,5 @@
 """Properties of Flamingo that hold for every language model family."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -49,7 +48,7 @@ def test_with_closed_gates_it_is_the_language_model(family, build, batch, text_o
     assert not torch.allclose(model(ids, media=media).logits, logits)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 4])
+@pytest.mark.parametrize("every", [1, 3])
 def test_it_is_the_language_model_with_cross_attention_before_some_layers(family, every, build, text_only):
     """By hand, around the plain language model. What the cross attention computes: test_interop.py."""
     tokens = TokenIds(image=3, end_of_chunk=2, pad=0, known=60, new=0)
@@ -171,15 +170,8 @@ def test_only_what_is_not_frozen_gets_gradients(family, build, batch):
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-def test_on_the_meta_device_it_has_the_same_parameters(family, build):
-    real, meta = build(family), build(family, meta=True)
-    assert {n: p.shape for n, p in real.named_parameters()} == {n: p.shape for n, p in meta.named_parameters()}
-    assert {p.device.type for p in [*meta.parameters(), *meta.vision_encoder.buffers()]} == {"meta"}
-
-
 @pytest.mark.parametrize("kind", ["llama", "mpt"])
-@pytest.mark.parametrize("where", ["layer", "children"])
-def test_recomputed_activations_give_the_same_gradients(kind, where, build, batch):
+def test_recomputed_activations_give_the_same_gradients(kind, build, batch):
     def gradients(model: Flamingo) -> dict:
         inputs = batch(model)
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
@@ -187,11 +179,7 @@ def test_recomputed_activations_give_the_same_gradients(kind, where, build, batc
 
     plain, recomputing = build(kind), build(kind)
     for i, layer in enumerate(recomputing.layers):
-        if where == "layer":
-            recomputing.layers[i] = checkpoint_wrapper(layer)
-        else:
-            for name, child in list(layer.named_children()):
-                setattr(layer, name, checkpoint_wrapper(child))
+        recomputing.layers[i] = checkpoint_wrapper(layer)
     one, other = gradients(plain), gradients(recomputing)
     assert one.keys() == other.keys()
     for name in one:
@@ -258,34 +246,3 @@ def test_mistakes_are_named(build, batch):
         model.generate(inputs["input_ids"], media={"vision": inputs["media"]["vision"][:, :1]})
     with pytest.raises(ValueError, match="a prompt ends in padding; pad prompts on the left"):
         model.generate(**inputs)
-
-
-def test_few_shots_and_one_set_of_pictures_scored_often(family, build):
-    """Two examples and a question about a third picture; each answer is scored on the pictures as encoded once."""
-    model = build(family)
-    image, end = model.tokens.image, model.tokens.end_of_chunk
-    shots = torch.tensor([[image, 5, 6, end, image, 7, 8, end, image, 9]])
-    pictures = {"vision": torch.randn(1, 3, 1, 3, 16, 16)}
-    answers = torch.tensor([[10, end], [11, end], [12, end]])
-    ids = torch.cat((shots.expand(3, -1), answers), dim=1)
-    labels = ids.clone()
-    labels[:, :10] = -100
-    with torch.no_grad():
-        seen = model(media=pictures).media_tokens.expand(3, -1, -1, -1)
-        together = model(ids, media_tokens=seen).logits
-        prefix = model(shots, media_tokens=seen[:1], use_cache=True)
-        for i in range(3):
-            alone = model(ids[i : i + 1], media=pictures, labels=labels[i : i + 1])
-            torch.testing.assert_close(together[i], alone.logits[0], **CLOSE)
-            time = torch.full((1, 2), 3)
-            cache = copy.deepcopy(prefix.past_key_values)
-            mask = torch.ones(1, 12, dtype=torch.long)
-            rest = model(
-                answers[i : i + 1], attention_mask=mask, media_tokens=seen[:1], media_time=time, past_key_values=cache
-            )
-            torch.testing.assert_close(rest.logits[0], together[i, 10:], **CLOSE)
-            score = torch.stack((prefix.logits[0, -1], rest.logits[0, 0])).log_softmax(-1)
-            score = -score.gather(1, answers[i][:, None]).mean()
-            torch.testing.assert_close(score, alone.loss, **CLOSE)
-        said = model.generate(shots, media_tokens=seen[:1], max_new_tokens=2)
-        assert torch.equal(said, model.generate(shots, media=pictures, max_new_tokens=2))
