@@ -17,6 +17,7 @@ from mmfsdp.run.record import RunState, Status
 from mmfsdp.run.state import read_ranks
 from mmfsdp.run.watch import LogLine
 from mmfsdp.widgets import RunPanel
+from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
 from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
 from mmfsdp.widgets.panel import rank_grid, tracebacks
 from tests.test_runs import record
@@ -188,3 +189,13 @@ def test_ranks_that_are_quiet_or_failed_stand_out(folder):
     assert [r.status for r in failed] == ["stopped", "failed", "stopped"]
     assert "<script" not in rank_grid(failed) + tracebacks(failed) and tracebacks(failed).count("&lt;script") == 2
     assert len(rank_grid(read_ranks(folder, 1024, running))) < 200_000
+
+
+def test_a_page_that_does_not_answer_is_updated_rarely_until_it_answers():
+    viewer = ViewerPresence()
+    assert viewer.watching
+    viewer._answered_at -= 2 * ABSENT_AFTER_S
+    assert not viewer.watching and not viewer.returned.is_set()
+    viewer.ask()
+    viewer._answer.value = viewer._question.value  # the browser does this
+    assert viewer.watching and viewer.returned.is_set()

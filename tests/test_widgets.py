@@ -94,6 +94,7 @@ def test_what_cannot_be_chosen_is_off_with_the_reason_the_checks_give():
     choose(form, "fsdp.memory_budget_gib", "")
     assert form.error is None and form.params.fsdp.memory_budget_gib is None and budget.disabled
     choose(form, "fsdp.backend", "FSDP1")
+    assert "AUTO not now: cannot be honored by FSDP1" in said(form, "fsdp.frozen_policy")
     choose(form, "fsdp.frozen_policy", "AUTO")
     assert form.error and "FSDP2" in said(form, "fsdp.frozen_policy")
     choose(form, "fsdp.frozen_policy", "KEEP")
@@ -157,15 +158,16 @@ def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
     assert len(w.widgets.widget._instances) == before, "nothing is left of a closed form"
 
 
-def test_a_plan_that_cannot_be_made_says_why(small):
+def test_a_plan_that_cannot_be_made_says_why_beside_the_field_too(small):
     view = PlanView(small)
     small.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
     with pytest.raises(ValueError, match="visoin"):
         view.wait()
     assert "visoin" in shown(view) and view.page.layout.display == "none"
+    assert "visoin" in said(small, "model.freeze")
     small.show(small.params.change(**{"model.freeze": MODEL.freeze}))
     view.wait()
-    assert "visoin" not in shown(view) and view.page.layout.display is None
+    assert "visoin" not in "".join([*texts(small), *texts(view)]) and view.page.layout.display is None
 
 
 def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):

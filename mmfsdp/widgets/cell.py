@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as w
 
 from .style import STYLE, WIDGET_STYLE
+
+ABSENT_AFTER_S = 10.0
+"""Seconds without an answer after which nobody is taken to watch."""
 
 import_lock = threading.RLock()
 """Hold this to import torch or transformers in a thread: transformers' lazy modules break when two threads import."""
@@ -35,19 +39,57 @@ class CellWidget(w.VBox):
 
         Widgets that follow the older one follow this one, by its trait `successor`, if it has one.
         """
-        cell, execution = _current_cell()
-        if not cell:
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+        cell, execution = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id", "")
+        if not cell:  # outside notebooks, and where the front end names no cells
             return
         previous_execution, widgets = _widgets_of_cell.get((cell, type(self)), (execution, []))
-        if previous_execution == execution:
-            widgets.append(self)
-        else:
+        if previous_execution != execution:
             for older in widgets:
                 if older.has_trait("successor"):
                     older.successor = self
                 older.close()
-            widgets = [self]
-        _widgets_of_cell[cell, type(self)] = (execution, widgets)
+            widgets = []
+        _widgets_of_cell[cell, type(self)] = (execution, [*widgets, self])
+
+
+class ViewerPresence:
+    """Knows if a browser shows the page: of two hidden linked numbers, the browser copies the first into the second.
+
+    Jupyter keeps every message that no browser fetches, so an update to nobody should be rare. While a cell runs,
+    answers arrive only where `receive_while_busy` works.
+    """
+
+    def __init__(self) -> None:
+        self._question, self._answer = w.IntText(), w.IntText()
+        self._link = w.jsdlink((self._question, "value"), (self._answer, "value"))
+        self._answer.observe(lambda _: self._answered(), "value")
+        receive_while_busy(self._answer)
+        self._answered_at = time.monotonic()
+        self.returned = threading.Event()
+        """Set when an answer comes after an absence."""
+
+    @property
+    def watching(self) -> bool:
+        """True if the page answered recently."""
+        return time.monotonic() - self._answered_at < ABSENT_AFTER_S
+
+    def ask(self) -> None:
+        """Send a question; the page answers by itself."""
+        self._question.value += 1
+
+    def close(self) -> None:
+        """Remove the hidden widgets."""
+        for part in (self._link, self._question, self._answer):
+            close_all(part)
+
+    def _answered(self) -> None:
+        if not self.watching:
+            self.returned.set()
+        self._answered_at = time.monotonic()
 
 
 def receive_while_busy(widget: w.Widget) -> None:
@@ -59,34 +101,20 @@ def receive_while_busy(widget: w.Widget) -> None:
     if hasattr(widget.comm, "_reply_subshell_for"):
         widget.comm._reply_subshell_for = lambda data, default: default
     if isinstance(widget, w.Box):
-        widget.observe(_receive_in_new_children, "children")
+        widget.observe(_children_changed, "children")
         for child in widget.children:
             receive_while_busy(child)
 
 
-def _receive_in_new_children(change: Any) -> None:
-    for child in change.new:
-        if child not in change.old:
-            receive_while_busy(child)
+def _children_changed(change: Any) -> None:
+    receive_while_busy(change.owner)  # doing so again changes nothing for the older children
 
 
 def close_all(widget: Any) -> None:
     """Close a widget and all inside it, in the browser and in the kernel."""
-    for child in getattr(widget, "children", ()):
-        if isinstance(child, CellWidget):
-            child.close()
-        else:
-            close_all(child)
-    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
-        if isinstance(part, w.Widget):
+    for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, CellWidget):
             part.close()
+        elif isinstance(part, w.Widget):
+            close_all(part)
     w.Widget.close(widget)
-
-
-def _current_cell() -> tuple[str, str]:
-    """Return (id of the cell, id of this execution); empty outside notebooks and where the front end names no cells."""
-    from IPython.core.getipython import get_ipython
-
-    shell: Any = get_ipython()
-    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    return parent.get("metadata", {}).get("cellId", ""), parent.get("header", {}).get("msg_id", "")

@@ -21,7 +21,7 @@ class Metric(NamedTuple):
     """The drawing of one column of metrics.jsonl."""
 
     title: str
-    unit: str = ""
+    """With the unit."""
     scale: float = 1.0
     """Size of one unit."""
     from_zero: bool = False
@@ -33,9 +33,9 @@ METRICS = {
     HELD_OUT: Metric("held-out loss"),
     "grad_norm": Metric("gradient norm"),
     "lr": Metric("learning rate", from_zero=True),
-    "samples_per_s": Metric("throughput", "samples/s", from_zero=True),
-    "memory_bytes": Metric("peak memory of rank 0", "MiB", 2**20, from_zero=True),
-    "step_s": Metric("time of a step", "s", from_zero=True),
+    "samples_per_s": Metric("throughput (samples/s)", from_zero=True),
+    "memory_bytes": Metric("peak memory of rank 0 (MiB)", 2**20, from_zero=True),
+    "step_s": Metric("time of a step (s)", from_zero=True),
 }
 """Metrics that are drawn, by their key in metrics.jsonl."""
 
@@ -98,7 +98,7 @@ class Axes:
         return LEFT + (WIDTH - LEFT - RIGHT) * across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - up)
 
 
-def charts(history: History, *, total: int | None = None, predicted: Mapping[str, float] | None = None) -> str:
+def charts(history: History, *, total: int | None = None, predicted: Mapping[str, float | None] | None = None) -> str:
     """Return charts of all that a run has measured, side by side where there is room.
 
     total: steps of the whole run. predicted: values by the metric's key.
@@ -127,8 +127,7 @@ def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, pr
     last_step = min(total, max(10, 2 * newest_step)) if total else newest_step
     axes = Axes(last_step, *_value_range(metric, points, predicted), metric.scale)
 
-    title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
-    parts = [text(0, 12, title, size=12), *_frame(axes)]
+    parts = [text(0, 12, metric.title, size=12), *_frame(axes)]
     if predicted:
         _, y = axes.pixel(0, predicted)
         label = f"- - predicted {short_number(predicted / metric.scale)}"

@@ -25,11 +25,6 @@ def field_names() -> list[str]:
     return list(leaves(RunParams().to_dict()))
 
 
-def value_of(params: RunParams, name: str) -> Any:
-    """Return the plain value of a field by its dotted name."""
-    return plain(attrgetter(name)(params))
-
-
 class FieldRow(w.HBox):
     """Label, input, and help, reason or error of one parameter. `value` is plain data; reading it raises ParamError.
 
@@ -50,7 +45,7 @@ class FieldRow(w.HBox):
         self.kind: type = get_origin(annotation) or annotation
         self.help = " ".join((info.description or "").split())
         self._filling = False
-        self._disabled_reason = ""
+        self._disabled_reason = self._not_now = ""
         self._input = self._make_input()
         label = re.sub("_(gib|s|min)$", r" (\1)", last).replace("gib", "GiB")
         self._input.description, self._input.tooltip = label.replace("_", " "), self.help
@@ -80,7 +75,9 @@ class FieldRow(w.HBox):
     @property
     def value(self) -> Any:
         """The plain value of the input."""
-        typed = self._input.value
+        return self._parse(self._input.value)
+
+    def _parse(self, typed: Any) -> Any:
         if self.optional and typed in ("", UNSET):
             return None
         if self.kind in (dict, tuple):
@@ -90,7 +87,7 @@ class FieldRow(w.HBox):
     def show(self, params: RunParams) -> None:
         """Show the field's value, and disable the field if it has no effect beside these parameters."""
         self._disabled_reason = params.unavailable(self.name).partition(";")[0]  # without the advice
-        typed = value_of(params, self.name)
+        typed = plain(attrgetter(self.name)(params))
         if typed is None:
             typed = UNSET if isinstance(self._input, w.Dropdown) else ""
         elif isinstance(typed, bool):
@@ -99,6 +96,11 @@ class FieldRow(w.HBox):
             typed = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
         elif self.optional:
             typed = str(typed)
+        self._not_now = ""  # choices that cannot be made beside these parameters, with the reason
+        for choice in getattr(self._input, "options", ()):
+            reason = params.unavailable(self.name, self._parse(choice)).partition(";")[0]
+            if reason and choice != typed:
+                self._not_now += note(f"{choice} not now: {reason}.")
         self._filling = True
         self._input.value = typed
         self._filling = False
@@ -114,6 +116,6 @@ class FieldRow(w.HBox):
             words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]  # the first sentence
             if issubclass(self.kind, Enum) and self._input.value != UNSET:
                 words = getattr(self.kind(self._input.value), "description", "") or words
-            html = note(words.replace("`", ""))
+            html = note(words.replace("`", "")) + self._not_now
         self._input.disabled = bool(self._disabled_reason) and not error
         self._words.value = html

@@ -10,7 +10,7 @@ import traitlets
 
 from ..params import ParamError, RunParams, load, preset_names
 from .cell import CellWidget
-from .fields import FieldRow, field_names, value_of
+from .fields import FieldRow, field_names
 from .markup import note
 
 MAIN = (
@@ -48,14 +48,15 @@ class RunForm(CellWidget):
     def __init__(self, preset: str = "tiny", **changes: Any):
         """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name."""
         params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
-        self._changes, self._config = changes, str(params_file) if params_file.is_file() else preset
-        params = load(self._config).change(**changes)
+        config = str(params_file) if params_file.is_file() else preset
+        self._changes = changes
+        params = load(config).change(**changes)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
         sheet = self._make_sheet(params)
-        names = list(dict.fromkeys([*preset_names(), self._config]))
+        names = list(dict.fromkeys([*preset_names(), config]))
         wide = w.Layout(width="27em")
-        preset_input = w.Dropdown(options=names, value=self._config, description="preset", layout=wide)
+        preset_input = w.Dropdown(options=names, value=config, description="preset", layout=wide)
         preset_input.style.description_width = "12.5em"
         preset_input.observe(lambda change: self._choose_preset(change.new), "value")
         self._note = w.HTML()
@@ -76,6 +77,11 @@ class RunForm(CellWidget):
             row.show(params)
         self.error, self.params = None, params
         self._note.value = ""
+
+    def flag(self, error: ParamError | None) -> None:
+        """Show a mistake that only the plan of the present choices found, beside its field. None: it is mended."""
+        if not self.error:
+            self._mark(error)
 
     # Widgets
 
@@ -111,7 +117,6 @@ class RunForm(CellWidget):
     def _choose_preset(self, name: str) -> None:
         """Fill the form from a preset, or again from the file that it was made from."""
         try:
-            self._config = name
             self.show(load(name).change(**self._changes))
         except (OSError, ValueError) as error:
             self._note.value = note(error, "error", role="alert")
@@ -119,19 +124,18 @@ class RunForm(CellWidget):
     def _edited(self) -> None:
         """Take the rows as they stand: valid parameters, or the error beside its field."""
         try:
-            edits = {}
-            for name, row in self.rows.items():
-                if row.value != value_of(self.params, name):
-                    edits[name] = row.value
-            self.show(self.params.change(**edits))
+            self.show(self.params.change(**{name: row.value for name, row in self.rows.items()}))
         except ParamError as error:
             self.error = error
             self._mark(error)
 
-    def _mark(self, error: ParamError) -> None:
+    def _mark(self, error: ParamError | None) -> None:
         """Show a mistake beside its field, which is unfolded, or on top if it belongs to no field."""
-        if error.field in field_names():
-            self.reveal(error.field)
+        field = ""
+        if error:  # of a plan: without the section
+            field = next((name for name in field_names() if f".{name}".endswith(f".{error.field}")), "")
+        if field:
+            self.reveal(field)
         for name, row in self.rows.items():
-            row.mark(error.message if name == error.field else "")
-        self._note.value = note(error, "error", role="alert") if error.field not in self.rows else ""
+            row.mark(error.message if error and name == field else "")
+        self._note.value = note(error, "error", role="alert") if error and not field else ""

@@ -79,11 +79,9 @@ def rect(x: float, y: float, width: float, height: float, color: str, *, title: 
     return f'<rect {frame} fill="{color}" {outline}>{inside}</rect>'
 
 
-def path(points: Sequence[Point], color: str, *, width: float = 1.6, dash: str = "") -> str:
+def path(points: Sequence[Point], color: str, *, width: float = 1.6, dash: str = "none") -> str:
     """Return a line through points."""
-    look = f'stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
-    if dash:
-        look += f' stroke-dasharray="{dash}"'
+    look = f'stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round" stroke-dasharray="{dash}"'
     data = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     return f'<path d="{data}" fill="none" {look}/>'
 

@@ -18,19 +18,17 @@ from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
 from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
-from .cell import CellWidget
+from .cell import CellWidget, ViewerPresence
 from .curves import History
 from .log_view import LogView
 from .markup import note
 from .report import training_charts
 
-MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
-"""Limits of the seconds between two updates."""
-AGE_SHARE = 0.01
-"""That pause, as a share of the time that the panel has been open: Jupyter keeps each update until a browser fetches
-it, so a panel that nobody looks at overnight must send few."""
-CPU_SHARE = 0.02
-"""The pause is longer where updates would take more of a core than this."""
+WATCHED_UPDATE_S = 0.5
+UNWATCHED_UPDATE_S = 30.0
+"""Seconds between two updates of a page that somebody watches, and of one that nobody does."""
+DETAILS_CPU_SHARE = 0.02
+"""Curves and ranks are drawn once a second, or more rarely where drawing would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
 MAX_SHOWN_RANKS = 24
@@ -53,6 +51,8 @@ class RunPanel(CellWidget):
         self._ranks = record.ranks if record else 0
         self._tail = LogReader(self.run.path, limit=MAX_LOG_BYTES)
         self._progress = Progress(self.run.path)
+        self._viewer = ViewerPresence()
+        self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
         self._closing, self._ended, self._ending = threading.Event(), threading.Event(), threading.Lock()
         self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
@@ -75,6 +75,8 @@ class RunPanel(CellWidget):
     def close(self) -> None:
         """Stop drawing and remove the panel. The run goes on."""
         self._closing.set()
+        self._viewer.returned.set()
+        self._viewer.close()
         super().close()
 
     def _start(self) -> None:
@@ -87,10 +89,8 @@ class RunPanel(CellWidget):
 
     def _watch(self) -> None:
         """Read and draw, in a thread, until the run ends or the panel is closed."""
-        opened = time.monotonic()
         try:
             while True:
-                cpu_start = time.thread_time()
                 self._resumed = done = False
                 try:
                     done = self._update()
@@ -100,9 +100,8 @@ class RunPanel(CellWidget):
                     if self._closing.is_set() or (done and not self._resumed):
                         self._ended.set()
                         return
-                age_s, cpu_s = time.monotonic() - opened, time.thread_time() - cpu_start
-                pause_s = max(MIN_PAUSE_S, AGE_SHARE * age_s, cpu_s / CPU_SHARE)
-                self._closing.wait(min(pause_s, MAX_PAUSE_S))
+                self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
+                self._viewer.returned.clear()
         except Exception as error:  # the thread ends here: the panel says why it stands still
             self._ended.set()
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
@@ -114,6 +113,7 @@ class RunPanel(CellWidget):
         self._progress.add(read_metrics(self.run.path, last_bytes=20_000))
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
+        self._viewer.ask()
         html = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not state.done:
@@ -122,7 +122,11 @@ class RunPanel(CellWidget):
         self._bar.max, self._bar.value = max(1, state.steps), state.step
         self.actions.update(state)
         self.logs.draw()
-        self._draw_ranks_and_curves()
+        if state.done or time.monotonic() >= self._details_due:
+            cpu_start = time.thread_time()
+            self._draw_ranks_and_curves()
+            cpu_s = time.thread_time() - cpu_start
+            self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
         return state.done
 
     def _draw_ranks_and_curves(self) -> None:
@@ -171,7 +175,7 @@ def tracebacks(ranks: Sequence[RankProgress]) -> str:
     opened = " open" if len(failed) == 1 else ""
     html = ""
     for rank in failed[:MAX_SHOWN_RANKS]:
-        title = f'<b class="mm-is-error">rank {rank.rank}: {escape(rank.error[:300])}</b>'
+        title = f'<b class="mm-error">rank {rank.rank}: {escape(rank.error[:300])}</b>'
         text = f'<pre class="mm-log mm-scroll">{escape(rank.traceback)}</pre>'
         html += f"<details{opened}><summary>{title}</summary>{text}</details>"
     return html

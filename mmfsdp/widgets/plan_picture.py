@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
-from ..core.plan import ITEMSIZE, Unit, WrapPlan, count, size
+from ..core.plan import ITEMSIZE, Param, Unit, WrapPlan, count, size
 from .markup import rect, svg, text, width_of
 from .style import FROZEN, TRAINABLE
 
@@ -24,26 +24,24 @@ def plan_picture(plan: WrapPlan) -> str:
     for index, (name, color) in enumerate((("frozen", FROZEN), ("trainable", TRAINABLE))):
         parts += [rect(90 * index, 3, 13, 13, color), text(90 * index + 18, 14, name, size=12)]
     units = [unit for unit in plan.units if unit.numel]
-    frozen_bytes = [_stored_bytes(unit, trainable=False) for unit in units]
-    all_bytes = [nbytes + _stored_bytes(unit, trainable=True) for nbytes, unit in zip(frozen_bytes, units, strict=True)]
-    boxes = treemap(all_bytes, width=WIDTH, height=MAP_HEIGHT)
-    for unit, frozen, total, box in zip(units, frozen_bytes, all_bytes, boxes, strict=True):
-        parts.append(_unit(unit, box, frozen_share=frozen / total))
+    boxes = treemap([_stored_bytes(unit.params) for unit in units], width=WIDTH, height=MAP_HEIGHT)
+    parts += [_unit(unit, box) for unit, box in zip(units, boxes, strict=True)]
     hint = text(0, MAP_TOP + MAP_HEIGHT + 15, "Point at a unit, or go to it with Tab, for its details.", size=12)
-    parts.append(f'<g class="mm-hint">{hint}</g>')
+    parts.append(f'<g class="mm-hint mm-quiet">{hint}</g>')
     description = f"{len(units)} units of the model, area by bytes"
     return svg(WIDTH, MAP_TOP + MAP_HEIGHT + DETAILS_HEIGHT, description, *parts, role="list")
 
 
-def _stored_bytes(unit: Unit, *, trainable: bool) -> int:
-    """Return the bytes of a unit's frozen or trainable parameters, on all ranks together."""
-    return sum(param.numel * ITEMSIZE[param.dtype] for param in unit.params if param.trainable == trainable)
+def _stored_bytes(params: Iterable[Param]) -> int:
+    """Return the bytes of parameters, on all ranks together."""
+    return sum(param.numel * ITEMSIZE[param.dtype] for param in params)
 
 
-def _unit(unit: Unit, box: Box, *, frozen_share: float) -> str:
+def _unit(unit: Unit, box: Box) -> str:
     """Return a unit's rectangle and its details, which the mouse shows."""
     x, y, width, height = box
     y += MAP_TOP
+    frozen_share = _stored_bytes(param for param in unit.params if not param.trainable) / _stored_bytes(unit.params)
     parts = [
         rect(x, y, width * frozen_share, height, FROZEN),
         rect(x + width * frozen_share, y, width * (1 - frozen_share), height, TRAINABLE),

@@ -7,7 +7,7 @@ import threading
 import ipywidgets as w
 
 from ..core.plan import WrapPlan
-from ..params import RunParams
+from ..params import ParamError, RunParams
 from .cell import CellWidget, import_lock
 from .form import RunForm
 from .markup import note
@@ -67,6 +67,7 @@ class PlanView(CellWidget):
         """Show the plans of this form, and of the one that replaces it."""
         if self._closed:
             return
+        self._form = form
         form.observe(lambda change: self._request(change.new), "params")
         form.observe(lambda change: self._follow(change.new), "successor")
         self._request(form.params)
@@ -101,6 +102,8 @@ class PlanView(CellWidget):
                     self._failure = error
                     self.page.layout.display = "none"
                     self._note.value = note(str(error) or type(error).__name__, "error", role="status")
+                    if isinstance(error, ParamError):
+                        self._form.flag(error)
             with self._lock:
                 if self._closed or params is self._requested:
                     self._thread = None
@@ -114,6 +117,8 @@ class PlanView(CellWidget):
         """Show a plan if it is of the newest choices."""
         if not self._wanted(planned.params):
             return
+        if isinstance(self._failure, ParamError):
+            self._form.flag(None)
         self._failure, self._shown = None, planned
         complete = planned.cost.peak is not None or planned.plan.refused  # what is refused has no activations
         self._note.value = "" if complete else note("counting activations…", role="status")

@@ -113,9 +113,8 @@ def result_figures(result: Mapping[str, Any]) -> str:
     return key_figures(figures)
 
 
-def caption_cards(folder: str | Path, *, max_cards: int = 12) -> str:
+def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
     """Return the first pictures of each split with the caption, and the truth where the caption is wrong."""
-    folder = Path(folder)
     rows = (read_json(folder / "result.json") or {}).get("captions", [])
     html = ""
     for split, title in SPLITS.items():
@@ -153,9 +152,7 @@ def training_charts(folder: Path, history: History, steps: int | None, result: M
 
     The peak was predicted for the batch that was measured, so it is known with the result.
     """
-    predicted = {}
-    if (result.get("peak") or {}).get("bytes"):
-        predicted["memory_bytes"] = result["peak"]["bytes"]
+    predicted = {"memory_bytes": (result.get("peak") or {}).get("bytes")}
     events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
     html = charts(history, total=steps, predicted=predicted)
     items = ""
@@ -272,11 +269,9 @@ def unit_table(plan: WrapPlan) -> str:
 
 
 def parameters(folder: Path, params: Mapping[str, Any], libraries: Mapping[str, str]) -> str:
-    """Return all parameters, with the versions and the commit that are needed to make the run again."""
-    versions = dict(libraries)
+    """Return all parameters, with the versions that are needed to make the run again."""
     record = RunRecord.read(folder)
-    if record:
-        versions = {"mmfsdp": record.version, "commit": record.commit, **libraries}
+    versions = {"mmfsdp": record.version if record else "", **libraries}
     words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     html = note(f"made with {words}") if words else ""
     if params:

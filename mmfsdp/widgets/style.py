@@ -35,7 +35,6 @@ STYLE = f"""<style>
 .mm-scroll {{overflow-x: auto; margin: .5em 0}}
 .mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
 svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:hover, :focus)) .mm-hint {{display: none}}
-.mm-hint {{opacity: .8}}
 .mm-unit:focus-visible > rect:nth-last-of-type(1) {{stroke: currentColor; stroke-width: 4}}
 .mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px;
   margin: .4em 0 1em}}
@@ -63,7 +62,6 @@ WIDGET_STYLE = f"""<style>
 .mm-changes {{margin: .4em 0; padding-left: 1.2em; line-height: 1.4; overflow-wrap: anywhere}}
 .mm-log {{margin: 0; line-height: 1.3; font-size: 12px}}
 .jp-RenderedText pre.mm-log {{white-space: pre; word-break: normal}}
-.mm-is-error {{box-shadow: inset 3px 0 {TRAINABLE}; padding-left: 6px}}
 .mm-ranks {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0}}
 .mm-rank {{border: 1px solid {INK}66; border-left: 4px solid {FROZEN}; border-radius: 4px; padding: 1px 7px;
   font-size: 12px; line-height: 1.5; font-variant-numeric: tabular-nums; white-space: nowrap}}

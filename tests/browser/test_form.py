@@ -52,6 +52,7 @@ def test_choose_by_form_and_see_the_plan_follow(page):
     write(page, "steps", "60")
     expect(page.locator(".mm-error")).to_have_count(0)
     page.get_by_label("backend", exact=True).select_option("FSDP1")
+    expect(field(page, "frozen policy")).to_contain_text("AUTO not now: cannot be honored by FSDP1.")
     policy.select_option("AUTO")
     expect(field(page, "frozen policy").locator(".mm-error")).to_contain_text("FSDP2")
     policy.select_option("SHARD")
