@@ -98,7 +98,7 @@ def test_a_configuration_that_the_weights_do_not_have_is_an_error(params):
     pretrained(params)
     folder = str(generated_folder(params) / "language")
     other = BackboneParams(weights=folder, config={**LANGUAGE, "intermediate_size": 48})
-    with pytest.raises(ParamError, match="language.weights: "):
+    with pytest.raises(ParamError, match="language.config: "):
         build_language(other)
     with pytest.raises(ParamError, match="language.weights: '.*absent' gives no ModelForCausalLM"):
         build_language(BackboneParams(name="x", weights=folder + "/absent"))

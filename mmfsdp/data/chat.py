@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..params import ParamError
 from .batch import IGNORE, QUESTION, Batch, Sample
@@ -57,8 +58,8 @@ class ChatSample:
 class ChatProcessor(SampleProcessor):
     """Turn samples into batches by one call of transformers' processor for each.
 
-    Labels are the assistant's words: what each answer adds to the conversation before it. A batch without pictures gets
-    a row with a blank one.
+    Labels are the assistant's words: those that the template marks as generated, else what each answer adds to the
+    conversation before it. A batch without pictures gets a row with a blank one.
     """
 
     processor: Any = field(kw_only=True)
@@ -73,13 +74,13 @@ class ChatProcessor(SampleProcessor):
             raise ParamError("model.name", f"the chat template of {self.source!r} {error.reason}") from None
         batch = replace(self, max_length=10**9).collate([sample])
         assert batch.labels is not None
-        start, end = sample.answers[0]
+        start, end = sample.answers[0] if sample.answers else (0, 0)
         answer = self.tokenizer(sample.text[start:end], add_special_tokens=False).input_ids
         learned = batch.labels[batch.labels != IGNORE].tolist()
         if not learned or self.tokenizer.decode(learned).strip() != self.tokenizer.decode(answer).strip():
             what = f"{type(self.processor).__name__} and the chat template of {self.source!r}"
             message = f"{what} make {self.tokenizer.decode(learned)!r} of the answer {sample.text[start:end]!r}"
-            raise ParamError("model.name", f"{message}; correct the template")
+            raise ParamError("model.name", f"{message}; mark the answer in it by {{% generation %}}")
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> ChatSample:
         """Return the conversation as text. Raises CorruptRecord."""
@@ -176,14 +177,22 @@ class ChatProcessor(SampleProcessor):
 
     def _answers(self, messages: list[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where each answer begins and ends in it. Raises ParamError."""
+        template = self.processor.chat_template
+        template = template["default"] if isinstance(template, dict) else template
+        if template and "generation %}" in template:
+            names: Any = self.tokenizer.special_tokens_map
+            marked: Any = render_jinja_template(
+                [messages], chat_template=template, return_assistant_tokens_mask=True, **names
+            )
+            return marked[0][0], marked[1][0]
         text = self._render(messages)
         answers = []
         for i in range(1, len(messages), 2):
             before = self._render(messages[:i], add_generation_prompt=True)
             after = self._render(messages[: i + 1])
             if not (text.startswith(after) and after.startswith(before)):
-                message = f"the chat template of {self.source!r} changes earlier messages when one is added; correct it"
-                raise ParamError("model.name", message)
+                message = f"the chat template of {self.source!r} changes earlier messages when one is added; "
+                raise ParamError("model.name", message + "mark the answers in it by {% generation %}")
             answers.append((len(before), len(after)))
         return text, answers
 

@@ -56,8 +56,14 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
     files = []
     if folder.is_dir():
         files = sorted(file for file in folder.iterdir() if file.name.lower().endswith(suffixes))
+    elif folder.exists():
+        files = [folder]
     else:
-        for pattern in braceexpand(str(folder), escape=False):
+        try:
+            patterns = list(braceexpand(str(folder), escape=False))
+        except ValueError:  # unbalanced: a folder may have a brace in its name
+            patterns = [str(folder)]
+        for pattern in patterns:
             names = sorted(glob(pattern)) if any(letter in pattern for letter in "*?[") else [pattern]
             files += [Path(name) for name in names]
     missing = [str(file) for file in files if not file.is_file()]
@@ -139,6 +145,8 @@ def _record(params: SourceParams, file: Path, pictures: Path, name: str, row: An
     content = parse_row(row, name=name) if is_line else check_row(row, name=name)
     picture = picture_name(content)
     if not picture:
+        if "conversations" not in content and "text_list" not in content:
+            raise CorruptRecord(name, "has no file_name")
         return Record(name, name, content, pictures, params)
     path_inside(pictures, name, picture)
     group = PurePosixPath(file.parent.as_posix(), picture.replace("\\", "/")).as_posix()

@@ -110,7 +110,7 @@ class ShardSource(Source):
     """Records in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json with a caption or a conversation,
     or KEY.json with an interleaved document.
 
-    Each epoch takes the shards in a new order, and shuffles within each.
+    Each epoch takes the shards in a new order, or draws as many, and shuffles within each.
     """
 
     params: SourceParams
@@ -155,7 +155,7 @@ class ShardSource(Source):
     def _stream(self, skip: int, damages: list[CorruptRecord]) -> Iterator[ShardRecord]:
         """Yield the records of all epochs, without the first `skip`."""
         for epoch in count():
-            order = epoch_order(len(self.shards), self.seed, epoch)
+            order = epoch_order(len(self.shards), self.seed, epoch, self.params.resample)
             records_of_epoch = 0
             for i, shard in enumerate(order):
                 listed, lost = list_records(self.shards[shard], self._name(self.shards[shard]))

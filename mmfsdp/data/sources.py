@@ -45,7 +45,7 @@ def open_source(
     except ParamError as error:
         raise error.under(place) from None
     own = [record for record in records if _is_in_split(limit, split, record.group)]
-    return IndexedSource(partial(_load, own), len(own), seed, skipped)
+    return IndexedSource(partial(_load, own), len(own), seed, params.resample, skipped)
 
 
 def check_data(params: DataParams) -> None:

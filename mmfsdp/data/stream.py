@@ -55,9 +55,10 @@ def load_or_corrupt(load: Callable[..., Sample], *args: Any) -> Loaded:
         return error.with_traceback(None)
 
 
-def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """Return an epoch's indices (length,), a permutation."""
-    return np.random.default_rng((seed, epoch)).permutation(length)
+def epoch_order(length: int, seed: int, epoch: int, resample: bool) -> np.ndarray:
+    """Return an epoch's indices (length,): a permutation, or with `resample` as many drawn with replacement."""
+    rng = np.random.default_rng((seed, epoch))
+    return rng.integers(length, size=length) if resample else rng.permutation(length)
 
 
 class Source(ABC):
@@ -96,6 +97,8 @@ class IndexedSource(Source):
     """Loads one record by index; raises CorruptRecord."""
     length: int | None = None
     seed: int = 0
+    resample: bool = False
+    """Each epoch draws as many records with replacement instead."""
     skipped: dict[str, str] = field(default_factory=dict)
 
     def loaded(self) -> Iterator[Loaded]:
@@ -113,7 +116,7 @@ class IndexedSource(Source):
                 if self.length is not None:
                     epoch, offset = divmod(position, self.length)
                     if epoch != order_epoch:
-                        order, order_epoch = epoch_order(self.length, self.seed, epoch), epoch
+                        order, order_epoch = epoch_order(self.length, self.seed, epoch, self.resample), epoch
                     index = int(order[offset])
                 batch.append(load_or_corrupt(self.load, index))
             yield batch

@@ -41,8 +41,10 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if meta:
         return build_language(params.change(name=params.weights, weights=None), meta=True)
-    config = load_config(params, "language") if params.config else None
-    return load_model(AutoModelForCausalLM, params.weights, "language.weights", config=config)
+    model = load_model(AutoModelForCausalLM, params.weights, "language.weights")
+    if params.config:
+        _check_shapes(model, build_language(params, meta=True), params.weights)
+    return model
 
 
 def forward_arguments(language_model: Any) -> Collection[str]:
@@ -57,6 +59,15 @@ def check_language(model: Any) -> None:
         return
     if CACHE not in forward_arguments(model) or model.config.model_type in WITHOUT_KV_CACHE:
         raise ParamError("language", f"{type(model).__name__} has no KV cache; choose another, such as llama")
+
+
+def _check_shapes(model: nn.Module, planned: nn.Module, weights: str) -> None:
+    """Raise ParamError naming a parameter of loaded weights that the configuration does not have in this shape."""
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    planned_shapes = {name: p.shape for name, p in planned.named_parameters()}
+    for name in {**shapes, **planned_shapes}:
+        if shapes.get(name) != planned_shapes.get(name):
+            raise ParamError("language.config", f"{name} is not as in {weights!r}; correct config or remove it")
 
 
 def load_config(params: BackboneParams, field: str) -> Any:
@@ -119,8 +130,10 @@ def load_model(auto_class: Any, source: str, field: str, **kwargs: Any) -> PreTr
 
 def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
     """Return peft's configuration of LoRA adapters (Hu et al. 2021)."""
-    from peft import LoraConfig  # pip install 'mmfsdp[lora]'
-
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
 
 

@@ -114,6 +114,7 @@ def _flamingo(
         perceiver_depth=params.perceiver_depth,
         attention_heads=params.attention_heads,
         attention_head_dim=params.attention_head_dim,
+        decoder_layers_name=params.decoder_layers,
     )
     return model, processor
 

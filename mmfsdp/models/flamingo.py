@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..params import ParamError
+from ..params.base import did_you_mean
 from .backbones import check_language, run_on_meta
 from .cross_attention import FlamingoLayer, GatedCrossAttention, media_mask
 from .encoders import VisionEncoder
@@ -42,6 +43,7 @@ class Flamingo(MediaModel):
         perceiver_depth: int = 6,
         attention_heads: int = 8,
         attention_head_dim: int = 64,
+        decoder_layers_name: str | None = None,
     ):
         super().__init__()
         check_language(language_model)
@@ -55,7 +57,7 @@ class Flamingo(MediaModel):
             )
             self.language_model = language_model
             extend_vocabulary(language_model, tokens)
-            self.layers_name, layers = decoder_layers(language_model)
+            self.layers_name, layers = decoder_layers(language_model, decoder_layers_name)
             dim = language_model.config.get_text_config().hidden_size
             for i, layer in enumerate(layers):
                 crosses = (i + 1) % cross_attention_every == 0
@@ -123,13 +125,17 @@ class Flamingo(MediaModel):
 # ---- the layers of a decoder, found by structure ----
 
 
-def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+def decoder_layers(model: PreTrainedModel, name: str | None = None) -> tuple[str, nn.ModuleList]:
     """Return the dotted name of the list of decoder layers, and the list.
 
-    It is the only outermost ModuleList of as many modules as the configuration has layers. Raises ParamError naming the
-    lists that the model has.
+    It is the list of that name, else the only outermost ModuleList of as many modules as the configuration has layers.
+    Raises ParamError naming the lists that the model has.
     """
     lists = {key: module for key, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)}
+    if name is not None:
+        if name not in lists:
+            raise ParamError("decoder_layers", f"{name!r} is not a list of layers{did_you_mean(name, lists)}")
+        return name, lists[name]
     outermost = dict(lists)
     for key in lists:
         if any(key.startswith(f"{other}.") for other in lists):
@@ -140,7 +146,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         shown = ", ".join(f"{key} ({len(layers)})" for key, layers in outermost.items()) or "none"
         words = f"looked in {type(model).__name__} for one list of {count} layers (num_hidden_layers), "
         words += f"found {len(matching)}; its lists are {shown}"
-        raise ParamError("language", f"{words}; choose another model")
+        raise ParamError("decoder_layers", f"{words}; set decoder_layers to the right name")
     return matching[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from ..core.plan import WrapPlan
 from ..data.chat import ChatProcessor
@@ -65,6 +65,9 @@ def _processor(params: ModelParams, config: Any, *, download: bool) -> ChatProce
         return None
     source = sources[0]
     processor = load_from_transformers(AutoProcessor, source, "model.name")
+    if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
+        words = f"{source!r} gives no processor of pictures and text, only a {type(processor).__name__}"
+        raise ParamError("model.name", f"{words}; add its processor_config.json or preprocessor_config.json")
     if config.is_encoder_decoder:  # its labels are no continuation of its inputs, which hold the answer
         raise ParamError("model.name", f"{source!r} is an encoder-decoder; choose a model that continues its prompt")
     vision = getattr(config, "vision_config", None)
@@ -76,13 +79,23 @@ def _processor(params: ModelParams, config: Any, *, download: bool) -> ChatProce
 
 
 def check_calls(model: nn.Module, plan: WrapPlan) -> None:
-    """Raise ParamError if the number of collectives that a rank calls could depend on the pictures in its batch."""
+    """Raise ParamError if the number of collectives that a rank calls would depend on the pictures in its batch."""
     assert isinstance(model, PreTrainedModel)
     part = CALLED_PER_PICTURE.get(model.config.model_type)
-    for unit in plan.units:
-        if part and unit.sharded and any(name.endswith(part) for name in unit.modules):
-            words = f"FSDP may gather {unit.name} for each picture, and ranks with different numbers of them would hang"
-            raise ParamError("fsdp.backend", f"{words}; set it to DDP")
+    if part is None:
+        return
+    trained_before = False
+    for unit in sorted(plan.units, key=lambda unit: unit.forward_end):
+        if unit.sharded and any(name.endswith(part) for name in unit.modules):
+            per_picture = f"all-gathers {unit.name} for each picture, so ranks with different numbers would hang"
+            if trained_before:  # FSDP2 also reshards, and reduces, after the backward of each call
+                raise ParamError("fsdp.backend", f"FSDP {per_picture}; set it to DDP")
+            if unit.reshard_after_forward and unit.kind == "frozen":
+                raise ParamError("fsdp.frozen_policy", f"SHARD {per_picture}; set it to KEEP or REPLICATE")
+            if unit.reshard_after_forward:
+                strategy = plan.fsdp.sharding_strategy
+                raise ParamError("fsdp.sharding_strategy", f"{strategy} {per_picture}; set it to SHARD_GRAD_OP")
+        trained_before |= unit.trainable_numel > 0
 
 
 def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..params import ProjectorKind
+from ..params import ParamError, ProjectorKind
 from .backbones import check_language, output_shape
 from .encoders import as_weights
 from .media_model import MediaModel
@@ -53,6 +53,12 @@ class MultimodalModel(MediaModel):
         """placeholders: token id by key; default the ids after the vocabulary, in order."""
         super().__init__()
         check_language(language_model)
+        for key, part in encoders.items():
+            encoder = part.encoder if isinstance(part, ModalEncoder) else part
+            if encoder is part or not hasattr(encoder, "item_shape"):
+                words = f"{type(encoder).__name__} has no item_shape, num_tokens and dim; for a vision model of "
+                fix = "transformers give ModalEncoder(VisionEncoder(model, image_size=...))"
+                raise ParamError(f"encoders.{key}", words + fix)
         with next(language_model.parameters()).device:
             self.encoders = nn.ModuleDict({key: part.encoder for key, part in encoders.items()})
             width = language_model.get_input_embeddings().weight.shape[1]  # OPT's may be less than its hidden_size

@@ -32,6 +32,9 @@ class SourceParams(Params):
     weight: float = Field(1.0, gt=0)
     """Factor of this source's mean loss in the loss of a step. Default 1.0."""
 
+    resample: bool = False
+    """An epoch draws shards, or records, with replacement rather than taking each once. Default false."""
+
     min_similarity: float = 0.24
     """Pictures of an interleaved document that match their sentence (matched_sim) by less are left out. Default
     0.24."""
@@ -47,7 +50,7 @@ class SourceParams(Params):
         "path": ("source", _READ_FROM_DISK),
         "pictures": ("source", (DataSource.FOLDER, DataSource.JSON)),
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15, "resample": False}
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:

@@ -80,6 +80,7 @@ _BACKBONES_ONLY = (
     "perceiver_depth",
     "attention_heads",
     "attention_head_dim",
+    "decoder_layers",
 )
 """Fields of ModelParams that say nothing about a model of transformers."""
 
@@ -152,6 +153,10 @@ class ModelParams(Params):
     attention_head_dim: int = Field(64, ge=1)
     """Width of one such head; a number of features. Default 64."""
 
+    decoder_layers: str | None = None
+    """Dotted name of the language model's list of decoder layers, where it cannot be found by structure. Default
+    unset: found."""
+
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
@@ -159,12 +164,7 @@ class ModelParams(Params):
         **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
         **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {
-        "max_images": None,
-        "max_frames": None,
-        "encoders": [],
-        "decoder_layers": None,
-    }
+    LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
 
     @field_validator("freeze")
     @classmethod

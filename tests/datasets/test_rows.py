@@ -2,11 +2,12 @@
 
 import base64
 import json
+from itertools import islice
 
 import pytest
-from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, both, captions, make_tokenizer, picture_bytes
+from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, both, captions, make_tokenizer, picture_bytes, write_metadata
 
-from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor
+from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, batches
 from mmfsdp.data.batch import IGNORE
 from mmfsdp.data.rows import sample_of
 from mmfsdp.params import DataParams, ParamError
@@ -223,3 +224,20 @@ def test_several_files_are_one_source_and_lines_may_hold_any_letter(pictures, tm
     (tmp_path / "part0" / "rows.jsonl").unlink()
     with pytest.raises(ParamError, match="part0/rows.jsonl of 2 not found"):
         every(tmp_path / "part{0..1}" / "rows.jsonl")
+
+
+def test_resampling_draws_with_replacement_and_restarts_exactly(tmp_path, shard, processor):
+    for i in range(20):
+        (tmp_path / f"{i}.png").write_bytes(picture_bytes())
+        shard(f"s{i:02d}.tar", {"a.png": picture_bytes(), "a.txt": f"{i}".encode()})
+    write_metadata(tmp_path, [{"file_name": f"{i}.png", "text": f"{i}"} for i in range(20)])
+    processor = Processor(make_tokenizer(" ".join(map(str, range(20)))), 16, CLIP_MEAN, CLIP_STD)
+    for source, path in {"folder": tmp_path, "webdataset": tmp_path}.items():
+        params = DataParams(source=source, path=str(path), resample=True, heldout_fraction=0.05)
+
+        def heard(count: int, start: int = 0, params=params) -> list[str]:
+            stream = batches(params, processor, batch_size=1, start=start)
+            return [processor.decode(batch.input_ids)[0] for batch in islice(stream, count)]
+
+        drawn = heard(40)
+        assert len(set(drawn[:20])) < 17 and heard(20, 20) == drawn[20:] and drawn[:20] != drawn[20:]

@@ -23,11 +23,18 @@ def test_layers_are_found(family, text_only):
     assert name == NAMES[family] and len(layers) == 4
 
 
-def test_a_model_without_one_list_of_layers_is_refused_with_its_lists(text_only):
+def test_layers_can_be_named(text_only):
     model = text_only("llama")
     model.extra = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
-    with pytest.raises(ParamError, match=r"language: .* found 2; its lists are model.layers \(4\), extra \(4\)"):
+    with pytest.raises(
+        ParamError, match=r"one list of 4 layers.* found 2; its lists are model.layers \(4\), extra \(4\)"
+    ):
         decoder_layers(model)
+    assert decoder_layers(model, "model.layers") == ("model.layers", model.model.layers)
+    with pytest.raises(ParamError, match="'model.layer' is not a list of layers.*did you mean model.layers"):
+        decoder_layers(model, "model.layer")
+    with pytest.raises(ParamError, match="'lm_head' is not a list of layers"):
+        decoder_layers(model, "lm_head")
 
 
 def test_arguments_are_handed_down_or_added_for_the_call(family, text_only):

@@ -227,6 +227,16 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path):
         build_model(params(llava, weights=str(folders["idefics3"])))
 
 
+def test_marks_of_the_template_say_what_is_learned(folders):
+    _, processor = build_model(params(folders["llava"]), meta=True)
+    processor.processor.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<image>{{ loop.length }}{% else %}"
+        "{% generation %}{{ m.content[0].text }}</s>{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    labels = processor([ONE]).labels
+    assert processor.tokenizer.decode(labels[labels != -100]) == "a red circle</s>"
+
+
 def test_open_clips_tower_is_transformers_under_other_names():
     tower = build_vision(BackboneParams(source="open_clip", config=VISION)).visual
     vision = {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -239,13 +249,26 @@ def test_open_clips_tower_is_transformers_under_other_names():
         torch.testing.assert_close(tower.eval()(pixels)[1], tokens[:, 1:])
 
 
-def test_what_would_be_gathered_for_each_picture_is_refused_with_what_to_set():
+PER_PICTURE = {
+    "fsdp.sharding_strategy: FULL_SHARD all-gathers .*multi_modal_projector.* set it to SHARD_GRAD_OP": {},
+    "fsdp.frozen_policy: SHARD all-gathers .*multi_modal_projector.* set it to KEEP or REPLICATE": {
+        "model.freeze": ["vision", "projector"]
+    },
+    "fsdp.backend: FSDP all-gathers .*multi_modal_projector.* set it to DDP": {"model.freeze": ["language"]},
+    None: {"fsdp.sharding_strategy": "SHARD_GRAD_OP"},
+}
+
+
+@pytest.mark.parametrize("message", PER_PICTURE)
+def test_what_would_be_gathered_for_each_picture_is_refused_with_what_to_set(message):
     """LFM2-VL calls its projector for each picture: two ranks with unlike numbers of pictures ended in an abort."""
     config = {"model_type": "lfm2_vl", "image_token_id": 150, **families.FAMILIES["lfm2_vl"].config}
-    run = RunParams(model=ModelParams(kind="transformers", config=config))
-    with pytest.raises(ParamError, match="fsdp.backend: FSDP may gather .*multi_modal_projector.* set it to DDP"):
+    run = RunParams(model=ModelParams(kind="transformers", config=config)).change(**PER_PICTURE[message])
+    if message is None:
         preview(run)
-    preview(run.change(**{"fsdp.backend": "DDP"}))
+        return
+    with pytest.raises(ParamError, match=message):
+        preview(run)
 
 
 def test_a_misspelled_part_is_refused_with_the_parts(folders):

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.models import ModalEncoder, MultimodalModel, build_vision
+from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
+from mmfsdp.models.build import add_lora
 from mmfsdp.params import BackboneParams
 from tests.models.conftest import greedy
 
@@ -181,6 +183,11 @@ def test_widths_that_do_not_fit_are_named_with_both_numbers(text_only):
     for message, projector in cases.items():
         with pytest.raises((ValueError, RuntimeError), match=message):
             MultimodalModel({"vision": ModalEncoder(vision, projector)}, language)
+    for part in (vision.visual, ModalEncoder(vision.visual)):
+        with pytest.raises(
+            ValueError, match="encoders.vision: CLIPVisionModel has no item_shape, .* give ModalEncoder"
+        ):
+            MultimodalModel({"vision": part}, language)
     with pytest.raises(ValueError, match="placeholders: .* must have the keys of encoders, vision"):
         MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"image": 3})
 
@@ -201,3 +208,14 @@ def test_media_that_do_not_fit_the_text_are_named(text_only):
         model(ids, media={**media, "touch": media["audio"]})
     with pytest.raises(ValueError, match="vision for 2 samples, but input_ids has 3"):
         model(ids, media={k: v[:2] for k, v in media.items()})
+
+
+def test_adapters_of_fused_experts_are_planned_with_an_example():
+    torch.manual_seed(0)
+    config = {"model_type": "mixtral", **WIDE, "vocab_size": 60, "num_key_value_heads": 2, "num_local_experts": 2}
+    del config["image_size"], config["patch_size"]
+    language = build_language(BackboneParams(config=config))
+    add_lora(language, 2)
+    freeze(language, ["*", "!*lora_*"])
+    example = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
+    assert make_plan(language, world_size=2, example=example).lint == ()
