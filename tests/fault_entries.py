@@ -20,8 +20,6 @@ from mmfsdp import train
 from mmfsdp.checkpoint import saving
 from mmfsdp.train import job, loop
 
-GROUPS = Path("/sys/fs/cgroup/memory") if os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK) else None
-"""Where control groups of memory can be made, if they can."""
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -33,10 +31,6 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stopped() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def hangs() -> None:
     time.sleep(600)
 
@@ -45,26 +39,6 @@ def memoryless() -> None:
     """More and more memory, until torch gets no more."""
     size = psutil.Process().memory_info().vms + (1 << 28)
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    hoard()
-
-
-def overcommitted() -> None:
-    """More and more memory, until the kernel kills. Where no control group can be made, as if it had."""
-    if GROUPS:
-        group = group_of(Path.cwd().parent.parent)
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(1 << 28))
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-        hoard()
-    killed()
-
-
-def group_of(folder: Path) -> Path:
-    """A control group that no other test has, nor one that was stopped has left."""
-    return GROUPS / "-".join(["mmfsdp", *folder.resolve().parts[1:]])
-
-
-def hoard() -> None:
     held = []
     while True:
         held.append(torch.ones(1 << 22))

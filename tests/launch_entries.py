@@ -148,6 +148,7 @@ def hang(folder: Path) -> None:
         time.sleep(600)
 
     beat = Heartbeat(folder, RANK)
+    beat("joining")
     while RANK != 3 and not heartbeat_path(folder, 3).exists():  # as they meet in a training, however late one starts
         time.sleep(0.05)
     for step in range(1, 3):

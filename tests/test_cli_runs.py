@@ -98,31 +98,25 @@ def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatc
     assert words in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["run", "launch", "sweep --grid train.lr=1e-3,2e-3"])
-def test_data_that_cannot_be_read_is_refused_before_anything_is_pretrained_or_made(
-    command, tmp_path, monkeypatch, capsys
-):
+COMMANDS = pytest.mark.parametrize("command", ["run", "launch", "sweep --grid train.lr=1e-3,2e-3"])
+
+
+@COMMANDS
+def test_data_that_cannot_be_read_is_refused_before_anything_is_made(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "bad.jsonl").write_text("{}\n[]\n")
-    for words, error in {
-        "--data.source folder --data.path gone": "data.path: 'gone' is not a folder",
-        "--data.source folder --data.path pictures": "data.path: 'pictures' holds no metadata.jsonl",
-        "--data.source webdataset --data.path pictures/*.tar": "data.path: 'pictures/*.tar' names no .tar file",
-        "--data.source json --data.path bad.jsonl": "data.path: 'bad.jsonl' holds 0 usable records",
-    }.items():
-        assert cli.main([*command.split(), "--config", "tiny", *words.split()]) == 2
-        assert error in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
+    words = ["--config", "tiny", "--data.source", "folder", "--data.path", "gone"]
+    assert cli.main([*command.split(), *words]) == 2
+    assert "data.path: 'gone' is no" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["run --config tiny", "launch", "sweep --grid train.lr=1,2"])
+@COMMANDS
 def test_without_slurm_its_executor_is_refused_before_anything_is_made(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
-    assert cli.main([*command.split(), "--launch.executor", "slurm"]) == 2
+    assert cli.main([*command.split(), "--config", "tiny", "--launch.executor", "slurm"]) == 2
     assert "launch.executor: slurm needs sbatch, which is not on PATH here; set it to local" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -1,5 +1,5 @@
-"""Configurations that people might mistype, from Python, YAML and by dotted name: what is wrong is one ParamError of
-one line, and what is right comes back from text as it was."""
+"""Values that people might mistype: what is wrong is one ParamError of one line, and what is right comes back from text
+as it was."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,16 +13,10 @@ ODD = [
     "slurm", "webdataset", "multimodal", [], {}, [[]], [{}], [None], {"a": 1}, {"": {}}, {1: 2}, ["a", ["b"]],
     [{"modality": "audio"}], [{"source": "json"}], (1, 2), {"a": [1, {"b": None}]}, b"bytes", object(), {1, 2}, int,
 ]  # fmt: skip
-TEXT = RunParams().to_yaml()
-PIECES = ["", "\t", ":", "- ", "&a", "*a", "{", "[", "\x00", "é", "\n", "<<: *a", "1_0", "'", "2026-01-01", "%", "~"]
 NAMES = list(leaves(RunParams().to_dict())) + ["trian", "train.stepz", "train", "data.more.0", "model.vision.config.x"]
 CASES = settings(
     max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
-
-
-def refused(error: ParamError) -> None:
-    assert error.field and "\n" not in str(error) and len(error.message) < 1300
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(ODD), min_size=1, max_size=3))
@@ -31,17 +25,6 @@ def test_values_by_name_are_refused_or_come_back_from_text(changes):
     try:
         params = load("tiny").change(**changes)
     except ParamError as error:
-        return refused(error)
+        assert error.field and "\n" not in str(error) and len(error.message) < 1300
+        return
     assert RunParams.from_dict(read_yaml(params.to_yaml(), name="YAML")) == params
-
-
-@given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.sampled_from(PIECES), st.integers(0, 40)), max_size=4))
-@CASES
-def test_texts_that_are_hardly_yaml(bits):
-    text = TEXT
-    for start, piece, removed in bits:
-        text = text[:start] + piece + text[start + removed :]
-    try:
-        RunParams.from_dict(read_yaml(text, name="YAML") or {})
-    except ParamError as error:
-        refused(error)

@@ -76,13 +76,13 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
     assert found.run("003").state().step == 4
     assert cli.main(["runs"]) == 0
     assert "sweep/005" in capsys.readouterr().out
-    again = sweep(base(**{"launch.replace": True}), overrides=[{"train.lr": 1}], entry=ENTRY)
+    again = sweep(base(**{"launch.replace": True}), grid={"train.lr": [1]}, entry=ENTRY)
     assert len(again.members) == 1 and len(Sweep.open("runs/sweep-1").members) == 6
     assert again.wait(60)["000"].ok
 
 
 def test_a_cancelled_sweep_stops_all_of_it(folder):
-    found = sweep(base(), overrides=[{"train.lr": lr} for lr in (9, 8, 1)], at_once=2, entry=ENTRY)
+    found = sweep(base(), grid={"train.lr": [9, 8, 1]}, at_once=2, entry=ENTRY)
     until(lambda: all(found.states()[name].step for name in ("000", "001")))
     runs = [found.run("000"), found.run("001")]
     assert cli.main(["cancel", str(found.path)]) == 0
@@ -95,7 +95,6 @@ def test_no_member_starts_before_all_are_sound(folder, capsys):
         ({"grid": {"train.lr": [1, -1]}}, r"train.lr: -1 should be .* \(in the member train.lr=-1\)"),
         ({"grid": {"train.rate": [1]}}, "train.rate: no such field"),
         ({"grid": {"train.lr": []}}, "makes 0 runs"),
-        ({"overrides": [{"train.lr": 1}, {"train.lr": 1.0}]}, "two members are the same"),
         ({"grid": {"launch.name": ["a", "b"]}}, "launch.name: is the same for all of a sweep"),
         ({"grid": GRID, "at_once": 0}, "at_once: 0 is too few"),
     ]:

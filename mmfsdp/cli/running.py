@@ -13,7 +13,6 @@ from typing import Any
 from ..params import LaunchParams, ParamError, RunParams
 from ..params.base import read_yaml
 from ..params.flags import Flags, count
-from ..run.folder import owner_hint
 from ..run.launch import Run, check
 from ..run.launch import launch as start_run
 from ..run.state import SWEEP_FILE, find_runs, runs_table
@@ -122,7 +121,6 @@ def finish(folder: Path) -> int:
     from ..train.evaluate import caption_held_out
     from ..widgets.report import skipped_lines, write_report
 
-    Run(folder).own()  # another person's folder is refused now, not after minutes
     result = caption_held_out(folder)
     for row in result["captions"][:5]:
         mark = "=" if row["caption"] == row["truth"] else "x"
@@ -144,21 +142,28 @@ def sweep(argv: list[str]) -> int:
         print(SWEEP_HELP)
         return 0
     if not argv[0].startswith("-"):
-        shown = Sweep.open(run_folder(argv))
-        print(shown)
-        return int(any(state.done and not state.ok for state in shown.states().values()))
+        return show_members(Sweep.open(run_folder(argv)))
     params, own = read_sweep_words(argv)
     grid = dict(grid_values(text) for text in own.grid)
     check(params)
     different = {}  # members with the same plan are checked once
-    for _, member in sweep_members(params, grid=grid, overrides=[]):
+    for _, member in sweep_members(params, grid):
         different[repr((member.model, member.data, member.fsdp, member.launch.ranks))] = member
     for member in different.values():
         check_plan(member)
     prepare(params)
     started = start_sweep(params, grid=grid, at_once=own.at_once)
     print(f"{started.path}: {len(started.members)} runs, {own.at_once} at a time", flush=True)
-    return 0 if own.detach else follow_members(started)
+    if own.detach:
+        return 0
+    started.wait()
+    return show_members(started)
+
+
+def show_members(shown: Sweep) -> int:
+    """Print the table of a sweep. Returns 1 if a member failed."""
+    print(shown)
+    return int(any(state.done and not state.ok for state in shown.states().values()))
 
 
 def read_sweep_words(argv: list[str]) -> tuple[RunParams, Any]:
@@ -181,22 +186,6 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
     return field, [read_yaml(value, name="grid") for value in values.split(",")]
 
 
-def follow_members(followed: Sweep) -> int:
-    """Wait for the end and print each member that ends, then the table. Returns 1 if a member failed."""
-    printed: set[str] = set()
-    while True:
-        over = followed.done()  # before the states: a member that ends between the two is printed
-        for name, state in followed.states().items():
-            if state.done and name not in printed:
-                printed.add(name)
-                print(f"{name}: {state}", flush=True)
-        if over:
-            break
-        followed.wait(1.0)
-    print(followed)
-    return int(not all(state.ok for state in followed.states().values()))
-
-
 # ---- runs that exist already ----
 
 
@@ -209,9 +198,6 @@ def runs(argv: list[str]) -> int:
     for folder in argv or [default]:
         paths = find_runs(folder)
         print(runs_table(paths) if paths else f"no runs in {folder}")
-        for path in sorted(Path(folder).glob("*/")):  # there may be runs in folders that this person may not read
-            if not os.access(path, os.R_OK | os.X_OK):
-                print(f"{path} cannot be read{owner_hint(path)}")
     return 0
 
 

@@ -65,14 +65,6 @@ def read_json(path: PathLike) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def owner_hint(path: PathLike) -> str:
-    """Return `; it belongs to NAME`, to be appended to a refusal to read or change a file; empty if unknown."""
-    try:
-        return f"; it belongs to {Path(path).owner()}"
-    except (OSError, KeyError):
-        return ""
-
-
 def metrics_path(folder: PathLike, rank: int = 0) -> Path:
     """Return the path of a rank's metrics."""
     return Path(folder) / (f"metrics-rank{rank}.jsonl" if rank else "metrics.jsonl")

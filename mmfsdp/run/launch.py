@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,10 @@ import mmfsdp
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import LaunchParams, ParamError, RunParams
-from .folder import FILE_MODE, PathLike, open_own, owner_hint, read_events, read_json, read_metrics, write_text
+from .folder import FILE_MODE, PathLike, open_own, read_events, read_json, read_metrics, write_text
 from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
-from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
+from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, write_status
 from .slurm_state import ENDED, current_state, job_number, scancel
 from .state import SWEEP_FILE, is_run, run_state
 from .watch import read_log
@@ -34,22 +32,18 @@ def launch(params: RunParams, *, entry: str = TRAIN) -> Run:
     """Start a run and return at once. Its ranks outlive the caller: interrupt, restart and death.
 
     `entry` ("module:function", see record.py) is called with the run folder on every rank, the variables of
-    torch.distributed set. Raises ParamError if the run's name is taken or if Slurm refuses it at once. Mistakes that
-    only a plan shows end the run a few seconds later, before its first step; its state names them.
+    torch.distributed set. Raises ParamError if the run's name is taken. What only a plan shows, or what Slurm refuses,
+    ends the run a few seconds later, before its first step; its state says why.
     """
     entry = check_entry(entry)
     check(params)
     folder = make_folder(params.launch)
-    try:
-        start_in(folder, params, entry)
-    except Exception:
-        shutil.rmtree(folder)  # no disk space, no process left: half a run would keep the name
-        raise
+    start_in(folder, params, entry)
     return Run(folder)
 
 
 def check(params: RunParams) -> None:
-    """Raise ParamError for data that cannot be read, and for what this machine or Slurm is known to refuse.
+    """Raise ParamError for data that cannot be read, and for what this machine cannot do.
 
     Plans are checked later, by the ranks.
     """
@@ -82,8 +76,7 @@ def make_folder(params: LaunchParams) -> Path:
     except OSError as error:
         if os.path.exists(folder):
             raise ParamError("launch.name", _name_taken(folder)) from None
-        words = f"{str(parent)!r} cannot hold runs ({error}); choose another{owner_hint(parent)}"
-        raise ParamError("launch.folder", words) from None
+        raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
     (folder / "logs").mkdir(mode=0o755)
     return folder
 
@@ -99,17 +92,10 @@ def _is_over(folder: Path) -> bool:
 
 def _name_taken(folder: Path) -> str:
     """Return why a run cannot have the name of an existing folder."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{str(folder)!r} exists already and is not yours; choose another name{owner_hint(folder)}"
     if not is_run(folder):
         return f"{str(folder)!r} exists already and is not a run; choose another name"
-    state = run_state(folder)
-    if not state.done:
-        return f"the run {str(folder)!r} is {state}; choose another name, or cancel it first"
-    return (
-        f"the run {str(folder)!r} exists already ({state}); choose another name, or set launch.replace to true, "
-        f"which renames the old one to {folder.name}-1"
-    )
+    words = f"the run {str(folder)!r} exists already ({run_state(folder)}); choose another name"
+    return f"{words}, or once it has ended, set launch.replace to true, which renames it to {folder.name}-1"
 
 
 def start_in(folder: Path, params: RunParams, entry: str) -> None:
@@ -144,10 +130,6 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
     if not threads and params.launch.executor.value == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = max(1, cores // params.launch.ranks)
-    commit = ""
-    with suppress(OSError, subprocess.TimeoutExpired):  # git is not installed
-        command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=2).stdout.strip()
     return RunRecord(
         executor=params.launch.executor.value,
         entry=entry,
@@ -164,7 +146,6 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
         identity=identity,
         created=time.time(),
         version=mmfsdp.__version__,
-        commit=commit,
     )
 
 
@@ -181,11 +162,9 @@ class Run:
         if is_run(run.path):
             return run
         parent = run.path.parent
-        for folder in (parent, run.path):
-            if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-                raise ParamError("run", f"{str(folder)!r} cannot be opened{owner_hint(folder)}")
         neighbors = sorted(path.name for path in parent.iterdir() if is_run(path)) if parent.is_dir() else []
-        raise ParamError("run", f"{str(run.path)!r} is not a run; {parent} holds {', '.join(neighbors) or 'none'}")
+        words = f"{str(run.path)!r} is not a run that you may read; {parent} holds {', '.join(neighbors) or 'none'}"
+        raise ParamError("run", words)
 
     @property
     def name(self) -> str:
@@ -207,12 +186,6 @@ class Run:
         """Number of its Slurm job, once it is submitted; of a local run, submitit's name of it."""
         return job_number(self.path)
 
-    def own(self) -> Run:
-        """Return this run. Raises ParamError naming its owner if this user may not change it."""
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ParamError("run", f"{str(self.path)!r} is not yours to change{owner_hint(self.path)}")
-        return self
-
     def state(self) -> RunState:
         """Return its state now."""
         return run_state(self.path)
@@ -229,15 +202,15 @@ class Run:
     def cancel(self, *, timeout: float = 10.0) -> RunState:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.
 
-        Works from any machine that sees the folder, by asking the supervisor. Raises ParamError if the run is another
-        person's, TimeoutError if processes are left after `timeout` seconds: when they are on another machine, or when
-        Slurm does not answer. The run ends all the same as soon as its ranks or their watchdog see the file `cancel`.
+        Works from any machine that sees the folder, by asking the supervisor. Raises PermissionError if the run is
+        another person's, TimeoutError if processes are left after `timeout` seconds: when they are on another machine,
+        or when Slurm does not answer. The run ends all the same as soon as its ranks or their watchdog see the file
+        `cancel`.
         """
         end, state = time.monotonic() + timeout, self.state()
-        is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
-        if state.done and not is_unknown:
+        if state.done:
             return state
-        (self.own().path / "cancel").touch(FILE_MODE)
+        (self.path / "cancel").touch(FILE_MODE)
         record = self.record
         executor = record.executor if record else self.params.launch.executor.value
         if executor == "slurm":
@@ -248,12 +221,8 @@ class Run:
 
     def _cancel_local(self, end: float) -> None:
         while True:
-            record = self.record
-            if record is None:  # it was deleted; the supervisor writes it again, or ends the run
-                has_ended = read_status(self.path).done
-            else:
-                has_ended = self.state().done and not (is_here(record) and processes_of(record))
-            if has_ended:
+            record = self.record  # None while the run is being launched
+            if self.state().done and not (record and is_here(record) and processes_of(record)):
                 return
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} is still running after its cancel: {self.state()}")
@@ -283,11 +252,9 @@ class Run:
                 kill_at = float("inf")
             errors.append(error)
             known = current_state(number) if number else ""
-            forgotten = "Invalid job id" in error or (self.record is None and not known and not error)
-            if number and (known in ENDED or forgotten):
+            if number and (known in ENDED or "Invalid job id" in error):
                 write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
-            # Without run.json the state is LOST while the job goes on.
-            if (self.state() if self.record else read_status(self.path)).done:
+            if self.state().done:
                 return
             time.sleep(0.2)
 
@@ -296,7 +263,7 @@ class Run:
 
         Raises ParamError if its ranks are not running.
         """
-        simulate_preemption(self.own().path)
+        simulate_preemption(self.path)
 
     def resume(self, *, step: int | None = None, params: RunParams | None = None) -> Run:
         """Start it again where it ended, from its newest complete checkpoint or that of `step`; returns at once.
@@ -304,9 +271,9 @@ class Run:
         `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. Raises
         ParamError if it is still running or has done all its steps.
         """
-        params = params or self.own().params
+        params = params or self.params
         check(params)
-        record, state, checkpoints = self.own().record, self.state(), self.path / "checkpoints"
+        record, state, checkpoints = self.record, self.state(), self.path / "checkpoints"
         entry = check_entry(record.entry if record else TRAIN)
         if not state.done:
             raise ParamError("run", f"{self.path} is {state}; cancel it before it is resumed")

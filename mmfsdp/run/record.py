@@ -10,7 +10,7 @@ from typing import Any
 
 from ..params import ParamError
 from ..params.enums import Choice
-from .folder import last_row, read_json, write_json
+from .folder import read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
@@ -124,8 +124,6 @@ class RunRecord:
     created: float
     """Unix seconds."""
     version: str
-    commit: str
-    """Git commit of the folder that it was launched from; empty outside of git."""
     hang_timeout_s: float = 60.0
     """Seconds without a heartbeat after which a rank counts as hung."""
     nodes: int = 1
@@ -188,8 +186,6 @@ def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cance
     result = folder / "result.json"  # rank 0 writes it after the last step is saved
     if record and result.is_file() and result.stat().st_mtime > record.created:
         return RunState(Status.COMPLETED, f"{reason} after the last step")
-    if record and last_row(folder).get("step") == record.steps:
-        reason += " before the last step was saved"
     return RunState(Status.CANCELLED, reason)
 
 

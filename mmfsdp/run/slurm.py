@@ -12,22 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from submitit import SlurmExecutor
-from submitit.core.utils import DelayedSubmission, FailedJobError
+from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
 
 from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 from .folder import write_text
 from .rank import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
-from .slurm_state import EXIT_CODE_FILE, NO_ANSWER, PREEMPTED_FILE, field_to_change, run_command, scancel
+from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
 """Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""
-
-TEST_TIMEOUT_S = 0.5
-"""Seconds that `sbatch --test-only` may take; a later refusal is in the run's state."""
-
-SBATCH = ("sbatch", "--parsable")
 
 BATCH_FILE = "member.sh"
 """File in logs/ of a run in a job array: its batch script."""
@@ -39,15 +34,6 @@ class _Executor(SlurmExecutor):
     @classmethod
     def affinity(cls) -> int:
         return 2
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return [*SBATCH, str(submission_file_path)]
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: str | bytes) -> str:
-        if number := submitted_job(str(string)):
-            return number
-        raise FailedJobError(str(string))
 
 
 def sbatch_text(params: RunParams) -> str:
@@ -125,16 +111,11 @@ def _after_ranks(logs: Path) -> list[str]:
 
 
 def check_slurm(params: RunParams) -> None:
-    """Raise ParamError with Slurm's own words for what it refuses, if `sbatch --test-only` says so at once."""
+    """Raise ParamError if there is no sbatch here, and for fields of which no batch file can be made."""
     if not shutil.which("sbatch"):
         words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
         raise ParamError("launch.executor", words)
-    text, environment = sbatch_text(params), job_environment()
-    done = run_command("sbatch", "--test-only", stdin=text, environment=environment, timeout=TEST_TIMEOUT_S)
-    is_refused = done.returncode not in (0, NO_ANSWER)
-    if is_refused and "configuration is not available" not in done.stderr:  # which may be for now only
-        field, _, words = refusal(done.stderr).partition(": ")
-        raise ParamError(field, words)
+    sbatch_text(params)
 
 
 def submit(folder: Path) -> None:
@@ -147,7 +128,7 @@ def submit(folder: Path) -> None:
         return refuse(folder, error)
     try:
         job = slurm_executor(params).submit(run_rank, str(folder))
-    except (FailedJobError, ValueError) as error:
+    except (FailedJobError, FailedSubmissionError) as error:
         return refuse(folder, refusal(str(error)))
     job.paths.submitted_pickle.chmod(0o600)
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
@@ -190,16 +171,10 @@ def refuse(folder: Path, reason: str) -> None:
 
 
 def refusal(error: str) -> str:
-    """Return Slurm's error message after its field, such as `launch.partition: sbatch: error: invalid partition`."""
+    """Return Slurm's error message in one line, without what a cluster's banners say."""
     lines = [line for line in error.splitlines() if re.match("sbatch|slurm|allocation", line)]
     words = " ".join(lines) or error.strip() or "sbatch gave no job number and no reason; ask the administrators"
-    return f"{field_to_change(words) or 'launch.executor'}: {words[:500]}"
-
-
-def submitted_job(output: str) -> str:
-    """Return the job's number from what `sbatch --parsable` printed, a cluster's banners left out; "" if none."""
-    numbers = re.findall(r"^(\d+)(?:;\S*)?$", output, re.MULTILINE)
-    return str(numbers[-1]) if numbers else ""
+    return f"Slurm refuses it: {words[:500]}"
 
 
 def job_environment() -> dict[str, str]:

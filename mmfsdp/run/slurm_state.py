@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,8 +41,6 @@ COMMAND_TIMEOUT_S = 4.0
 """Seconds that a command of Slurm may take: a cancel calls two of them, and is to answer within 10 s."""
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
-NO_ANSWER = 124
-"""Exit code of a command that took longer, as that of coreutils' timeout."""
 UNKNOWN_TIMEOUT_S = 30.0
 """Seconds after which Slurm should know a job that was submitted to it."""
 
@@ -62,26 +59,6 @@ ENDED = {
     "REVOKED": "moved to another cluster",
 }
 """Slurm's final states of jobs -> the reason to show; empty where the ranks' own reports say more."""
-
-FIELDS_TO_CHANGE = {
-    "maxwall": "timeout_min", "maxnode": "nodes", "assocmax": "account", "assocgrp": "account", "qosmax": "qos",
-    "qosgrp": "qos", "qosmin": "qos", "accounting/qos": "qos or account", "timelimit": "timeout_min",
-    "nodelimit": "nodes", "partitionconfig": "partition, or nodes or gpus_per_node", "account": "account",
-    "partition": "partition", "qos": "qos", "feature": "constraint", "constraints": "constraint",
-    "reservation": "reservation", "node name": "exclude", "memory": "mem", "time limit": "timeout_min",
-    "gres": "gpus_per_node", "cpu count": "cpus_per_task", "unrecognized option": "sbatch", "invalid option": "sbatch",
-    "contact": "executor", "configuration is not available": "nodes, or gpus_per_node, cpus_per_task or mem",
-    "node count": "nodes", "more processors": "ranks",
-}  # fmt: skip
-"""Part of Slurm's words, in lower case -> the field of launch to change. The first that matches counts."""
-
-
-def field_to_change(words: str) -> str:
-    """Return the field that sbatch's error or squeue's reason for waiting is about; empty if unknown."""
-    for part, field_name in FIELDS_TO_CHANGE.items():
-        if part in words.lower():
-            return f"launch.{field_name}"
-    return ""
 
 
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
@@ -179,8 +156,6 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
 def _waiting_reason(job: Job) -> str:
     """Return why a job waits and until when, such as ` (Resources), expected to start at 2026-01-31 14:05:00`."""
     text = f" ({job.reason})" if job.reason else ""
-    if field_name := field_to_change(job.reason):
-        text += f"; look at {field_name}"
     if job.start:
         text += f", expected to start at {job.start.replace('T', ' ')}"
     return text
@@ -217,26 +192,20 @@ def state_in_log(folder: Path) -> str:
 
 
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
-_FOLDER_ERROR = re.compile(r"error: .*(?:[Cc]ould not open std\w+ file|Could not chdir|IO setup failed).*")
 
 
 def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
     """Return the state of a job whose ranks reported nothing at their end: what srun printed about them."""
     log = last_log_lines(folder, 0, size=40_000)
-    folder_error = _FOLDER_ERROR.search(log)
-    if folder_error or (not log and re.search("LaunchFail|:53", reason)):  # the job's own log cannot be opened
-        error = folder_error[0] if folder_error else reason
-        words = f"a node cannot see {folder} ({error}); put launch.folder where all nodes can write"
-        silent_ranks = [rank for rank, status in enumerate(statuses) if not status]
-        return RunState(Status.FAILED, words, silent_ranks[0] if silent_ranks else None, log[-4000:])
     if match := _TASK_ERROR.search(log):
         node, tasks, error = match.groups()
         rank = int(re.split("[,-]", tasks)[0])
         when = "" if statuses[rank] else " before it started"
         return RunState(Status.FAILED, f"rank {rank} on {node}: {error}{when}", rank, last_log_lines(folder, rank))
     lines = log.strip().splitlines()
-    last_line = lines[-1] if lines else f"no rank has reported anything ({reason})"
-    return RunState(Status.FAILED, last_line[:500], traceback=log[-4000:])
+    last_line = lines[-1][:500] if lines else f"no rank has reported anything ({reason})"
+    hint = "" if any(statuses) else f"; if a node cannot see {folder}, put launch.folder where all nodes can write"
+    return RunState(Status.FAILED, last_line + hint, traceback=log[-4000:])
 
 
 @dataclass(frozen=True)
@@ -325,15 +294,12 @@ def scancel(*arguments: str) -> str:
     return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
 
 
-def run_command(
-    *command: str, timeout: float = COMMAND_TIMEOUT_S, stdin: str = "", environment: Mapping[str, str] = os.environ
-) -> subprocess.CompletedProcess[str]:
+def run_command(*command: str, timeout: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed."""
     if not shutil.which(command[0]):
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
-    environment = {**environment, "SLURM_TIME_FORMAT": "standard"}
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
     try:
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=timeout)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
-        words = f"{command[0]} did not answer within {timeout:g} s"
-        return subprocess.CompletedProcess(command, NO_ANSWER, "", words)
+        return subprocess.CompletedProcess(command, 124, "", f"{command[0]} did not answer within {timeout:g} s")

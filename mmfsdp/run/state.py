@@ -6,14 +6,12 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..params import ParamError, RunParams
 from .folder import PathLike, heartbeat_path, last_row
 from .local import file_age, local_state
-from .record import RunRecord, RunState, Status, rank_status, read_status
+from .record import RunRecord, RunState, Status, rank_status
 from .slurm_state import job_number, slurm_state
 
 LAUNCH_TIMEOUT_S = 10.0
@@ -38,14 +36,7 @@ def run_state(path: PathLike) -> RunState:
     folder = Path(path)
     record = RunRecord.read(folder)
     if record is None:
-        state, age = read_status(folder), file_age(folder)
-        if state.done:
-            steps = 0
-            with suppress(OSError, ParamError):  # params.yaml is missing or damaged, too
-                steps = RunParams.from_yaml(folder / "params.yaml").train.steps
-            return replace(state, step=last_row(folder).get("step", 0), steps=steps)
-        if job_number(folder):
-            return RunState(Status.LOST, "its run.json is missing; cancel it, in case that it still runs")
+        age = file_age(folder)
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return RunState(Status.QUEUED, "being launched")
         return RunState(Status.LOST, "it has no complete run.json: its launch was interrupted")

@@ -17,12 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import submitit
 
 from .folder import add_event, last_log_lines, last_row
-from .hang import HangDetector, dump_stack_here
-from .local import LOOPBACK, file_age, stop_processes
+from .hang import HangDetector
+from .local import LOOPBACK, file_age, is_same_process, stop_processes
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
     LESS_MEMORY,
@@ -41,7 +40,7 @@ POLL_S = 0.1
 SETTLE_S = 0.3
 """Seconds after a first failure in which a rank that died silently is still taken for its cause."""
 TOUCH_INTERVAL_S = 10.0
-"""Seconds between two touches of status.json, by which other machines know that the supervisor lives."""
+"""Seconds between two writings of status.json, by which other machines know that the supervisor lives."""
 EXIT_TIMEOUT_S = 30.0
 """Seconds that processes may take to end after all ranks are done."""
 
@@ -75,7 +74,7 @@ def wait_for_record(folder: Path) -> RunRecord:
 
 
 class Supervisor:
-    """One run: its submitit job and the processes of its ranks."""
+    """One run and its submitit job."""
 
     def __init__(self, folder: Path, record: RunRecord):
         self.folder, self.record = folder, record
@@ -92,7 +91,6 @@ class Supervisor:
         while True:
             state = self.stop_requested()
             if state is None:
-                self.processes: dict[int, psutil.Process] = {}
                 self.job = submit_local(self.folder, self.record)
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
                 state = self.watch()
@@ -105,22 +103,17 @@ class Supervisor:
 
     def watch(self) -> RunState | None:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
-        detector = HangDetector(self.folder, self.record, since=time.time(), dump_stack=dump_stack_here)
+        detector = HangDetector(self.folder, self.record, since=time.time())
         while True:
-            # Write what somebody has deleted: without these files nobody could follow or cancel the run.
-            if not (self.folder / "run.json").exists():
-                self.record.write(self.folder)
             status_age_s = file_age(self.folder / "status.json")
-            if status_age_s is None:
+            if status_age_s is None or status_age_s > TOUCH_INTERVAL_S:
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
-            elif status_age_s > TOUCH_INTERVAL_S:
-                os.utime(self.folder / "status.json")
             if state := self.stop_requested() or self.failure():
                 return state
             statuses = rank_statuses(self.folder, self.record)
             if all(status.get("state") in ("done", "preempted") for status in statuses):
                 break
-            if state := detector.check(self.processes):
+            if state := detector.check():
                 return state
             time.sleep(POLL_S)
         end = time.monotonic() + EXIT_TIMEOUT_S
@@ -163,21 +156,12 @@ class Supervisor:
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""
         over = self.job.done()
-        if len(self.processes) < self.record.ranks:
-            # Before a rank reports, it is known as a child of submitit's controller.
-            with suppress(psutil.Error):  # a process has just started or ended: the next look will tell
-                for child in psutil.Process(int(self.job.job_id)).children():
-                    rank = child.environ().get("SUBMITIT_LOCAL_GLOBALID")
-                    if rank is not None:
-                        self.processes[int(rank)] = child
-        ended_ranks = set(range(self.record.ranks)) if over else set()
-        for number, process in self.processes.items():
-            with suppress(psutil.NoSuchProcess):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    continue
-            ended_ranks.add(number)
-        statuses = rank_statuses(self.folder, self.record)  # read last: a rank reports before it ends
-        return [rank for rank in sorted(ended_ranks) if statuses[rank].get("state") in (None, "running")]
+        ended_ranks = []
+        for rank, status in enumerate(rank_statuses(self.folder, self.record)):
+            if over or (status and not is_same_process(status["pid"], status["start"])):
+                ended_ranks.append(rank)
+        statuses = rank_statuses(self.folder, self.record)  # read once more: a rank reports before it ends
+        return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]
 
 
 def submit_local(folder: Path, record: RunRecord) -> Any:

@@ -12,7 +12,6 @@ import itertools
 import os
 import re
 import shlex
-import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -44,47 +43,39 @@ Grid = Mapping[str, Sequence[Any]]
 def sweep(
     params: RunParams,
     *,
-    grid: Grid | None = None,
-    overrides: Sequence[Values] | None = None,
+    grid: Grid,
     at_once: int = 1,
     entry: str = TRAIN_AND_CAPTION,
 ) -> Sweep:
-    """Start a run for every combination of the grid's values, with each of the overrides, and return at once.
+    """Start a run for every combination of the grid's values, and return at once.
 
-    grid: values to try by dotted field name; overrides: combinations given one by one. at_once: how many run at a
-    time. The sweep has params.launch's name and folder; its members are runs in it. The parameters of all members are
-    checked before the first starts. Raises ParamError.
+    grid: values to try by dotted field name. at_once: how many run at a time. The sweep has params.launch's name and
+    folder; its members are runs in it. The parameters of all members are checked before the first starts. Raises
+    ParamError.
     """
-    members = sweep_members(params, grid=grid or {}, overrides=overrides or [])
+    members = sweep_members(params, grid)
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
     check(members[0][1])
     content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
     path = make_folder(params.launch)
-    try:
-        (path / "logs").rmdir()  # each member has its own
-        write_text(path / "base.yaml", params.to_yaml())
-        write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
-        new_sweep = Sweep(path)
-        process = start_detached(path, "sweep", log=path / LOG)
-        end = time.monotonic() + 10
-        while not new_sweep._has_starter() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
-    except Exception:
-        shutil.rmtree(path)  # half a sweep would keep the name
-        raise
+    (path / "logs").rmdir()  # each member has its own
+    write_text(path / "base.yaml", params.to_yaml())
+    write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
+    new_sweep = Sweep(path)
+    process = start_detached(path, "sweep", log=path / LOG)
+    end = time.monotonic() + 10
+    while not new_sweep._has_starter() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
     return new_sweep
 
 
-def sweep_members(params: RunParams, *, grid: Grid, overrides: Sequence[Values]) -> list[tuple[Values, RunParams]]:
+def sweep_members(params: RunParams, grid: Grid) -> list[tuple[Values, RunParams]]:
     """Return the changed fields and the parameters of each run that `sweep` would start.
 
     Raises ParamError for the first mistake.
     """
-    combinations: list[Values] = []
-    for override in overrides or [{}]:
-        for values in itertools.product(*grid.values()):
-            combinations.append({**override, **dict(zip(grid, values, strict=True))})
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not 1 <= len(combinations) <= MAX_MEMBERS:
         raise ParamError("sweep", f"makes {len(combinations)} runs; it may make 1 to {MAX_MEMBERS}")
     members: list[tuple[Values, RunParams]] = []
@@ -100,8 +91,6 @@ def sweep_members(params: RunParams, *, grid: Grid, overrides: Sequence[Values])
         except ParamError as error:
             words = ", ".join(f"{key}={value}" for key, value in changes.items())
             raise ParamError(error.field, f"{error.message} (in the member {words})") from None
-        if any(member == earlier for _, earlier in members):
-            raise ParamError("sweep", f"two members are the same: {changes}")
         members.append((changes, member))
     return members
 
@@ -276,8 +265,8 @@ def submit_array(members: Sweep) -> None:
             (folder / f"{task:03d}").symlink_to(Path("..", name))
         write_text(folder / "array.sh", array_text(members, folder, names))
         after = [f"--dependency=afterany:{job}"] if job else []  # no more at once than was asked
-        done = run_command(*slurm.SBATCH, *after, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
-        job = "" if done.returncode else slurm.submitted_job(done.stdout)
+        done = run_command("sbatch", "--parsable", *after, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
+        job = done.stdout.strip().partition(";")[0]  # empty where it is refused; else the number, then the cluster
         for task, name in enumerate(names):
             if job:
                 slurm.accept_call(members.path / name, job=f"{job}_{task}")

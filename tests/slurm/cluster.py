@@ -33,10 +33,9 @@ def configuration(file: str, **values: Any) -> str:
 
 
 class Cluster:
-    """One Slurm; `environment` reaches it. With accounting it has a database, and forgets finished jobs at once."""
+    """One Slurm, without accounting; `environment` reaches it."""
 
-    def __init__(self, *, accounting: bool = False) -> None:
-        self.accounting = accounting
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
         self.daemons: dict[str, subprocess.Popen] = {}
         self.environment = {
@@ -50,8 +49,6 @@ class Cluster:
         self._write_files()
         self._run("munged", "munged", "--foreground", "--force", *self._munge())
         until(lambda: (self.folder / "munge.socket").exists(), words=self.words)
-        if self.accounting:
-            self._start_accounting()
         self._run("slurmctld", "slurmctld", "-D")
         until(lambda: self.ask("scontrol", "ping").returncode == 0, words=self.words)
         for node in NODES:
@@ -135,15 +132,10 @@ class Cluster:
         (self.folder / "tmp").chmod(0o1777)
         for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
             os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        port, dbd, self.db, spare, *nodes = free_ports()
+        port, spare, *nodes = free_ports()
         host = socket.gethostname().split(".")[0]
-        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
-        values["spare"] = spare
-        values["accounting"] = configuration("accounting.conf", **values) if self.accounting else ""
-        values["memory"] = 2 if self.accounting else 300
+        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "spare": spare}
         (self.folder / "slurm.conf").write_text(configuration("slurm.conf", **values))
-        (self.folder / "slurmdbd.conf").write_text(configuration("slurmdbd.conf", db=self.db, **values))
-        (self.folder / "slurmdbd.conf").chmod(0o600)
         (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-3] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
@@ -151,22 +143,6 @@ class Cluster:
         squeue = configuration("squeue", folder=self.folder, real=shutil.which("squeue"))
         (self.folder / "bin/squeue").write_text(squeue)
         (self.folder / "bin/squeue").chmod(0o755)
-
-    def _start_accounting(self) -> None:
-        data, tongue = f"--datadir={self.folder}/db", f"--socket={self.folder}/db.socket"
-        method = "--auth-root-authentication-method=normal"
-        made = self.ask("mariadb-install-db", "--no-defaults", "--user=root", data, "--skip-test-db", method)
-        assert made.returncode == 0, made.stdout + made.stderr
-        network = ("--bind-address=127.0.0.1", f"--port={self.db}", f"--pid-file={self.folder}/db.pid")
-        self._run("mariadbd", "mariadbd", "--no-defaults", "--user=root", data, tongue, *network)
-        client = ("mariadb", "--no-defaults", tongue, "--user=root", "--execute")
-        until(lambda: self.ask(*client, "select 1").returncode == 0, words=self.words)
-        grant = "grant all on slurm_acct_db.* to slurm@'127.0.0.1' identified by 'slurm'"
-        self.ask(*client, f"{grant}; {grant.replace('127.0.0.1', 'localhost')}")
-        self._run("slurmdbd", "slurmdbd", "-D")
-        until(lambda: self.ask("sacctmgr", "--noheader", "show", "cluster").returncode == 0, words=self.words)
-        for what in (("cluster", "test"), ("account", "lab"), ("user", "root", "account=lab")):
-            self.ask("sacctmgr", "--immediate", "add", *what)
 
     def _munge(self) -> list[str]:
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "seed-file": "munge.seed"}
@@ -181,22 +157,20 @@ class Cluster:
 
 def missing() -> str | None:
     """Why there can be no such cluster here; None if there can."""
-    programs = ("munged", "slurmctld", "slurmd", "sbatch", "slurmdbd", "mariadbd")
-    absent = [name for name in programs if not shutil.which(name)]
+    absent = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]
     if absent:
-        packages = "slurm-wlm munge slurmdbd mariadb-server"
-        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends {packages}"
+        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends slurm-wlm munge"
     return None if os.geteuid() == 0 else "only root can start slurmd"
 
 
 def free_ports() -> list[int]:
-    """Six free ports, one after the other."""
-    for first in range(17_000 + os.getpid() % 1000, 32_000, 6):
-        trials = [socket.socket() for _ in range(6)]
+    """Four free ports, one after the other."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 4):
+        trials = [socket.socket() for _ in range(4)]
         try:
             for number, trial in enumerate(trials):
                 trial.bind(("127.0.0.1", first + number))
-            return list(range(first, first + 6))
+            return list(range(first, first + 4))
         except OSError:
             continue
         finally:

@@ -15,7 +15,7 @@ from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.record import Status
-from mmfsdp.run.slurm import refusal, sbatch_text, slurm_executor
+from mmfsdp.run.slurm import sbatch_text, slurm_executor
 from mmfsdp.run.state import run_state
 from mmfsdp.run.sweep import largest_array
 from tests.slurm.cluster import FILES
@@ -95,24 +95,8 @@ def test_a_profile_gives_what_the_run_leaves_unset(tmp_path, monkeypatch):
             sbatch_text(params)
 
 
-REFUSALS = {
-    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)": "qos or account",
-    "QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates accounting/QOS policy": "qos",
-    "AssocMaxSubmitJobLimit\nsbatch: error: Job violates accounting/QOS policy (and/or time limits)": "account",
-    "QOSMaxWallDurationPerJobLimit\nsbatch: error: Job violates accounting/QOS policy": "timeout_min",
-    "Invalid account or account/partition combination specified": "account",
-}
-
-
-def test_a_refusal_points_to_the_field_to_change():
-    for words, field in REFUSALS.items():
-        assert refusal(f"sbatch: error: {words}").partition(": ")[0] == f"launch.{field}"
-    assert "no reason" in refusal("")
-    assert "launch.timeout_min" in queue._waiting_reason(queue.Job(reason="QOSMaxWallDurationPerJobLimit"))
-
-
 COMMANDS = {
-    "sbatch": "echo 'Welcome! resubmit job 12345'; echo '77;cluster'; echo 'Bye: 3 jobs left'",
+    "sbatch": "echo 'Welcome!'; echo 'Submitted batch job 77'",
     "squeue": "echo 'Maintenance | on Friday'",
     "scancel": "echo Welcome >&2; echo $* >> ${0%/*}/cancelled",
     "scontrol": "echo 'MaxArraySize            = 3'",
@@ -151,7 +135,7 @@ ENDS_IN_LOG = {" DUE TO TIME LIMIT": "FAILED: .*raise launch.timeout_min", "": "
 
 @pytest.mark.parametrize("cause", ENDS_IN_LOG)
 def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path, cause):
-    """Without accounting; status.json and then run.json are deleted, too."""
+    """Without accounting."""
     (fake_slurm / "sacct").write_text("#!/bin/sh\nexit 1\n")
     folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
     RunParams().change(**SLURM | {"train.device": "cpu"}).to_yaml(folder / "params.yaml")
@@ -163,14 +147,6 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     os.utime(folder / "status.json", (1, 1))
     state = run_state(folder)
     assert re.match(ENDS_IN_LOG[cause], f"{state.status}: {state.reason}"), state
-    (folder / "run.json").unlink()
-    assert run_state(folder).status is state.status and run_state(folder).steps == 100
-    (folder / "status.json").unlink()
-    os.utime(folder, (1, 1))
-    assert run_state(folder).reason == "its run.json is missing; cancel it, in case that it still runs"
-    assert Run.open(folder).job == "99"
-    Run.open(folder).cancel()
-    assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
 
 
 def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch):

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from mmfsdp import ParamError
-from mmfsdp.run import slurm as submission
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm_state import state_in_log
 from tests.slurm.cluster import NODES
@@ -49,13 +45,14 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0o700)
     os.chown(hidden, 65534, 65534)
+    words = {NODES[1]: "in start; can its node see launch.folder?", NODES[0]: "put launch.folder where all nodes can"}
     for node in NODES[1], NODES[0]:
         cluster.start_node(node, blind=True)
         until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
-        run = submit("stream", **{"launch.folder": str(hidden), "launch.name": f"without-{node}"})
+        changes = {"launch.folder": str(hidden), "launch.name": f"without-{node}", "launch.silence_s": 2}
+        run = submit("hang", **changes)
         state = run.wait(60)
-        assert state.status is Status.FAILED and "cannot see" in state.reason, f"{state}\n{run.logs(0)[:2000]}"
-        assert "put launch.folder where all nodes can write" in state.reason
+        assert state.status is Status.FAILED and words[node] in state.reason, f"{state}\n{run.logs(0)[:2000]}"
     for node in NODES:
         cluster.start_node(node)
     until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
@@ -111,15 +108,3 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
     sources = [path.read_text() for path in (ROOT / "mmfsdp/run").glob("*.py")]
     unpickling = ("pickle.load", ".result()", ".results()", "result_pickle")
     assert not [word for word in unpickling for source in sources if word in source]
-
-
-def test_accounting_knows_what_squeue_has_forgotten(accounted, submit, monkeypatch):
-    monkeypatch.setattr(submission, "TEST_TIMEOUT_S", 30)
-    with pytest.raises(ParamError, match="^launch.account: .*Invalid account"):
-        submit("places", **{"launch.account": "nope"})
-    run = submit("stream", **{"launch.account": "lab"})
-    until(lambda: (run.path / "logs/rank0.json").exists(), words=lambda: str(run.state()))
-    accounted.ask("scancel", run.job)
-    until(lambda: run.job not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
-    state = run.wait(60)
-    assert state.status is Status.CANCELLED and state.reason.endswith("the cluster's administrators (by 0)")
