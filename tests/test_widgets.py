@@ -136,7 +136,7 @@ def test_the_plan_follows_the_form_and_is_compared_with_a_pinned_one(small):
     assert page.count("mm-figures") == 2 and "frozen_policy</b>: SHARD → REPLICATE" in page
     choose(small, "fsdp.frozen_policy", "SHARD")
     view.wait()
-    assert "The two plans are the same" in shown(view)
+    assert "The choices are the same" in shown(view)
     view.pin.value = False
     assert texts(view) == before
 

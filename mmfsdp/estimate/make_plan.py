@@ -35,19 +35,22 @@ def make_plan(
     example: keyword arguments of one forward. Tensors on the meta device will do, but for those of which the forward
     reads values, such as masks and grids of patches. With it, the order of units and the modules that backward passes
     through are traced, not assumed from the order of registration; all-gathers of modules that run several times, or
-    again for activation checkpointing, are counted; and AUTO's budget includes activations. train: the steps that AUTO
-    chooses for.
+    again for activation checkpointing, are counted; AUTO needs it. train: the steps that AUTO chooses for.
     Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
     model does not take.
     """
     params = params or FSDPParams()
-    # Wrong sizes raise before the model is traced, which takes longest.
+    # These raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
+    if params.frozen_policy is FrozenPolicy.AUTO and example is None:
+        raise ParamError(
+            "frozen_policy", "AUTO needs an example, of which it counts the activations; give make_plan one"
+        )
     model = quantized_copy(model, params)
     # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
     grouped = trace_and_group(model, params, example)
-    if params.frozen_policy is FrozenPolicy.AUTO:
-        plan = choose_policies(model, params, grouped, world_size, example=example, train=train or TrainParams())
+    if params.frozen_policy is FrozenPolicy.AUTO and example is not None:
+        plan = choose_policies(model, params, grouped, world_size, example, train or TrainParams())
     else:
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
     plan = replace(plan, lint=lint(model, plan, trace=grouped.trace))
@@ -86,13 +89,7 @@ def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]
 
 
 def choose_policies(
-    model: nn.Module,
-    params: FSDPParams,
-    grouped: Grouped,
-    world_size: int,
-    *,
-    example: dict[str, Any] | None,
-    train: TrainParams,
+    model: nn.Module, params: FSDPParams, grouped: Grouped, world_size: int, example: dict[str, Any], train: TrainParams
 ) -> WrapPlan:
     """AUTO: return the plan that sends least of those that fit `memory_budget_gib`, with a policy for each frozen unit.
 
@@ -103,16 +100,14 @@ def choose_policies(
     events: tuple[MemoryEvent, ...] = ()
     for policy in (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE):
         plan = plan_units(model, params, policy, grouped, world_size)
-        if example is not None and not plans:
-            # With memory events, the budget includes activations. A policy does not change them, so the search needs
-            # one recording; `make_plan` records the chosen units.
+        if not events:
+            # A policy changes no activations, so the search needs one recording. `make_plan` records the chosen units.
             events = record_memory(model, plan, example).memory_events
         plans.append(with_gathers(replace(plan, memory_events=events)))
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
-    bound = "at most" if plans[0].memory_events else "(give an example to count activations) at least"
     why = (
-        f"AUTO: {_summary(units)}; a rank holds {bound} {size(search.memory(units))} of {size(search.budget)} and "
+        f"AUTO: {_summary(units)}; a rank holds at most {size(search.memory(units))} of {size(search.budget)} and "
         f"sends {size(search.traffic(units))} a step, with all SHARD {size(search.traffic(plans[0].units))}"
     )
     return replace(plans[0], units=units, why=why, memory_events=())
@@ -145,15 +140,21 @@ class PolicySearch:
         return sum(self.plans[0].wire_bytes(unit, self.train.accumulation) for unit in units)
 
     def best_units(self) -> tuple[Unit, ...]:
-        """Return the best mix found. Raises ParamError if the mix that holds least does not fit."""
-        starts = [plan.units for plan in self.plans if self.memory(plan.units) <= self.budget]
-        if not starts:
-            starts = [self.least_memory()]
+        """Return the best mix found. Raises ParamError if no policy fits for all frozen units."""
         mixes = []
-        for units in starts:
-            mixes.append(self.improve(units, by_density=True))
-            # Where units differ much in size, large ones first may fill the budget better.
-            mixes.append(self.improve(units, by_density=False))
+        for plan in self.plans:
+            if self.memory(plan.units) <= self.budget:
+                mixes.append(self.improve(plan.units, by_density=True))
+                # Where units differ much in size, large ones first may fill the budget better.
+                mixes.append(self.improve(plan.units, by_density=False))
+        if not mixes:
+            least = min(self.memory(plan.units) for plan in self.plans)
+            raise ParamError(
+                "memory_budget_gib",
+                f"{self.budget / 2**30:.3g} is {size(least - self.budget)} too little: with one policy for all frozen "
+                f"units a rank holds at least {size(least)}; set it to {least / 2**30 + 5e-4:.3f}, shard over more "
+                "ranks, or lower frozen_dtype",
+            )
         return min(mixes, key=self.traffic)
 
     def improve(self, units: tuple[Unit, ...], *, by_density: bool) -> tuple[Unit, ...]:
@@ -176,23 +177,6 @@ class PolicySearch:
             # An earlier change may have given the unit a better policy, or have used up the budget.
             if self.traffic(mix) < self.traffic(units) and self.memory(mix) <= self.budget:
                 units = mix
-        return units
-
-    def least_memory(self) -> tuple[Unit, ...]:
-        """Return the mix that holds least, found one unit at a time. Raises ParamError if it does not fit."""
-        units = min((plan.units for plan in self.plans), key=self.memory)
-        for index, unit in self.options:
-            # A small unit may hold less when replicated: it is padded to the ranks when it is sharded.
-            units = min(units, changed(units, index, unit), key=self.memory)
-        least = self.memory(units)
-        if least > self.budget:
-            activations = "" if self.plans[0].memory_events else "; activations apart"
-            raise ParamError(
-                "memory_budget_gib",
-                f"{self.budget / 2**30:.3g} is {size(least - self.budget)} too little: the least that a rank can hold "
-                f"is {size(least)} (with {_summary(units)}{activations}); set it to {least / 2**30 + 5e-4:.3f}, shard "
-                "over more ranks, or lower frozen_dtype",
-            )
         return units
 
 

@@ -25,13 +25,10 @@ from ..core.fsdp2 import cast_inputs, checkpoint_activations
 from ..core.lint import without_gradient
 from ..core.plan import MemoryEvent, Unit, WrapPlan
 from ..core.quantize import quantized_copy
-from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
+from ..core.trace import ASK_DEVICE, CPU, RealValues, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, ParamError
 from .memory import gradient_params, with_gathers
-
-MAX_UNPACKED_CHANNELS = 4
-"""oneDNN packs no copy of an input of at most so many channels, such as a picture."""
 
 
 class Recording(NamedTuple):
@@ -150,8 +147,6 @@ class MemoryRecorder(TorchDispatchMode):
             self.flops += count_flops(*args, **kwargs, out_val=output)
         for tensor in tensors_of(output):
             self.allocate(tensor)
-        if operator in (aten.convolution, aten.convolution_backward):
-            self.raise_peak(convolution_scratch(operator, args))
         return output
 
     def allocate(self, tensor: torch.Tensor) -> None:
@@ -164,13 +159,8 @@ class MemoryRecorder(TorchDispatchMode):
         # Fake storages hold no memory, but they live as long as real ones would.
         weakref.finalize(storage, self.free, address, nbytes)
         self.allocated += nbytes
-        self.raise_peak(0)
-
-    def raise_peak(self, scratch: int) -> None:
-        """Note what is allocated now if it is more than before. scratch: bytes that an operator frees at its end."""
-        allocated = self.allocated + scratch
-        self.peak = max(self.peak, allocated)
-        self.peak_without_grads = max(self.peak_without_grads, allocated - self.gradients)
+        self.peak = max(self.peak, self.allocated)
+        self.peak_without_grads = max(self.peak_without_grads, self.allocated - self.gradients)
 
     def free(self, address: int, nbytes: int) -> None:
         """Count a storage out."""
@@ -304,11 +294,3 @@ class CallAfterBackward(torch.autograd.Function):
         """Call back, and pass the gradients on."""
         ctx.call()
         return None, *gradients
-
-
-def convolution_scratch(operator: Any, args: Any) -> int:
-    """Return the bytes that a convolution takes while it runs: oneDNN on CPUs computes with packed copies."""
-    inputs, weight = args[:2] if operator is aten.convolution else args[1:3]
-    if inputs.shape[1] <= MAX_UNPACKED_CHANNELS:
-        return weight.nbytes
-    return weight.nbytes + inputs.nbytes

@@ -7,7 +7,6 @@ from html import escape
 
 from ..core.plan import WrapPlan, count, size
 from ..estimate import Estimate, step_time
-from ..estimate.plan_diff import plan_diff
 from ..estimate.seconds import MACHINES, seconds
 from ..params import RunParams
 from .markup import key_figures
@@ -55,11 +54,14 @@ def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = 
 
 
 def _differences(before: WrapPlan, after: WrapPlan) -> str:
+    """Return the choices that differ; what follows from them stands in the figures and the units."""
+    old_choices = before.fsdp.to_dict() | {"ranks": before.world_size}
+    new_choices = after.fsdp.to_dict() | {"ranks": after.world_size}
     items = ""
-    for line in plan_diff(before, after).splitlines():
-        name, _, change = escape(line.replace(" -> ", " → ")).partition(": ")
-        items += f"<li><b>{name}</b>: {change}</li>"
-    return f'<ul class="mm-changes">{items}</ul>' if items else "<p>The two plans are the same.</p>"
+    for name, old in old_choices.items():
+        if new_choices[name] != old:
+            items += f"<li><b>{name}</b>: {escape(str(old))} → {escape(str(new_choices[name]))}</li>"
+    return f'<ul class="mm-changes">{items}</ul>' if items else "<p>The choices are the same.</p>"
 
 
 def _figures(planned: PlannedRun, machine: str) -> str:

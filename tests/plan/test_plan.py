@@ -13,7 +13,6 @@ from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.estimate.make_plan import make_plan
-from mmfsdp.estimate.plan_diff import plan_diff
 from mmfsdp.models import build_language
 from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ParamError, load, preset_names
 from mmfsdp.train.preview import frozen_model
@@ -246,16 +245,6 @@ def test_an_example_that_does_not_fit_is_named():
     asking.register_forward_hook(lambda *given: given[-1] if given[-1].sum() > 0 else None)
     with pytest.raises(ValueError, match="example: .*DataDependent.*leave the example out"):
         plan_of(asking, example={"input": torch.zeros(2, 8)})
-
-
-def test_a_diff_names_what_changes_and_nothing_else():
-    a, b = plan_of(tiny_flamingo()), plan_of(tiny_flamingo(), frozen_policy="REPLICATE")
-    assert plan_diff(a, a) == ""
-    text = plan_diff(a, b).splitlines()
-    assert text[0] == "frozen_policy: SHARD -> REPLICATE" and text[-1].startswith("sent by each rank: ")
-    assert any(line.startswith("2 x vision_encoder.visual.transformer.resblocks.*: ") for line in text)
-    assert not any("cross_attention" in line for line in text)
-    assert "no unit of its own any more" in plan_diff(a, plan_of(tiny_flamingo(), auto_wrap_policy="NO_WRAP"))
 
 
 def test_no_wrap_is_one_unit():
