@@ -101,6 +101,16 @@ def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
     return model
 
 
+def size_text(model: nn.Module) -> str:
+    """Return how many parameters a model has, and what share of them trains."""
+    numel = trainable = 0
+    for p in model.parameters():
+        numel += p.numel()
+        if p.requires_grad:
+            trainable += p.numel()
+    return f"{numel / 1e6:,.1f} M parameters, {trainable / numel:.1%} of them trainable"
+
+
 def flamingo_batch(*, seed: int) -> Batch:
     """Return two samples of a picture each, for the model of `model_params`."""
     return random_batch(WORDS, TokenIds.after(WORDS).image, (2, TOKENS), PICTURE_PIXELS, seed)
@@ -203,7 +213,7 @@ def measure(
     """Measure a step of each method: what it sends, this rank's memory in bytes, and the median seconds of `rounds`."""
     methods, rows = [], []
     for name in names:
-        method, row = measure_step(lambda name=name: make(name), batch, device)  # type: ignore[misc]
+        method, row = measure_step(name, make, batch, device)
         methods.append(method)
         rows.append({"way": name} | row)
     seconds: list[list[float]] = [[] for _ in methods]
@@ -222,12 +232,14 @@ def measure(
     return rows
 
 
-def measure_step(make: Callable[[], Method], batch: Batch, device: torch.device) -> tuple[Method, dict[str, Any]]:
+def measure_step(
+    name: str, make: Callable[[str], Method], batch: Batch, device: torch.device
+) -> tuple[Method, dict[str, Any]]:
     """Make a wrapped model, take two steps, and measure the third: its traffic, and this rank's memory in bytes."""
     on_gpu = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if on_gpu else 0
     with nullcontext(CpuMemory()) if on_gpu else cpu_memory() as memory:
-        method = make()
+        method = make(name)
         for _ in range(2):
             method.step(batch, device)
         gc.collect()

@@ -18,7 +18,7 @@ from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..params import FSDPParams, Precision, RunParams, load
 from ..run.state import text_table
-from .bench_models import COMPARED, Method, measure, random_batch, random_model, wrap_as
+from .bench_models import COMPARED, Method, measure, random_batch, random_model, size_text, wrap_as
 from .spawn_ranks import on_ranks
 
 LARGE: dict[str, Any] = {
@@ -41,14 +41,9 @@ def bench_step(*, ranks: int | None = None, rounds: int = 7) -> dict[str, Any]:
     weights. ranks: unset, all GPUs, or 2.
     """
     gpus = torch.cuda.device_count()
-    params = configuration(on_gpu=gpus > 0)
+    params = load("clip_llama_1b").change(**LARGE) if gpus else load("tiny")
     backend = "nccl" if gpus else "gloo"
     return on_ranks(_measure, ranks or gpus or 2, params, rounds, method="spawn", backend=backend)[0]
-
-
-def configuration(*, on_gpu: bool) -> RunParams:
-    """Return what is measured."""
-    return load("clip_llama_1b").change(**LARGE) if on_gpu else load("tiny")
 
 
 def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
@@ -58,24 +53,21 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
         device, device_name = torch.device("cuda", rank), torch.cuda.get_device_name(rank)
         torch.cuda.set_device(device)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    batch = batch_for(params, random_model(params.model, meta=True), rank)
+    model = random_model(params.model, meta=True)
+    batch = batch_for(params, model, rank)
     flops = matrix_rate(device)
 
     def make(name: str) -> Method:
         return wrap_as(name, random_model(params.model), batch.inputs(), device=device)
 
     rows = measure(COMPARED, make, batch, rounds, device)
-    model, fsdp = random_model(params.model, meta=True), FSDPParams(mixed_precision=Precision.BF16)
-    plan = make_plan(model, fsdp, world_size=ranks, example=batch.inputs())  # each method needs the FLOPs of this one
+    plan = make_plan(
+        model, FSDPParams(mixed_precision=Precision.BF16), world_size=ranks, example=batch.inputs()
+    )  # each method needs the FLOPs of this one
     for row in rows:
         row["samples_per_s"] = batch.size * ranks / row["seconds"]
         row["utilization"] = plan.flops / row["seconds"] / flops
-    numel = sum(unit.numel for unit in plan.units)
-    trainable = sum(unit.trainable_numel for unit in plan.units)
-    title = (
-        f"{params.launch.name}, {numel / 1e6:,.1f} M parameters, {trainable / numel:.1%} of them trainable; {ranks} x "
-        f"{device_name}; {batch.size} samples of a picture and {params.data.max_length} tokens a rank; bf16"
-    )
+    title = f"{params.launch.name}, {size_text(model)}; {ranks} x {device_name}; {batch.size} samples of a picture and {params.data.max_length} tokens a rank; bf16"
     dist.barrier()
     return {"title": title, "rounds": rounds, "flops": plan.flops, "matrix_flops": flops, "rows": rows}
 

@@ -48,14 +48,8 @@ def plan(argv: list[str]) -> int:
 
     Returns 1 where the lint found errors.
     """
-    from ..data import check_data
-
     params, machine = read_plan_words(argv)
     planned = print_plan(params)
-    try:
-        check_data(params.data)
-    except ParamError as error:  # a plan needs no data; a run does
-        print(f"warning: {error}", file=sys.stderr)
     if machine and not planned.refused:
         from ..estimate import machine_of, mesh_table, meshes, step_time
 
