@@ -138,6 +138,8 @@ def watch_job(folder: Path, *, rank0_pid: int) -> None:
         return  # rank 0 has ended already
     detector = HangDetector(folder, record, since=rank0_start - CLOCK_TOLERANCE_S)
     while os.getppid() == rank0_pid:
+        if not (folder / "run.json").exists():  # somebody has deleted it
+            record.write(folder)
         failure = detector.check()
         if failure:
             write_status(folder, failure, finished=time.time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from ..params import LaunchParams, ParamError, RunParams
 from .folder import FILE_MODE, PathLike, open_own, read_events, read_json, read_metrics, write_text
 from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
-from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, write_status
+from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
 from .slurm_state import ENDED, current_state, job_number, scancel
 from .state import SWEEP_FILE, is_run, run_state
 from .watch import read_log
@@ -38,7 +39,11 @@ def launch(params: RunParams, *, entry: str = TRAIN) -> Run:
     entry = check_entry(entry)
     check(params)
     folder = make_folder(params.launch)
-    start_in(folder, params, entry)
+    try:
+        start_in(folder, params, entry)
+    except Exception:
+        shutil.rmtree(folder)  # no disk space, no process left: half a run would keep the name
+        raise
     return Run(folder)
 
 
@@ -208,7 +213,8 @@ class Run:
         `cancel`.
         """
         end, state = time.monotonic() + timeout, self.state()
-        if state.done:
+        is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
+        if state.done and not is_unknown:
             return state
         (self.path / "cancel").touch(FILE_MODE)
         record = self.record

@@ -95,9 +95,13 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
 def _set_master_address(first_node: str) -> None:
     """Set MASTER_ADDR, and for gloo the network interface that leads there: a host's own name may lead nowhere.
 
-    Raises socket.gaierror if the node's name does not resolve, rather than waiting minutes for it.
+    Raises OSError if the node's name does not resolve, rather than waiting minutes for it.
     """
-    family, _, _, _, address = socket.getaddrinfo(first_node, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(first_node, 9, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        here = socket.gethostname()
+        raise OSError(f"the job's first node, {first_node!r}, has no address on {here}: {error}") from None
     os.environ["MASTER_ADDR"] = first_node
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         trial.connect(address)  # sends nothing

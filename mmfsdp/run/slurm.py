@@ -24,6 +24,8 @@ from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 MAX_PREEMPT_NOTICE_S = 90
 """Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""
 
+SBATCH = ("sbatch", "--parsable")
+
 BATCH_FILE = "member.sh"
 """File in logs/ of a run in a job array: its batch script."""
 
@@ -34,6 +36,15 @@ class _Executor(SlurmExecutor):
     @classmethod
     def affinity(cls) -> int:
         return 2
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return [*SBATCH, str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: str | bytes) -> str:
+        if number := submitted_job(str(string)):
+            return number
+        raise FailedJobError(str(string))
 
 
 def sbatch_text(params: RunParams) -> str:
@@ -175,6 +186,12 @@ def refusal(error: str) -> str:
     lines = [line for line in error.splitlines() if re.match("sbatch|slurm|allocation", line)]
     words = " ".join(lines) or error.strip() or "sbatch gave no job number and no reason; ask the administrators"
     return f"Slurm refuses it: {words[:500]}"
+
+
+def submitted_job(output: str) -> str:
+    """Return the job's number from what `sbatch --parsable` printed, a cluster's banners left out; "" if none."""
+    numbers = re.findall(r"^(\d+)(?:;\S*)?$", output, re.MULTILINE)
+    return str(numbers[-1]) if numbers else ""
 
 
 def job_environment() -> dict[str, str]:

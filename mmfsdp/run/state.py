@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .folder import PathLike, heartbeat_path, last_row
 from .local import file_age, local_state
-from .record import RunRecord, RunState, Status, rank_status
+from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
 
 LAUNCH_TIMEOUT_S = 10.0
@@ -36,6 +36,10 @@ def run_state(path: PathLike) -> RunState:
     folder = Path(path)
     record = RunRecord.read(folder)
     if record is None:
+        if (state := read_status(folder)).done:
+            return state
+        if job_number(folder):
+            return RunState(Status.LOST, "its run.json is missing; cancel it, in case that it still runs")
         age = file_age(folder)
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return RunState(Status.QUEUED, "being launched")

@@ -105,6 +105,8 @@ class Supervisor:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
         detector = HangDetector(self.folder, self.record, since=time.time())
         while True:
+            if not (self.folder / "run.json").exists():  # somebody has deleted it, and could not cancel the run then
+                self.record.write(self.folder)
             status_age_s = file_age(self.folder / "status.json")
             if status_age_s is None or status_age_s > TOUCH_INTERVAL_S:
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)

@@ -265,8 +265,8 @@ def submit_array(members: Sweep) -> None:
             (folder / f"{task:03d}").symlink_to(Path("..", name))
         write_text(folder / "array.sh", array_text(members, folder, names))
         after = [f"--dependency=afterany:{job}"] if job else []  # no more at once than was asked
-        done = run_command("sbatch", "--parsable", *after, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
-        job = done.stdout.strip().partition(";")[0]  # empty where it is refused; else the number, then the cluster
+        done = run_command(*slurm.SBATCH, *after, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
+        job = "" if done.returncode else slurm.submitted_job(done.stdout)
         for task, name in enumerate(names):
             if job:
                 slurm.accept_call(members.path / name, job=f"{job}_{task}")

@@ -33,9 +33,10 @@ def configuration(file: str, **values: Any) -> str:
 
 
 class Cluster:
-    """One Slurm, without accounting; `environment` reaches it."""
+    """One Slurm; `environment` reaches it. With accounting it has a database, and forgets finished jobs at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, accounting: bool = False) -> None:
+        self.accounting = accounting
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
         self.daemons: dict[str, subprocess.Popen] = {}
         self.environment = {
@@ -49,6 +50,8 @@ class Cluster:
         self._write_files()
         self._run("munged", "munged", "--foreground", "--force", *self._munge())
         until(lambda: (self.folder / "munge.socket").exists(), words=self.words)
+        if self.accounting:
+            self._start_accounting()
         self._run("slurmctld", "slurmctld", "-D")
         until(lambda: self.ask("scontrol", "ping").returncode == 0, words=self.words)
         for node in NODES:
@@ -132,10 +135,15 @@ class Cluster:
         (self.folder / "tmp").chmod(0o1777)
         for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
             os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        port, spare, *nodes = free_ports()
+        port, dbd, self.db, spare, *nodes = free_ports()
         host = socket.gethostname().split(".")[0]
-        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "spare": spare}
+        values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
+        values["spare"] = spare
+        values["accounting"] = configuration("accounting.conf", **values) if self.accounting else ""
+        values["memory"] = 2 if self.accounting else 300
         (self.folder / "slurm.conf").write_text(configuration("slurm.conf", **values))
+        (self.folder / "slurmdbd.conf").write_text(configuration("slurmdbd.conf", db=self.db, **values))
+        (self.folder / "slurmdbd.conf").chmod(0o600)
         (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-3] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
@@ -143,6 +151,22 @@ class Cluster:
         squeue = configuration("squeue", folder=self.folder, real=shutil.which("squeue"))
         (self.folder / "bin/squeue").write_text(squeue)
         (self.folder / "bin/squeue").chmod(0o755)
+
+    def _start_accounting(self) -> None:
+        data, tongue = f"--datadir={self.folder}/db", f"--socket={self.folder}/db.socket"
+        method = "--auth-root-authentication-method=normal"
+        made = self.ask("mariadb-install-db", "--no-defaults", "--user=root", data, "--skip-test-db", method)
+        assert made.returncode == 0, made.stdout + made.stderr
+        network = ("--bind-address=127.0.0.1", f"--port={self.db}", f"--pid-file={self.folder}/db.pid")
+        self._run("mariadbd", "mariadbd", "--no-defaults", "--user=root", data, tongue, *network)
+        client = ("mariadb", "--no-defaults", tongue, "--user=root", "--execute")
+        until(lambda: self.ask(*client, "select 1").returncode == 0, words=self.words)
+        grant = "grant all on slurm_acct_db.* to slurm@'127.0.0.1' identified by 'slurm'"
+        self.ask(*client, f"{grant}; {grant.replace('127.0.0.1', 'localhost')}")
+        self._run("slurmdbd", "slurmdbd", "-D")
+        until(lambda: self.ask("sacctmgr", "--noheader", "show", "cluster").returncode == 0, words=self.words)
+        for what in (("cluster", "test"), ("account", "lab"), ("user", "root", "account=lab")):
+            self.ask("sacctmgr", "--immediate", "add", *what)
 
     def _munge(self) -> list[str]:
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "seed-file": "munge.seed"}
@@ -157,20 +181,22 @@ class Cluster:
 
 def missing() -> str | None:
     """Why there can be no such cluster here; None if there can."""
-    absent = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]
+    programs = ("munged", "slurmctld", "slurmd", "sbatch", "slurmdbd", "mariadbd")
+    absent = [name for name in programs if not shutil.which(name)]
     if absent:
-        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends slurm-wlm munge"
+        packages = "slurm-wlm munge slurmdbd mariadb-server"
+        return f"{', '.join(absent)} not installed: apt-get install --no-install-recommends {packages}"
     return None if os.geteuid() == 0 else "only root can start slurmd"
 
 
 def free_ports() -> list[int]:
-    """Four free ports, one after the other."""
-    for first in range(17_000 + os.getpid() % 1000, 32_000, 4):
-        trials = [socket.socket() for _ in range(4)]
+    """Six free ports, one after the other."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 6):
+        trials = [socket.socket() for _ in range(6)]
         try:
             for number, trial in enumerate(trials):
                 trial.bind(("127.0.0.1", first + number))
-            return list(range(first, first + 4))
+            return list(range(first, first + 6))
         except OSError:
             continue
         finally:

@@ -1,5 +1,6 @@
 """One Slurm for all tests in this folder that ask for it, and runs on it."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from tests import waiting
 from tests.slurm.cluster import Cluster, missing
 
 
-@pytest.fixture(scope="session")
-def slurm():
-    """The Slurm that the tests share, with two nodes; skips where it is not installed."""
+@contextmanager
+def started(**kind):
+    """A Slurm with two nodes; skips where it is not installed."""
     if reason := missing():
         pytest.skip(reason)
-    cluster = Cluster()
+    cluster = Cluster(**kind)
     try:
         cluster.start()
         yield cluster
@@ -24,9 +25,24 @@ def slurm():
         cluster.stop()
 
 
+@pytest.fixture(scope="session")
+def slurm():
+    """The Slurm that the tests share."""
+    with started() as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def cluster(slurm, monkeypatch):
+def accounted():
+    """A Slurm of its own, with accounting."""
+    with started(accounting=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(request, monkeypatch):
     """The Slurm, with an environment that reaches it and no job of an earlier test."""
+    slurm = request.getfixturevalue("accounted" if "accounted" in request.fixturenames else "slurm")
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(queue, "_queues", {})  # answers of squeue are this cluster's

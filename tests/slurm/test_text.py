@@ -96,7 +96,7 @@ def test_a_profile_gives_what_the_run_leaves_unset(tmp_path, monkeypatch):
 
 
 COMMANDS = {
-    "sbatch": "echo 'Welcome!'; echo 'Submitted batch job 77'",
+    "sbatch": "echo 'Welcome! resubmit job 12345'; echo '77;cluster'; echo 'Bye: 3 jobs left'",
     "squeue": "echo 'Maintenance | on Friday'",
     "scancel": "echo Welcome >&2; echo $* >> ${0%/*}/cancelled",
     "scontrol": "echo 'MaxArraySize            = 3'",
@@ -135,7 +135,7 @@ ENDS_IN_LOG = {" DUE TO TIME LIMIT": "FAILED: .*raise launch.timeout_min", "": "
 
 @pytest.mark.parametrize("cause", ENDS_IN_LOG)
 def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path, cause):
-    """Without accounting."""
+    """Without accounting; status.json and then run.json are deleted, too."""
     (fake_slurm / "sacct").write_text("#!/bin/sh\nexit 1\n")
     folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
     RunParams().change(**SLURM | {"train.device": "cpu"}).to_yaml(folder / "params.yaml")
@@ -147,6 +147,14 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     os.utime(folder / "status.json", (1, 1))
     state = run_state(folder)
     assert re.match(ENDS_IN_LOG[cause], f"{state.status}: {state.reason}"), state
+    (folder / "run.json").unlink()
+    assert run_state(folder).status is state.status
+    (folder / "status.json").unlink()
+    os.utime(folder, (1, 1))
+    assert run_state(folder).reason == "its run.json is missing; cancel it, in case that it still runs"
+    assert Run.open(folder).job == "99"
+    Run.open(folder).cancel()
+    assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
 
 
 def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch):

@@ -108,3 +108,14 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
     sources = [path.read_text() for path in (ROOT / "mmfsdp/run").glob("*.py")]
     unpickling = ("pickle.load", ".result()", ".results()", "result_pickle")
     assert not [word for word in unpickling for source in sources if word in source]
+
+
+def test_accounting_knows_what_squeue_has_forgotten(accounted, submit):
+    refused = submit("places", **{"launch.account": "nope"})
+    assert "Invalid account" in refused.wait(60).reason
+    run = submit("stream", **{"launch.account": "lab"})
+    until(lambda: (run.path / "logs/rank0.json").exists(), words=lambda: str(run.state()))
+    accounted.ask("scancel", run.job)
+    until(lambda: run.job not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
+    state = run.wait(60)
+    assert state.status is Status.CANCELLED and state.reason.endswith("the cluster's administrators (by 0)")
