@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 from .markup import path, short_number, svg, text, ticks
@@ -35,7 +34,6 @@ METRICS = {
     "lr": Metric("learning rate", from_zero=True),
     "samples_per_s": Metric("throughput (samples/s)", from_zero=True),
     "memory_bytes": Metric("peak memory of rank 0 (MiB)", 2**20, from_zero=True),
-    "step_s": Metric("time of a step (s)", from_zero=True),
 }
 """Metrics that are drawn, by their key in metrics.jsonl."""
 
@@ -167,8 +165,6 @@ def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
     if len(points) == 1:  # a path of one point would not be visible
         points.append((x + 3, y))
     drawn = path(points, line.color)
-    if line.name:
-        drawn = f"<g><title>{escape(line.name)}</title>{drawn}</g>"
     if not labeled:
         return [drawn]
     newest = short_number(line.points[-1].value / axes.scale)

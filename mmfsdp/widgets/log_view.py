@@ -30,9 +30,7 @@ class LogView(w.VBox):
         rank_options = [("all ranks", -1), *((f"rank {rank}", rank) for rank in range(ranks))]
         self._rank = w.Dropdown(options=rank_options, tooltip="Show lines of this rank", layout=narrow)
         self._search = w.Text(placeholder="search the log", tooltip="Show lines with this text", layout=narrow)
-        about = "Pressed: the newest line stays in view. Not pressed: nothing moves"
-        self._follow = w.ToggleButton(value=True, description="Follow", icon="arrow-down", tooltip=about, layout=narrow)
-        controls = [self._rank, self._search, self._follow]
+        controls = [self._rank, self._search]
         for control in controls:
             control.observe(lambda _: self.draw(anew=True), "value")
         self._note, self._text = w.HTML(), w.HTML()
@@ -49,15 +47,12 @@ class LogView(w.VBox):
             self._lines.extend(lines)
 
     def draw(self, *, anew: bool = False) -> None:
-        """Bring the page up to date; costs nothing where it is. anew: since a filter or Follow has changed."""
+        """Bring the page up to date; costs nothing where it is. anew: since a filter has changed."""
         with self._lock:
             if self._added == self._drawn and not anew:
                 return
             added = self._drawn = self._added
-            lines = list(self._lines) if self._follow.value else []
-        if not self._follow.value:
-            self._note.value = note(f"paused; {added:,} lines by now")
-            return
+            lines = list(self._lines)
         rank, search = self._rank.value, self._search.value.casefold()
         rows: list[str] = []  # as escaped HTML, the newest first
         characters = 0

@@ -1,4 +1,4 @@
-"""HTML and SVG as text: pages that fetch nothing, tables, notes, shapes. Everything but Html is escaped."""
+"""HTML and SVG as text: pages that fetch nothing, tables, notes, shapes. Texts are escaped."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ Point = tuple[float, float]
 _NARROW_LETTERS = set("fijlrtI.,:;|!'()[] ")
 
 
-class Html(str):
-    """Text that is HTML already. Every other text is escaped."""
-
-
 def page(title: str, body: str) -> str:
     """Return a complete HTML page that fetches nothing; `body` is HTML already."""
     return _PAGE.format(title=escape(title), style=STYLE, body=body)
@@ -36,9 +32,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     for row in rows:
         html += "<tr>"
         for cell in row:
-            if not isinstance(cell, Html):
-                cell = escape(f"{cell:,}" if isinstance(cell, int) else str(cell))
-            html += f"<td>{cell}</td>"
+            words = f"{cell:,}" if isinstance(cell, int) else str(cell)
+            html += f"<td>{escape(words)}</td>"
         html += "</tr>"
     return f'<div class="mm-scroll"><table class="mm-table">{html}</table></div>'
 
@@ -72,11 +67,10 @@ def text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(str(words))}</text>'
 
 
-def rect(x: float, y: float, width: float, height: float, color: str, *, title: str = "", outline: str = "") -> str:
-    """Return a filled rectangle. The mouse shows its title. outline: SVG attributes such as stroke="white"."""
-    inside = f"<title>{escape(title)}</title>" if title else ""
+def rect(x: float, y: float, width: float, height: float, color: str, *, outline: str = "") -> str:
+    """Return a filled rectangle. outline: SVG attributes such as stroke="white"."""
     frame = f'x="{x:.1f}" y="{y:.1f}" width="{max(0, width):.1f}" height="{max(0, height):.1f}"'
-    return f'<rect {frame} fill="{color}" {outline}>{inside}</rect>'
+    return f'<rect {frame} fill="{color}" {outline}></rect>'
 
 
 def path(points: Sequence[Point], color: str, *, width: float = 1.6, dash: str = "none") -> str:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import ipywidgets as w
 
@@ -21,7 +20,6 @@ from .actions import Actions
 from .cell import CellWidget, ViewerPresence
 from .curves import History
 from .log_view import LogView
-from .markup import note
 from .report import training_charts
 
 WATCHED_UPDATE_S = 0.5
@@ -31,8 +29,8 @@ DETAILS_CPU_SHARE = 0.02
 """Curves and ranks are drawn once a second, or more rarely where drawing would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
-MAX_SHOWN_RANKS = 24
-"""Up to so many ranks show their figures; of more, the mouse shows them."""
+MAX_TRACEBACKS = 24
+"""Tracebacks that are shown; the log files have all."""
 RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
 """Signs beside the colors, so that nobody needs to tell colors apart."""
 
@@ -53,16 +51,15 @@ class RunPanel(CellWidget):
         self._progress = Progress(self.run.path)
         self._viewer = ViewerPresence()
         self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
-        self._closing, self._ended, self._ending = threading.Event(), threading.Event(), threading.Lock()
+        self._closing, self._ended = threading.Event(), threading.Event()
         self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
         self._bar.tooltip = "steps done"
-        self.actions, self.logs = Actions(self.run, resumed=self._start), LogView(self._ranks)
+        self.actions, self.logs = Actions(self.run), LogView(self._ranks)
         parts = [self._head, self._bar, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
         super().__init__(parts)
         self.replace_older()
-        self._ended.set()
-        self._start()
+        threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
 
     def wait(self, timeout: float | None = None) -> RunState:
         """Return the state of the run once it is over and all is drawn, or after `timeout` seconds.
@@ -79,33 +76,22 @@ class RunPanel(CellWidget):
         self._viewer.close()
         super().close()
 
-    def _start(self) -> None:
-        """Watch the run until it ends."""
-        with self._ending:
-            self._resumed = True
-            if self._ended.is_set():
-                self._ended.clear()
-                threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
-
     def _watch(self) -> None:
         """Read and draw, in a thread, until the run ends or the panel is closed."""
         try:
-            while True:
-                self._resumed = done = False
+            while not self._closing.is_set():
                 try:
-                    done = self._update()
+                    if self._update():
+                        break
                 except OSError as error:  # passes: a shared disk that does not answer, too many open files
                     self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
-                with self._ending:  # it may have been resumed while its end was drawn
-                    if self._closing.is_set() or (done and not self._resumed):
-                        self._ended.set()
-                        return
                 self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
                 self._viewer.returned.clear()
         except Exception as error:  # the thread ends here: the panel says why it stands still
-            self._ended.set()
             self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
             raise
+        finally:
+            self._ended.set()
 
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
@@ -134,39 +120,31 @@ class RunPanel(CellWidget):
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         self._rank_grid.value = rank_grid(ranks)
         self._tracebacks.value = tracebacks(ranks)
-        estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
         history = History(read_metrics(self.run.path))
-        html = training_charts(self.run.path, history, self.state.steps, result)
-        sent, predicted = history.newest.get("wire_bytes"), estimate.get("wire_bytes")
-        if sent is not None and predicted is not None:
-            html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
-        self._curves.value = html
+        self._curves.value = training_charts(self.run.path, history, self.state.steps, result)
 
 
 def rank_grid(ranks: Sequence[RankProgress]) -> str:
     """Return a cell for each rank."""
     counts = Counter(rank.status for rank in ranks)
     summary = ", ".join(f"{sign} {counts[status]} {status}" for status, sign in RANK_SIGNS.items() if counts[status])
-    cells = "".join(_rank_cell(rank, detailed=len(ranks) <= MAX_SHOWN_RANKS) for rank in ranks)
+    cells = "".join(_rank_cell(rank) for rank in ranks)
     return f'<div class="mm-quiet">ranks: {summary}</div><div class="mm-ranks">{cells}</div>'
 
 
-def _rank_cell(rank: RankProgress, *, detailed: bool) -> str:
+def _rank_cell(rank: RankProgress) -> str:
     facts = []
     if rank.step is not None:
         facts.append(f"step {rank.step}")
     if rank.tokens_per_s is not None:
         facts.append(f"{rank.tokens_per_s:,.0f} tokens/s")
-    if rank.age_s is not None and rank.age_s >= 3:
-        facts.append(f"{rank.age_s:.0f} s ago")
+    if rank.status == "quiet":
+        facts.append(f"{escape(rank.activity)} {rank.age_s:.0f} s ago")
     if rank.memory_bytes is not None:
         facts.append(f"{rank.memory_bytes / 2**20:,.0f} MiB")
-    title = ", ".join([f"rank {rank.rank}", rank.status, rank.activity, *facts, rank.error[:300]])
-    label = f"{RANK_SIGNS[rank.status]} {rank.rank}"
-    if detailed:
-        label = f"<b>{RANK_SIGNS[rank.status]} rank {rank.rank}</b> {' · '.join(facts)}"
-    return f'<span class="mm-rank mm-rank-{rank.status}" title="{escape(title)}">{label}</span>'
+    label = f"<b>{RANK_SIGNS[rank.status]} rank {rank.rank}</b> {' · '.join(facts)}"
+    return f'<span class="mm-rank mm-rank-{rank.status}">{label}</span>'
 
 
 def tracebacks(ranks: Sequence[RankProgress]) -> str:
@@ -174,7 +152,7 @@ def tracebacks(ranks: Sequence[RankProgress]) -> str:
     failed = [rank for rank in ranks if rank.error or rank.traceback]
     opened = " open" if len(failed) == 1 else ""
     html = ""
-    for rank in failed[:MAX_SHOWN_RANKS]:
+    for rank in failed[:MAX_TRACEBACKS]:
         title = f'<b class="mm-error">rank {rank.rank}: {escape(rank.error[:300])}</b>'
         text = f'<pre class="mm-log mm-scroll">{escape(rank.traceback)}</pre>'
         html += f"<details{opened}><summary>{title}</summary>{text}</details>"

@@ -57,7 +57,7 @@ def _unit(unit: Unit, box: Box) -> str:
     traffic = f"gathered {unit.gathers_forward} x in forward and {unit.gathers_backward} x in backward"
     title = f"{unit.name}: {facts}, {traffic}"
     edge = 'stroke="white" stroke-width="1.5"'
-    parts.append(rect(x, y, width, height, "transparent", title=title, outline=edge))
+    parts.append(rect(x, y, width, height, "transparent", outline=edge))
     details = ""
     for index, line in enumerate((unit.name, facts, traffic)):
         details += text(0, MAP_TOP + MAP_HEIGHT + 15 + 17 * index, line, size=13)

@@ -32,8 +32,7 @@ class PlanView(CellWidget):
         self._failure: Exception | None = None
         self._machine = w.Dropdown(options=PAGE_MACHINES, value=machine, description="machine")
         self._machine.observe(lambda _: self._draw(), "value")
-        about = "Pressed: the figures of this plan stay above those of later choices, with what differs"
-        self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack", tooltip=about)
+        self.pin = w.ToggleButton(description="Pin to compare", icon="thumb-tack")
         self.pin.observe(self._pin_plan, "value")
         self._note, self.page = w.HTML(), w.HTML()
         bar = w.HBox([self._machine, self.pin, self._note])

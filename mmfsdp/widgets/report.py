@@ -17,7 +17,7 @@ from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
 from .curves import History, charts
-from .markup import Html, key_figures, note, page, rect, svg, table, text, ticks, width_of
+from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .plan_picture import WIDTH, plan_picture
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
@@ -258,12 +258,11 @@ def unit_table(plan: WrapPlan) -> str:
     head = ["unit", "kind", "policy", "parameters", "at rest", "unsharded", "all-gathers", "reduced"]
     rows: list[list[object]] = []
     for unit in plan.units:
-        kind = Html(f'<span class="mm-{unit.kind}">{unit.kind}</span>')
         nbytes = (unit.bytes_at_rest, unit.unsharded_bytes, unit.reduced_bytes)
         at_rest, unsharded, reduced = [size(value) if value else "–" for value in nbytes]
         gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
         policy = unit.frozen_policy or ""
-        rows.append([unit.name, kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
+        rows.append([unit.name, unit.kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
     about = "at rest: per rank. all-gathers: in forward + backward. reduced: gradients summed over ranks."
     return table(head, rows) + note(about)
 

@@ -14,10 +14,6 @@ INK = "#787878"
 """Lines and axes: a grey that is visible on white and on JupyterLab's dark background. Text has the page's color."""
 
 STYLE = f"""<style>
-.mm-frozen::before, .mm-trainable::before, .mm-mixed::before {{content: ""; display: inline-block; width: .7em;
-  height: .7em; margin-right: .35em; background: {FROZEN}}}
-.mm-trainable::before {{background: {TRAINABLE}}}
-.mm-mixed::before {{background: linear-gradient(135deg, {FROZEN} 50%, {TRAINABLE} 50%)}}
 .mm-quiet {{opacity: .8; line-height: 1.35}}
 .mm-error, .mm-warning {{font-weight: 600; line-height: 1.35; border-left: 4px solid {TRAINABLE}; padding-left: .5em}}
 .mm-warning {{border-color: {OPTIMIZER}; font-weight: inherit}}
@@ -55,7 +51,6 @@ WIDGET_STYLE = f"""<style>
 .mm-form .mm-row > .widget-html {{flex: 1 1 18em; min-width: 0; margin: 2px}}
 .mm-form .mm-row .widget-html-content {{line-height: 1.35; white-space: normal}}
 .mm-form .mm-row .widget-button {{width: auto; flex: none}}
-.mm-form .mm-row input:disabled, .mm-form .mm-row select:disabled {{opacity: .5}}
 .mm-form .widget-label {{text-align: left}}
 .mm-title {{margin: .7em 0 .2em; line-height: 1.35}}
 .mm-title .mm-quiet {{font-weight: 400; margin-left: .5em}}

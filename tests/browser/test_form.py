@@ -76,7 +76,6 @@ def test_choose_by_form_and_see_the_plan_follow(page):
     page.get_by_role("button", name="Pin to compare").click()
     policy.select_option("REPLICATE")
     expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
-    expect(page.locator("li", has_text="held by each rank")).to_be_visible()
     expect(page.get_by_text("counting activations")).to_have_count(0, timeout=60_000)
     unit = page.locator(".mm-unit").nth(3)
     unit.focus()

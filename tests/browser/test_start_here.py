@@ -39,13 +39,10 @@ def test_choose_plan_launch_watch_caption(lab):
         expect(page.locator("svg", has_text="at first").first).to_be_visible()
         page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView()")  # the log itself is drawn anew
         shot(page, "running")
-        press(page, "Drill")  # the ranks save, end and start again, and the events tell
-        expect(page.locator("li", has_text="preempted at step")).to_be_visible(timeout=120_000)
-        expect(page.locator("li", has_text="resumed from step")).to_be_visible(timeout=240_000)
         expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=240_000)
         expect(page.locator(".mm-charts text", has_text="- - predicted").first).to_be_visible()
         page.locator(".mm-charts").evaluate("e => e.scrollIntoView()")
-        shot(page, "drilled")
+        shot(page, "completed")
         press(page, "Report")
         expect(page.get_by_text("written: ")).to_contain_text("report.html")
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
