@@ -22,10 +22,10 @@ from ..run.watch import bar
 from ..run.watch import follow as lines_of
 from .planning import check_plan, parse, print_plan, run_folder
 
-SWEEP_HELP = """mmfsdp sweep [--config C] --grid FIELD=A,B ... [--at-once N] [--detach] [flags]
-    start a run for each combination, N at a time; flags as for `mmfsdp launch`. launch.name names the sweep
+SWEEP_HELP = """mmfsdp sweep [--config C] --grid FIELD=A,B ... [--at-once N] [flags]
+    start a run for each combination, N at a time, and wait for all (Ctrl-C leaves them running); flags as for
+    `mmfsdp launch`. launch.name names the sweep
     --grid FIELD=A,B FIELD=C,D   values to try; a list in brackets is YAML: data.more=[[], [{...}]]
-    --detach                     return at once; without it, wait for the end (Ctrl-C leaves the sweep running)
 mmfsdp sweep FOLDER              print its table
 mmfsdp resume FOLDER/MEMBER      run a failed member again
 mmfsdp cancel FOLDER             stop all its runs"""
@@ -154,8 +154,6 @@ def sweep(argv: list[str]) -> int:
     prepare(params)
     started = start_sweep(params, grid=grid, at_once=own.at_once)
     print(f"{started.path}: {len(started.members)} runs, {own.at_once} at a time", flush=True)
-    if own.detach:
-        return 0
     started.wait()
     return show_members(started)
 
@@ -167,9 +165,8 @@ def show_members(shown: Sweep) -> int:
 
 
 def read_sweep_words(argv: list[str]) -> tuple[RunParams, Any]:
-    """Return the shared parameters, and the options of the sweep: grid, at_once, detach."""
+    """Return the shared parameters, and the options of the sweep: grid, at_once."""
     flags = Flags()
-    flags.add_argument("--detach", action="store_true")
     flags.add_argument("--grid", nargs="+", action="extend", default=[])
     flags.add_argument("--at-once", type=count, default=1)
     own, words = flags.parse_known_args(argv)
@@ -192,9 +189,6 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
 def runs(argv: list[str]) -> int:
     """List all runs in the folders named, or in runs/."""
     default = LaunchParams().folder
-    for word in argv:
-        if word.startswith("-"):
-            raise ParamError("runs", f"unknown option {word!r}; name folders of runs, or nothing for {default}")
     for folder in argv or [default]:
         paths = find_runs(folder)
         print(runs_table(paths) if paths else f"no runs in {folder}")
