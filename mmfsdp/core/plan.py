@@ -250,14 +250,13 @@ class WrapPlan:
     @cached_property
     def prefetched_in_backward(self) -> dict[int, Unit]:
         """By a unit's order: the unit that is gathered ahead of need while its backward runs (`backward_prefetch`)."""
-        ahead: dict[int, Unit] = {}
-        if self.fsdp.backward_prefetch is BackwardPrefetch.NO_PREFETCH:
-            return ahead
-        # Backward runs the units in the opposite order of their ends in forward.
-        for earlier, unit in pairwise(sorted(self.gathered_units, key=lambda unit: unit.forward_end)):
-            # Prefetch starts in a unit's own backward, and gathers only what is needed and not gathered.
-            if unit.grad_flow and earlier.gathers_backward:
-                ahead[unit.order] = earlier
+        ahead = {}
+        if self.fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
+            # Backward runs the units in the opposite order of their ends in forward.
+            for earlier, unit in pairwise(sorted(self.gathered_units, key=lambda unit: unit.forward_end)):
+                # Prefetch starts in a unit's own backward, and gathers only what is needed and not gathered.
+                if unit.grad_flow and earlier.gathers_backward:
+                    ahead[unit.order] = earlier
         return ahead
 
     @property

@@ -7,19 +7,19 @@ import threading
 import ipywidgets as w
 
 from ..run.launch import Run
-from ..run.record import RunState
+from ..run.record import RunState, Status
 from .markup import note
 from .report import write_report
 
 
 class Actions(w.VBox):
-    """Cancel and Report. Neither blocks the kernel."""
+    """Cancel, Drill (preempt the ranks as a cluster would) and Report. None of them blocks the kernel."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._busy = False  # an action is under way
         self.buttons: dict[str, w.Button] = {}
-        for label, icon in (("Cancel", "stop"), ("Report", "file-text")):
+        for label, icon in (("Cancel", "stop"), ("Drill", "life-ring"), ("Report", "file-text")):
             button = w.Button(description=label, icon=icon)
             button.on_click(lambda button: self._start(button.description))
             self.buttons[label] = button
@@ -29,6 +29,7 @@ class Actions(w.VBox):
     def update(self, state: RunState) -> None:
         """Enable what can be done in this state."""
         self.buttons["Cancel"].disabled = self._busy or state.done
+        self.buttons["Drill"].disabled = self._busy or state.status is not Status.RUNNING
         self.buttons["Report"].disabled = self._busy
 
     def say(self, message: str, *, error: bool = False) -> None:
@@ -46,6 +47,9 @@ class Actions(w.VBox):
         try:
             if label == "Cancel":
                 self.say(f"cancelled: {self._run.cancel()}")
+            elif label == "Drill":
+                self._run.drill()
+                self.say("preemption signal sent; the events below the curves follow")
             else:
                 self.say(f"written: {write_report(self._run.path)}")
         except Exception as error:  # the thread ends here, and the person who pressed the button wants to know

@@ -9,7 +9,7 @@ from html import escape
 
 import ipywidgets as w
 
-from ..run.watch import COLOR, LogLine
+from ..run.watch import LogLine
 from .markup import note
 
 MAX_SHOWN_LINES = 300
@@ -57,13 +57,12 @@ class LogView(w.VBox):
         rows: list[str] = []  # as escaped HTML, the newest first
         characters = 0
         for line in reversed(lines):
-            text = COLOR.sub("", line.text)
-            if rank not in (-1, line.rank) or search not in text.casefold():
+            if rank not in (-1, line.rank) or search not in line.text.casefold():
                 continue
-            characters += len(text)
+            characters += len(line.text)
             if len(rows) == MAX_SHOWN_LINES or characters > MAX_SHOWN_CHARACTERS:
                 break
-            rows.append(f'<span class="mm-quiet">{line.rank} │</span> {escape(text)}')
+            rows.append(f'<span class="mm-quiet">{line.rank} │</span> {escape(line.text)}')
         log = "\n".join(reversed(rows))
         self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{log}</pre></div>'
         self._note.value = note(f"{len(rows):,} of {added:,} lines")

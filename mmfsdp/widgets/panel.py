@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import ipywidgets as w
 
@@ -20,6 +21,7 @@ from .actions import Actions
 from .cell import CellWidget, ViewerPresence
 from .curves import History
 from .log_view import LogView
+from .markup import note
 from .report import training_charts
 
 WATCHED_UPDATE_S = 0.5
@@ -122,7 +124,12 @@ class RunPanel(CellWidget):
         self._tracebacks.value = tracebacks(ranks)
         result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
         history = History(read_metrics(self.run.path))
-        self._curves.value = training_charts(self.run.path, history, self.state.steps, result)
+        html = training_charts(self.run.path, history, self.state.steps, result)
+        estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
+        sent, predicted = history.newest.get("wire_bytes"), estimate.get("wire_bytes")
+        if sent is not None and predicted is not None:
+            html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
+        self._curves.value = html
 
 
 def rank_grid(ranks: Sequence[RankProgress]) -> str:

@@ -12,7 +12,7 @@ import ipywidgets as w
 import yaml
 
 from ..core.plan import WrapPlan, count, size
-from ..run.folder import RECENT_EVENTS_BYTES, current_plan, read_events, read_json, read_metrics, write_text
+from ..run.folder import current_plan, read_events, read_json, read_metrics, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -153,7 +153,7 @@ def training_charts(folder: Path, history: History, steps: int | None, result: M
     The peak was predicted for the batch that was measured, so it is known with the result.
     """
     predicted = {"memory_bytes": (result.get("peak") or {}).get("bytes")}
-    events = read_events(folder, last_bytes=RECENT_EVENTS_BYTES)
+    events = read_events(folder)
     html = charts(history, total=steps, predicted=predicted)
     items = ""
     for event in events[-NEWEST_EVENTS:]:
