@@ -1,7 +1,6 @@
 """What the ranks of tests run in place of a training, here and on Slurm: real processes, most without torch."""
 
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -156,18 +155,6 @@ def hang(folder: Path) -> None:
         time.sleep(0.1)
     beat(f"step {3 if RANK == 3 else 4} compute")
     hang_here()
-
-
-def fill(folder: Path) -> None:
-    """Rank 1 may write no more."""
-    if RANK == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        with open(folder / "big", "wb", buffering=0) as file:
-            while True:
-                if file.write(bytes(4096)) < 4096:
-                    file.write(b"1")
-    time.sleep(60)
 
 
 def killed(folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     assert words[1][1:3] == ["FAILED", "0/8"] and "[31mred line" in lines[1] and "\x1b" not in out
     assert words[2][1:] == ["COMPLETED", "8/8", "0.25", "2", "h", "elsewhere"]
     assert "slurm 77" in lines[3]
-    assert list(find_runs(tmp_path / "good")) == ["good"] and not find_runs(tmp_path / "none")
+    assert not find_runs(tmp_path / "none")
     assert [age(s) for s in (-1, 59, 60, 7199, 90_000)] == ["0 s", "59 s", "1 min", "1 h", "1 d"]
 
 
@@ -83,12 +83,9 @@ def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
         ("pln", "did you mean plan?"),
         ("plan --config tinny", "did you mean tiny?"),
         ("plan --config my.yaml", "'my.yaml' is neither a file nor a preset"),
-        ("plan --confg tiny", "did you mean --config?"),
         ("run --config tiny --train.stpes 3", "did you mean --train.steps?"),
         ("launch --config tiny --launch.folder /proc/x", "launch.folder: '/proc/x' cannot hold runs"),
-        ("sweep --grid train.lr=[", "grid: is not YAML"),
         *((f"{command} nothing", "nothing' is not a run") for command in ("watch", "report", "caption", "resume")),
-        ("export nothing to", "nothing' is not a run"),
     ],
 )
 def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,6 @@ from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
 from mmfsdp.cli.running import grid_values
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import Status
-from tests.tiny_run import tiny_run
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,14 +109,3 @@ def test_no_member_starts_before_all_are_sound(folder, capsys):
     wrong = {"--grid train.lr": "FIELD=VALUE", "--at-once ²": "number", "--grid": "expected at least one argument"}
     for words, said in wrong.items():
         assert cli.main(["sweep", *words.split()]) == 2 and said in capsys.readouterr().err
-
-
-def test_a_sweep_of_real_trainings_is_captioned(folder, tmp_path, capsys):
-    params = tiny_run(tmp_path, **{"train.steps": 2, "train.save_every": None, "launch.name": "real"})
-    params.to_yaml("tiny.yaml")
-    flags = ["--config", "tiny.yaml", "--grid", "train.lr=1e-2,1e-3", "--at-once", "2"]
-    assert cli.main(["sweep", *flags]) == 0, capsys.readouterr()
-    rows = Sweep.open(folder / "real").rows()
-    assert [float(row["train.lr"]) for row in rows] == [1e-2, 1e-3]
-    assert all(row["step"] == 2 and 0 <= row["new right"] <= 1 and row["loss"] > 0 for row in rows)
-    assert rows[0]["loss"] != rows[1]["loss"]

@@ -16,7 +16,7 @@ from .running import cancel, caption, drill, export, launch, report, resume, run
 USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
 
   mmfsdp plan   [--config C] [flags]   print the units, and what each rank holds and sends in a step; --machine NAME
-                                       adds seconds and every mesh, --world-size N plans for N ranks
+                                       adds seconds and every mesh, --launch.ranks N plans for N ranks
   mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report; --profile records
                                        three steps for Perfetto, and how long they wait for communication
   mmfsdp launch [--config C] [flags]   start the ranks and return at once; --dry-run prints what sbatch would receive

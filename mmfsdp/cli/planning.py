@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..core.plan import WrapPlan
 from ..params import Backend, LaunchParams, ParamError, RunParams
-from ..params.flags import Flags, count, read_words
+from ..params.flags import Flags, read_words
 from ..params.run import read_cluster
 
 BENCHES = ("step", "wrap")
@@ -63,15 +63,11 @@ def plan(argv: list[str]) -> int:
 
 
 def read_plan_words(argv: list[str]) -> tuple[RunParams, str | None]:
-    """Return the parameters with the ranks of --world-size, and the name of --machine. Raises ParamError."""
+    """Return the parameters, and the name of --machine. Raises ParamError."""
     flags = Flags()
     flags.add_argument("--machine")
-    flags.add_argument("--world-size", type=count)
     own, words = flags.parse_known_args(argv)
-    params = parse("plan", words)
-    if own.world_size:
-        params = params.change(**{"launch.ranks": own.world_size})
-    return params, own.machine
+    return parse("plan", words), own.machine
 
 
 def print_plan(params: RunParams) -> WrapPlan:

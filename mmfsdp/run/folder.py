@@ -26,9 +26,6 @@ FILE_MODE = 0o644
 
 EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
 
-RECENT_EVENTS_BYTES = 1 << 17
-"""Size of the end of events.jsonl that holds more events than a page shows."""
-
 
 def open_own(path: PathLike, mode: str) -> IO[bytes]:
     """Open an unbuffered binary file that, if it is new, only its owner may write."""
@@ -187,9 +184,9 @@ def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
         file.write(row.encode() + b"\n")
 
 
-def read_events(folder: PathLike, *, last_bytes: int = -1) -> list[Row]:
-    """Return the events of a run, oldest first; with `last_bytes` only those in the end of the file."""
-    rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read(last_bytes, newest=True))
+def read_events(folder: PathLike) -> list[Row]:
+    """Return the events of a run, oldest first."""
+    rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read())
     return [row for row in rows if row.get("kind") in EVENT_KINDS and isinstance(row.get("step"), int)]
 
 

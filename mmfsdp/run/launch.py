@@ -140,7 +140,6 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
         entry=entry,
         ranks=params.launch.ranks,
         steps=params.train.steps,
-        nodes=params.launch.nodes,
         threads=threads,
         timeout_min=params.launch.timeout_min,
         hang_timeout_s=params.launch.silence_s,
@@ -296,7 +295,7 @@ class Run:
         return self
 
     def logs(self, rank: int = 0, *, size: int = 1 << 20) -> str:
-        """Return what a rank has printed so far: its newest `size` bytes, colors the only control sequences."""
+        """Return what a rank has printed so far: its newest `size` bytes, without control sequences."""
         return read_log(self.path, self._checked(rank), size=size)
 
     def metrics(self, rank: int = 0) -> list[dict[str, Any]]:

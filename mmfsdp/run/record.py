@@ -126,7 +126,6 @@ class RunRecord:
     version: str
     hang_timeout_s: float = 60.0
     """Seconds without a heartbeat after which a rank counts as hung."""
-    nodes: int = 1
 
     def write(self, folder: Path) -> None:
         """Write run.json."""

@@ -108,14 +108,9 @@ def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
 
 
 def find_runs(folder: PathLike) -> dict[str, Path]:
-    """Return the runs in a folder and in its sweeps by name, a run of a sweep as SWEEP/NAME; for a run's own folder,
-    that run.
-    """
-    folder = Path(folder)
+    """Return the runs in a folder and in its sweeps by name, a run of a sweep as SWEEP/NAME."""
     paths = {}
-    if is_run(folder):
-        paths[folder.resolve().name] = folder
-    for path in _subfolders(folder):
+    for path in _subfolders(Path(folder)):
         if is_run(path):
             paths[path.name] = path
         elif (path / SWEEP_FILE).is_file():

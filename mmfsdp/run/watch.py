@@ -23,27 +23,24 @@ MIN_LOG_BYTES = 1 << 16
 """Bytes of each rank's log that one call takes in at least."""
 
 _CONTROL = re.compile(
-    r"(\x1b\[[0-9;]{0,32}m)"  # a color: kept
-    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # other control sequences
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colors, movements of the cursor
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links and the like, with their text
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
-COLOR = re.compile(r"\x1b\[[0-9;]*m")
-"""The control sequences that a cleaned line may hold."""
 
 
 class LogLine(NamedTuple):
-    """One line of a rank, without its end; colors are its only control sequences."""
+    """One line of a rank, without its end and without control sequences."""
 
     rank: int
     text: str
 
 
 def clean(line: bytes) -> str:
-    """Return a raw line as a terminal shows it after its carriage returns, colors the only control sequences."""
+    """Return a raw line as a terminal shows it after its carriage returns, without control sequences."""
     visible = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return _CONTROL.sub(lambda match: match[1] or "", visible.decode("utf-8", "replace"))
+    return _CONTROL.sub("", visible.decode("utf-8", "replace"))
 
 
 class _RankLog:
@@ -161,7 +158,7 @@ def clock(seconds: float) -> str:
 
 
 def follow(path: PathLike) -> Iterator[str]:
-    """Yield lines to print while a run goes on: those of its logs without colors, its events but saves, and one at each
+    """Yield lines to print while a run goes on: those of its logs, its events but saves, and one at each
     tenth of the steps.
 
     Ends when the run ends, with the traceback of a failed rank.
@@ -175,7 +172,7 @@ def follow(path: PathLike) -> Iterator[str]:
                 yield f"{event['kind']} at step {event['step']}: {event['text']}"
         events_read = len(events)
         for line in reader.poll(last=state.done):
-            yield f"[{line.rank}] {COLOR.sub('', line.text)}"
+            yield f"[{line.rank}] {line.text}"
         tenth = 10 * state.step // max(1, state.steps)
         if tenth != last_tenth:
             yield progress.line(state)

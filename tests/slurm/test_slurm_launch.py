@@ -59,7 +59,6 @@ ENDS = {
     "raises": (Status.FAILED, 2, "rank 2: RuntimeError: the cause", 'raise RuntimeError("the cause")'),
     "killed": (Status.FAILED, 2, "rank 2 on 127.0.0.2: Killed", ""),
     "hang": (Status.FAILED, 3, "rank 3 does not answer (in step 3 compute)", "in hang_here"),
-    "fill": (Status.FAILED, 1, "rank 1: OSError: [Errno 27] File too large", "file.write"),
 }
 
 
