@@ -10,9 +10,9 @@ import pytest
 
 from mmfsdp.cli import main
 from mmfsdp.cli.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
-from mmfsdp.cli.bench_step import batch_for, configuration
+from mmfsdp.cli.bench_step import LARGE, batch_for
 from mmfsdp.estimate.make_plan import make_plan
-from mmfsdp.params import FSDPParams
+from mmfsdp.params import FSDPParams, load
 from tests.bench.gpu import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
 
 
 def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():
-    params = configuration(on_gpu=True).change(**{"train.batch_size": 1})
+    params = load("clip_llama_1b").change(**LARGE, **{"train.batch_size": 1})
     model = random_model(params.model, meta=True)
     sizes = {name: module.weight.shape[1] for name, module in model.named_modules() if name.endswith("k_proj")}
     assert len(sizes) == 16 and set(sizes.values()) == {2048}

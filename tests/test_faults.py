@@ -8,7 +8,7 @@ import pytest
 
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.run.folder import read_json
+from mmfsdp.run.folder import read_events, read_json
 from mmfsdp.run.local import processes_of, stop_processes
 from mmfsdp.run.record import LESS_MEMORY, Status
 from mmfsdp.train.evaluate import caption_held_out
@@ -102,7 +102,7 @@ def test_a_launched_run_is_resumed_in_its_folder(start):
     state = again.wait(120)
     assert state.ok and state.step == state.steps == 6, state
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
-    assert [row.get("resumed_from") for row in run.metrics()] == [None, None, 2, None, None, None]
+    assert [event["step"] for event in read_events(run.path) if event["kind"] == "resumed"] == [2]
     assert run.record.identity != broken.identity and read_json(run.path / "status.json")["status"] == "COMPLETED"
     assert [path.name[-8:] for path in complete_checkpoints(run.path / "checkpoints")][0] == "00000001"
     for rank in range(2):

@@ -37,7 +37,6 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
     assert curve(run.path) == curve(whole.path) and final(run.path) == final(whole.path)
     for rank in range(2):
         assert [row["step"] for row in rows(run.path, rank)] == list(range(1, 41)), "no step twice"
-        assert [row["resumed_from"] for row in rows(run.path, rank) if "resumed_from" in row] == [steps[2], steps[5]]
     assert {key: run.result()[key] for key in RESULT} == {key: whole.result()[key] for key in RESULT}
     assert run.result()["wire_bytes_predicted"] == run.result()["wire_bytes_measured"]
     assert f"preempted at step {steps[0]}, which is saved" in run.logs(0)

@@ -40,12 +40,12 @@ def folder(tmp_path_factory):
         torch.manual_seed(5)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # sums in another order give other last bits
-        found = ensure_backbones(minute_params(), lambda *step: steps.append(step), recipe=MINUTE)
+        ensure_backbones(minute_params(), lambda *step: steps.append(step), recipe=MINUTE)
         torch.set_num_threads(threads)
         assert torch.equal(torch.rand(1), expected), "the global random state is left alone"
         assert [label for label, _ in steps] == ["vision encoder"] * 2 + ["language model"] * 3
         assert [fraction for _, fraction in steps] == pytest.approx([0.5, 1, 1 / 3, 2 / 3, 1])
-        yield found
+        yield generated_folder(minute_params().model)
 
 
 def test_open_clip_loads_the_vision_folder_and_its_tokenizer(folder):
@@ -71,9 +71,9 @@ def test_transformers_loads_the_language_folder_and_every_text_is_known(folder):
 
 
 def test_the_second_call_is_instant(folder):
-    assert ensure_backbones(minute_params(), pytest.fail, recipe=MINUTE) == folder
+    ensure_backbones(minute_params(), pytest.fail, recipe=MINUTE)
     assert not needs_backbones(minute_params().model)
-    assert ensure_backbones(RunParams()) is None, "nothing to pretrain"
+    ensure_backbones(RunParams(), pytest.fail)  # nothing to pretrain
 
 
 def weights(folder):
@@ -84,8 +84,8 @@ def work(cache, queue):
     os.environ["MMFSDP_CACHE"] = cache
     torch.set_num_threads(1)
     steps = []
-    found = ensure_backbones(minute_params(), lambda *step: steps.append(step), recipe=MINUTE)
-    queue.put((len(steps), str(found)))
+    ensure_backbones(minute_params(), lambda *step: steps.append(step), recipe=MINUTE)
+    queue.put(len(steps))
 
 
 def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder, tmp_path):
@@ -100,9 +100,9 @@ def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder,
     results = sorted(queue.get(timeout=120) for _ in workers)
     for worker in workers:
         worker.join()
-    assert [steps for steps, _ in results] == [0, MINUTE.vision_steps + MINUTE.language_steps]
+    assert results == [0, MINUTE.vision_steps + MINUTE.language_steps]
     again = tmp_path / folder.name
-    assert [place for _, place in results] == [str(again)] * 2 and not killed.exists()
+    assert again.is_dir() and not killed.exists()
     assert len({path.stat().st_mode for path in again.rglob("*.*")}) == 1, "who may read the one may read all of it"
     assert weights(again) == weights(folder) and len(weights(folder)) == 2
 

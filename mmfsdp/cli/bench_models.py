@@ -103,11 +103,8 @@ def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
 
 def size_text(model: nn.Module) -> str:
     """Return how many parameters a model has, and what share of them trains."""
-    numel = trainable = 0
-    for p in model.parameters():
-        numel += p.numel()
-        if p.requires_grad:
-            trainable += p.numel()
+    numel = sum(p.numel() for p in model.parameters())
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return f"{numel / 1e6:,.1f} M parameters, {trainable / numel:.1%} of them trainable"
 
 
@@ -147,6 +144,10 @@ class Method:
         self.mask_and_clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+Make = Callable[[str], Method]
+"""Wraps a model by the method of this name."""
 
 
 def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: torch.device = CPU) -> Method:
@@ -208,7 +209,7 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
 
 
 def measure(
-    names: Sequence[str], make: Callable[[str], Method], batch: Batch, rounds: int, device: torch.device = CPU
+    names: Sequence[str], make: Make, batch: Batch, rounds: int, device: torch.device = CPU
 ) -> list[dict[str, Any]]:
     """Measure a step of each method: what it sends, this rank's memory in bytes, and the median seconds of `rounds`."""
     methods, rows = [], []
@@ -232,9 +233,7 @@ def measure(
     return rows
 
 
-def measure_step(
-    name: str, make: Callable[[str], Method], batch: Batch, device: torch.device
-) -> tuple[Method, dict[str, Any]]:
+def measure_step(name: str, make: Make, batch: Batch, device: torch.device) -> tuple[Method, dict[str, Any]]:
     """Make a wrapped model, take two steps, and measure the third: its traffic, and this rank's memory in bytes."""
     on_gpu = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if on_gpu else 0

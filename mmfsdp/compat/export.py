@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +51,25 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     params, model, processor = load_run(run, quantized=False)
     round_beside_adapters(model, params.fsdp)
     if isinstance(processor, ChatProcessor) and layout != "open_flamingo":
-        with _new_folder(to):
-            if layout == "adapter":
-                save_adapter(model, params, to)
-            else:
-                merge_lora(model)
-                model.save_pretrained(to)
-            processor.processor.save_pretrained(to)
-            write_card(model, params, run, to)
-            make_readable(to)
+        if layout == "adapter" and params.model.lora_rank is None:
+            raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
+        to.mkdir(parents=True)
+        if layout == "adapter":
+            save_adapter(model, params, to)
+        else:
+            merge_lora(model)
+            model.save_pretrained(to)
+        processor.processor.save_pretrained(to)
+        write_card(model, params, run, to)
+        make_readable(to)
     elif layout == "from_pretrained":
         save_pretrained(model, processor, params.model, to)
     elif layout == "adapter":
         raise ParamError("layout", f"adapter needs model.kind transformers, not {params.model.kind}; use {LAYOUTS[0]}")
     elif isinstance(model, Flamingo):
-        with _new_folder(to):
-            params.to_yaml(to / "params.yaml")
-            save_open_flamingo(model, to / "checkpoint.pt")
+        to.mkdir(parents=True)
+        params.to_yaml(to / "params.yaml")
+        save_open_flamingo(model, to / "checkpoint.pt")
     else:
         raise ParamError("layout", f"open_flamingo is for a Flamingo, not a {type(model).__name__}; use {LAYOUTS[0]}")
     return to
@@ -88,25 +87,10 @@ def round_beside_adapters(model: nn.Module, fsdp: FSDPParams) -> None:
             rows.copy_(dequantize(*quantize(rows, fsdp.frozen_dtype), rows.shape[1], rows.dtype))
 
 
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[None]:
-    """Make the folder, and remove it if what is written into it fails: it is complete or absent."""
-    folder.mkdir(parents=True)
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
 def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:
-    """Write what was trained as an adapter of peft: LoRA, and whole modules such as the projector.
-
-    Raises ParamError without LoRA.
-    """
+    """Write what was trained as an adapter of peft: LoRA, and whole modules such as the projector."""
     rank = params.model.lora_rank
-    if rank is None:
-        raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
+    assert rank is not None, "no LoRA"
     targets = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
     config = lora_config(rank, targets)
     config.modules_to_save, config.base_model_name_or_path = trained_modules(model), base_of(params)
@@ -165,36 +149,36 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
     model.safetensors  the other weights: the perceiver and the cross-attention, or the projectors
     config.json        the model's parameters, for `load_pretrained`
     """
-    with _new_folder(to):
-        own = {name: value.contiguous() for name, value in model.state_dict().items() if _is_own(name)}
-        save_file(own, to / WEIGHTS_FILE)
-        encoder = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
-        visual: Any = getattr(encoder, "visual", None)
-        if hasattr(visual, "save_pretrained"):
-            visual.save_pretrained(to / "vision")
-        else:
-            _save_open_clip(encoder, resolve_generated(params, "vision"), to / "vision")
-        language: Any = model.language_model
-        if isinstance(model, Flamingo):
-            tokenizer = processor.tokenizer
-            layers: Any = model.layers
-            for i, layer in enumerate(layers):
-                layers[i] = layer.decoder_layer  # without cross-attention
-            merge_vocabulary(language, model.tokens)
-        else:  # its placeholders have no rows, and are added at each load
-            tokenizer = load_tokenizer(resolve_generated(params, "language"))
-        merge_lora(language)
-        language.save_pretrained(to / "language")
-        tokenizer.save_pretrained(to / "language")
-        exported = params.change(
-            vision=params.vision.change(name="vision", weights="vision", config={}),
-            language=params.language.change(name="language", weights="language", config={}),
-            freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
-            lora_rank=None,
-        )
-        config = {"model": type(model).__name__, **RunParams(model=exported).to_dict()["model"]}
-        (to / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
-        make_readable(to)
+    to.mkdir(parents=True)
+    own = {name: value.contiguous() for name, value in model.state_dict().items() if _is_own(name)}
+    save_file(own, to / WEIGHTS_FILE)
+    encoder = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
+    visual: Any = getattr(encoder, "visual", None)
+    if hasattr(visual, "save_pretrained"):
+        visual.save_pretrained(to / "vision")
+    else:
+        _save_open_clip(encoder, resolve_generated(params, "vision"), to / "vision")
+    language: Any = model.language_model
+    if isinstance(model, Flamingo):
+        tokenizer = processor.tokenizer
+        layers: Any = model.layers
+        for i, layer in enumerate(layers):
+            layers[i] = layer.decoder_layer  # without cross-attention
+        merge_vocabulary(language, model.tokens)
+    else:  # its placeholders have no rows, and are added at each load
+        tokenizer = load_tokenizer(resolve_generated(params, "language"))
+    merge_lora(language)
+    language.save_pretrained(to / "language")
+    tokenizer.save_pretrained(to / "language")
+    exported = params.change(
+        vision=params.vision.change(name="vision", weights="vision", config={}),
+        language=params.language.change(name="language", weights="language", config={}),
+        freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
+        lora_rank=None,
+    )
+    config = {"model": type(model).__name__, **RunParams(model=exported).to_dict()["model"]}
+    (to / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
+    make_readable(to)
 
 
 def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
@@ -215,10 +199,8 @@ def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
     missing, unknown = model.load_state_dict(load_file(folder / WEIGHTS_FILE), strict=False)
     different = [name for name in missing if _is_own(name)] + unknown
     if different:
-        raise ParamError(
-            "folder",
-            f"{folder / WEIGHTS_FILE} and {CONFIG_FILE} differ in {len(different)} tensors, such as {different[0]}",
-        )
+        message = f"{str(folder)!r}: {WEIGHTS_FILE} and {CONFIG_FILE} differ in {len(different)} tensors, such as "
+        raise ParamError("folder", message + different[0])
     return model.eval(), processor
 
 

@@ -28,12 +28,13 @@ def load_llava(model_or_folder: Any) -> MultimodalModel:
     config = model.config
     _check_supported(config)
     mean, std = normalization(config.vision_config.model_type)
+    layers = config.vision_feature_layer
     vision = LlavaVision(
         model.model.vision_tower,
         image_size=config.vision_config.image_size,
         mean=mean,
         std=std,
-        layers=_layers(config),
+        layers=[layers] if isinstance(layers, int) else list(layers),
         first=config.vision_feature_select_strategy == "default",
     )
     with torch.device("meta"):
@@ -63,13 +64,8 @@ class LlavaVision(VisionEncoder):
         return with_pooled(torch.cat(states, dim=-1), getattr(out, "pooler_output", None))
 
 
-def _layers(config: Any) -> list[int]:
-    layers = config.vision_feature_layer
-    return [layers] if isinstance(layers, int) else list(layers)
-
-
 def _check_supported(config: Any) -> None:
-    """Raise ValueError for a model that is no LLaVA, one of a layer that it lacks, or of pictures of any size."""
+    """Raise ValueError for a model that is no LLaVA, or one of pictures of any size."""
     if config.model_type != "llava":
         raise ValueError(
             f"load_llava: {config.model_type!r} is not supported; only transformers' LlavaForConditionalGeneration "
@@ -78,10 +74,3 @@ def _check_supported(config: Any) -> None:
         )
     if config.vision_config.model_type == "pixtral":
         raise ValueError("load_llava: a pixtral vision encoder is not supported: it takes pictures of any size")
-    count = config.vision_config.num_hidden_layers
-    for layer in _layers(config):
-        if not -count - 1 <= layer <= count:
-            raise ValueError(
-                f"load_llava: vision_feature_layer {layer} is not of the vision encoder, which has {count} layers; "
-                f"choose from {-count - 1} to {count}"
-            )

@@ -27,10 +27,8 @@ TABLE, NEW_TOKENS = ".table.weight", ".new_tokens.weight"
 def wrap_flamingo(model: Flamingo, wrapper_kwargs: dict[str, Any], device_id: torch.device) -> None:
     """Wrap a Flamingo with FSDP1 in place; see `Flamingo.wrap_fsdp`.
 
-    Raises ValueError for wrong arguments, a wrapped model, or an optimizer that has its parameters already.
+    Raises ValueError for a wrapped model, or an optimizer that has its parameters already.
     """
-    if not isinstance(wrapper_kwargs, dict):
-        raise ValueError(f"wrapper_kwargs: {wrapper_kwargs!r} is no dict of FullyShardedDataParallel's arguments")
     if any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules()):
         raise ValueError("wrap_fsdp: the model is wrapped already; call it once, on a model as it was built")
     own = set(model.parameters())

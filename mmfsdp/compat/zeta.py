@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from ..estimate.make_plan import wrap_fsdp
@@ -40,8 +39,6 @@ def fsdp(
             raise ParamError(name, f"{value!r} is not one of {', '.join(choices)}")
     if auto_wrap and not isinstance(TransformerBlock, type):
         raise ParamError("TransformerBlock", f"is {TransformerBlock!r}; auto_wrap needs the class of the layers")
-    if not dist.is_initialized():
-        raise ParamError("fsdp", "has no process group; call torch.distributed.init_process_group() first")
     is_sharded = shard_strat != "NO_SHARD"
     reduce_dtype = PRECISIONS[mp] if is_sharded else None
     params: dict[str, Any] = {

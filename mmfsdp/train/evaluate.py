@@ -20,7 +20,7 @@ from torch import nn
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
 from ..core.quantize import quantize_model
-from ..core.step import label_tokens, to_device, token_sum
+from ..core.step import count_labels, label_tokens, token_sum
 from ..core.wrap import reshard
 from ..data.batch import Batch, Sample
 from ..data.pictures import CorruptRecord
@@ -78,27 +78,23 @@ class HeldOut:
                 raise ParamError("train.eval_every", message)
         return cls(settings.eval_every, batches)
 
-    def loss(self, model: nn.Module) -> dict[str, float]:
-        """Return heldout_loss, in the units of `train_step`'s, and heldout_s, the seconds it took. Every rank calls it.
+    def loss(self, model: nn.Module) -> float:
+        """Return heldout_loss, in the units of `train_step`'s. Every rank must call it.
 
         Leaves the model in training mode, and sharded as between two steps.
         """
-        start, device = time.perf_counter(), compute_device(model)
-        weights = {batch.source: batch.weight for batch in self.batches}
-        index = {source: i for i, source in enumerate(weights)}
-        sums = torch.zeros(len(weights), dtype=torch.float64, device=device)
-        tokens = [0] * len(weights)
+        device = compute_device(model)
+        rank_tokens = [label_tokens(model, batch) for batch in self.batches]
+        sources, weights, tokens, _ = count_labels(self.batches, rank_tokens, device)
+        sums = torch.zeros_like(weights)
         model.eval()
         with torch.no_grad():
-            for batch in self.batches:
-                i, count = index[batch.source], label_tokens(model, batch)
-                sums[i] += token_sum(model(**batch.to(device).inputs()).loss.float(), count)
-                tokens[i] += count
+            for batch, count in zip(self.batches, rank_tokens, strict=True):
+                mean = model(**batch.to(device).inputs()).loss.float()
+                sums[sources.index(batch.source)] += token_sum(mean, count)
         train_mode(model)
         reshard(model)
-        total_sums, total_tokens = sum_over_ranks(torch.stack([sums, to_device(tokens, device)]))
-        loss = (total_sums / total_tokens) @ to_device(list(weights.values()), device)
-        return {"heldout_loss": float(loss), "heldout_s": time.perf_counter() - start}
+        return float((sum_over_ranks(sums) / tokens) @ weights)
 
 
 def train_and_caption(folder: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..core.collectives import gather_json, rank
 from ..data.batch import Batch
+from ..models import Flamingo
 from ..params import ParamError, RunParams
 
 Read = Callable[[str], Tensor]
@@ -43,22 +44,20 @@ class FeatureCache:
     ) -> FeatureCache | None:
         """Open the cache, if `data.feature_cache` is set. Every rank must call it, with the model before wrapping.
 
-        Raises ParamError if the model has no vision encoder, or trains it.
+        Raises ParamError if the model trains its vision encoder.
         """
         if params.data.feature_cache is None:
             return None
-        modules = dict(model.named_modules())
-        name = "vision_encoder" if "vision_encoder" in modules else "encoders.vision"
-        if name not in modules:
-            raise ParamError("data.feature_cache", "the model has no vision encoder; unset it")
-        for parameter, p in modules[name].named_parameters(prefix=name):
+        name = "vision_encoder" if isinstance(model, Flamingo) else "encoders.vision"
+        encoder = model.get_submodule(name)
+        for parameter, p in encoder.named_parameters(prefix=name):
             if p.requires_grad:
                 message = f"the vision encoder trains ({parameter}), so that its features change; "
                 raise ParamError("data.feature_cache", message + "freeze vision_encoder.* in model.freeze, or unset it")
         key = ""
         if rank() == 0:
             settings = (params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)
-            key = fingerprint(modules[name], *settings, prefix=f"{name}.", read=read)
+            key = fingerprint(encoder, *settings, prefix=f"{name}.", read=read)
         key = gather_json(key)[0]
         return cls(Path(os.path.expanduser(params.data.feature_cache)) / key, device)
 

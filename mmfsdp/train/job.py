@@ -23,9 +23,9 @@ from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate
-from ..models.build import build_model, freeze_model, open_model
+from ..models.build import build_model, freeze_model, needs_backbones, open_model
 from ..models.weight_files import Weights
-from ..params import GENERATED, Device, Executor, ModelKind, ParamError, RunParams
+from ..params import Device, Executor, ParamError, RunParams
 from ..run.folder import write_json
 from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
@@ -52,7 +52,7 @@ def run(folder: Path) -> None:
     beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")
     params.fsdp.check_machine()
-    if GENERATED in (params.model.weights, params.model.vision.weights, params.model.language.weights):
+    if needs_backbones(params.model):
         from .pretrain import ensure_backbones
 
         ensure_backbones(params, progress=lambda label, done: beat(f"starting: {label} {done:.0%}"))
@@ -149,9 +149,8 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
         model, processor = build_model(params.model)
         freeze_model(model, params.model)
     if processor is None:
-        if params.model.kind is ModelKind.TRANSFORMERS:
-            raise ParamError("model.name", "is empty, and so is weights: there is no processor; name the model")
-        raise ParamError("model.language", "has neither name nor weights, so no tokenizer; set language.weights")
+        message = "has neither name nor weights to load a processor by; set its name, or that of model.language"
+        raise ParamError("model", message)
     return model, processor, weights
 
 

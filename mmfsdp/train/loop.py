@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..core.collectives import gather_json
 from ..core.step import StepMetrics, train_step
-from ..data.loader import Batches, batches, sum_skipped
+from ..data.loader import batches, sum_skipped
 from ..data.processor import SampleProcessor
 from ..estimate.wire import CollectiveCount
 from ..models.media_model import train_mode
-from ..params import RunParams, TrainParams
+from ..params import TrainParams
 from ..run.folder import MetricsWriter, add_event, last_row
 from ..run.hang import Heartbeat
 from ..run.preempt import Preempted, preemption_requested
@@ -47,14 +47,21 @@ def train(
     params, settings, model = setup.params, setup.params.train, setup.model
     beat("taking up")
     state = resume(setup)
-    loader = open_loader(params, processor, state)
+    loader = batches(
+        params.data,
+        processor,
+        batch_size=settings.batch_size,
+        rank=rank,
+        world_size=world_size,
+        seed=settings.seed,
+        start=state.samples // (world_size * settings.batch_size),  # from where the run stands in the data stream
+    )
     heldout = HeldOut.open(params, processor)
     if heldout is not None and features is not None:  # encoded once
         heldout.batches = features.fill(model, heldout.batches)
-    first_row = {"resumed_from": state.step} if state.step else {}
     sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)
     writer = MetricsWriter(setup.folder, rank, after=state.step)
-    recorder = Recorder(settings, device, state, writer, first_row)
+    recorder = Recorder(settings, device, state, writer)
     profile = StepProfile(setup.folder, settings.profile, device)
     wire: list[CollectiveCount] = []
     train_mode(model)
@@ -93,7 +100,7 @@ def train(
             # Not while steps are profiled, nor when a rank must stop soon.
             if heldout is not None and due and not recording and not metrics.stop_requested:
                 beat(f"step {step} held-out samples")
-                figures |= heldout.loss(model)
+                figures["heldout_loss"] = heldout.loss(model)
             recorder.add(metrics, **figures)
 
             if last or recorder.preempted or (settings.save_every and step % settings.save_every == 0):
@@ -103,7 +110,11 @@ def train(
             if state.background:
                 state.background.settle(wait=last or recorder.preempted)  # raises the error of its save, if any
             if recorder.preempted and not last:
-                exit_preempted(setup, step)
+                text = f"preempted at step {step}, which is saved"
+                if rank == 0:
+                    print(text)
+                    add_event(setup.folder, "preempted", step=step, text=text)
+                raise Preempted(step)
     if features is not None:
         print(f"vision features of {features.cached} pictures from the cache, {features.encoded} encoded")
     beat("trained")
@@ -126,8 +137,6 @@ class Recorder:
     device: torch.device
     state: TrainState
     writer: MetricsWriter
-    first_row: dict[str, Any] = field(default_factory=dict)
-    """Further keys of the next row: how this part of the run began."""
     preempted: bool = False
     """A rank was asked to stop. All ranks learn it in the same step."""
     _pending: tuple[StepMetrics, dict[str, Any]] | None = None
@@ -149,14 +158,13 @@ class Recorder:
         state.skipped += metrics.skipped
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
         self.preempted = self.preempted or metrics.stop_requested
-        row = metrics.to_dict() | figures | self.first_row
+        row = metrics.to_dict() | figures
         row["samples_per_s"] = metrics.samples / step_s
         row["tokens_per_s"] = metrics.tokens / step_s
         # The sums above are over all ranks. A rank with short texts shows here.
         row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
         row["skipped_steps"] = state.skipped
         self.writer.write(row)
-        self.first_row = {}
         if dist.get_rank() == 0:
             log_step(metrics, figures, self.settings)
         if state.skipped_in_a_row >= self.settings.max_skipped:
@@ -174,27 +182,4 @@ def log_step(metrics: StepMetrics, figures: dict[str, Any], settings: TrainParam
     elif step in (1, settings.steps) or step % max(1, settings.steps // LOG_LINES) == 0:
         print(f"{head}  loss {metrics.loss:.4f}  grad norm {metrics.grad_norm:.3f}  {figures['step_s']:.3f} s")
     if "heldout_loss" in figures:
-        print(f"{head}  held-out loss {figures['heldout_loss']:.4f}  {figures['heldout_s']:.3f} s")
-
-
-def open_loader(params: RunParams, processor: SampleProcessor, state: TrainState) -> Batches:
-    """Return this rank's batches, from where the run stands in the data stream."""
-    settings, world_size = params.train, dist.get_world_size()
-    return batches(
-        params.data,
-        processor,
-        batch_size=settings.batch_size,
-        rank=dist.get_rank(),
-        world_size=world_size,
-        seed=settings.seed,
-        start=state.samples // (world_size * settings.batch_size),
-    )
-
-
-def exit_preempted(setup: TrainSetup, step: int) -> NoReturn:
-    """Record the preemption and raise Preempted."""
-    if dist.get_rank() == 0:
-        text = f"preempted at step {step}, which is saved"
-        print(text)
-        add_event(setup.folder, "preempted", step=step, text=text)
-    raise Preempted(step)
+        print(f"{head}  held-out loss {figures['heldout_loss']:.4f}")

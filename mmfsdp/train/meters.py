@@ -32,25 +32,21 @@ class Collectives:
     """Count this process's collectives while entered: `with Collectives() as counted: ...; counted.wire_bytes`.
 
     Sees DDP, FSDP1, FSDP2 and direct calls alike, on every device: all of them call torch's c10d operators, where a
-    kernel registered on entry counts each call and passes it on. Nothing of torch is patched. Left out is what other
-    threads than the entering one and autograd's send: a checkpoint that is written meanwhile.
+    kernel registered on entry counts each call and passes it on. Nothing of torch is patched. Only one
+    counts at a time, since torch takes one such kernel for an operator. Left out is what other threads than the
+    entering one and autograd's send: a checkpoint that is written meanwhile.
     """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, int], list[int]] = {}
 
     def __enter__(self) -> Collectives:
-        # Only one library may register a kernel for an operator and key, so all counters share it.
-        if not _active:
-            _libraries.append(register_counting_kernels())
         self._thread = threading.get_ident()
-        _active.append(self)
+        self._library = register_counting_kernels(self._add)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _active.remove(self)
-        if not _active:
-            _libraries.pop()._destroy()
+        self._library._destroy()
 
     def reset(self) -> None:
         """Forget what was counted."""
@@ -83,9 +79,6 @@ class Collectives:
         counts[1] += nbytes
 
 
-_active: list[Collectives] = []
-_libraries: list[torch.library.Library] = []
-
 _OPERATORS = {
     "allreduce_": ("all-reduce", 0, 1),
     "allreduce_coalesced_": ("all-reduce", 0, 1),
@@ -100,27 +93,30 @@ _OPERATORS = {
 """Operator of c10d: its kind, and the indices of the full tensor and of the process group among its arguments."""
 
 
-def register_counting_kernels() -> torch.library.Library:
-    """Register a kernel for each operator under the autograd keys, which c10d leaves free, above the devices' own."""
+def register_counting_kernels(count: Callable[[str, int, int], None]) -> torch.library.Library:
+    """Register a kernel for each operator that calls `count(kind, bytes, ranks)`.
+
+    It is registered under the autograd keys, which c10d leaves free, above the devices' own.
+    """
     # A dispatch key that no kernel of c10d has: ours runs first and passes the call on to the device's kernel.
     library = torch.library.Library("c10d", "IMPL")
-    for name, (kind, tensor_index, group_index) in _OPERATORS.items():
-        kernel = counting_kernel(name, kind, tensor_index, group_index)
+    for name in _OPERATORS:
+        kernel = counting_kernel(name, count)
         for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
             library.impl(name, kernel, key, with_keyset=True)
     return library
 
 
-def counting_kernel(name: str, kind: str, tensor_index: int, group_index: int) -> Callable[..., Any]:
+def counting_kernel(name: str, count: Callable[[str, int, int], None]) -> Callable[..., Any]:
     """Return a kernel that counts a call and passes it on to the device's kernel."""
+    kind, tensor_index, group_index = _OPERATORS[name]
     operator = getattr(torch.ops.c10d, name).default
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         nbytes = sum(tensor.nbytes for tensor in tree_leaves(args[tensor_index]))
         # The group may be one axis of a mesh, with fewer ranks than the world.
         ranks = ProcessGroup.unbox(args[group_index]).size()
-        for counter in _active:
-            counter._add(kind, nbytes, ranks)
+        count(kind, nbytes, ranks)
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
 
     return kernel

@@ -88,9 +88,6 @@ class Scaler:
     torch 2.11's own scalers refuse DTensors beside plain tensors, which a plan with REPLICATE has.
     """
 
-    GROWTH_FACTOR = 2.0
-    BACKOFF_FACTOR = 0.5
-
     def __init__(self, device: torch.device | str = "cpu", *, scale: float = 2.0**16, interval: int = 2000) -> None:
         """interval: steps without an overflow after which the scale grows."""
         self.scale = torch.tensor(scale, device=device)
@@ -100,9 +97,8 @@ class Scaler:
     def update(self, finite: torch.Tensor) -> None:
         """Grow the scale, or back off after an overflow. Does not wait for the device."""
         overflow = (~finite).float()
-        torch._amp_update_scale_(
-            self.scale, self._steps, overflow, self.GROWTH_FACTOR, self.BACKOFF_FACTOR, self.interval
-        )
+        # Doubled after `interval` steps, halved after an overflow.
+        torch._amp_update_scale_(self.scale, self._steps, overflow, 2.0, 0.5, self.interval)
 
     def state_dict(self) -> dict[str, float]:
         """Return plain numbers, the same on every rank."""

@@ -51,22 +51,18 @@ class Recipe:
     seed: int = 0
 
 
-def ensure_backbones(
-    params: RunParams, progress: Progress | None = None, *, recipe: Recipe | None = None
-) -> Path | None:
-    """Pretrain the backbones whose weights are `generated`, unless that was done before. Returns their folder.
+def ensure_backbones(params: RunParams, progress: Progress | None = None, *, recipe: Recipe | None = None) -> None:
+    """Pretrain the backbones whose weights are `generated`, unless that was done before.
 
     Any number of processes may call it at once: one works, the others wait. A folder is complete or not there. Raises
     ParamError naming the field for a backbone that cannot be pretrained here.
     """
-    if GENERATED not in (params.model.weights, params.model.vision.weights, params.model.language.weights):
-        return None
+    if not needs_backbones(params.model):
+        return
     if params.model.weights == GENERATED:
         ensure_backbones(RunParams(model=backbones_of(params.model)), progress, recipe=recipe)
     folder = generated_folder(params.model)
     try:
-        if not needs_backbones(params.model):
-            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock", mode=0o666):  # whoever may write in a shared cache may take it
             if needs_backbones(params.model):
@@ -74,7 +70,6 @@ def ensure_backbones(
     except OSError as error:
         why = f"{str(folder.parent)!r} cannot keep the pretrained backbones ({error})"
         raise ParamError("MMFSDP_CACHE", f"{why}; set this variable to a folder with room that you may write") from None
-    return folder
 
 
 def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:

@@ -38,7 +38,7 @@ def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
 
 
 def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
-    """Yield the plan and its cost: first without memory events unless they are known already, then with.
+    """Yield the plan and its cost: first without memory events, then with them where they can be recorded.
 
     The newest models and recordings are kept, since other choices change more often.
     """
@@ -48,20 +48,16 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
         model, processor = _kept_model(key)
     example = example_of(model, params, processor)
     plan = plan_run(model, params, example)
-    if plan.memory_events or example is None:  # AUTO has needed them, or nobody knows the inputs
-        yield plan, cost_of(plan, params)
+    yield plan, cost_of(plan, params)
+    if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
         return
     sizes = params.launch.ranks, params.train.batch_size, params.data.max_length
     recorded = (key, params.fsdp.model_dump_json(), *sizes)
-    recording = _recordings.get(recorded)
-    if recording is None:
-        yield plan, cost_of(plan, params)
-        if plan.refused:
-            return
+    if recorded not in _recordings:
         if len(_recordings) == MAX_RECORDINGS:
             _recordings.clear()
-        recording = _recordings[recorded] = record_memory(model, plan, example)
-    plan = with_recording(plan, recording)
+        _recordings[recorded] = record_memory(model, plan, example)
+    plan = with_recording(plan, _recordings[recorded])
     yield plan, cost_of(plan, params)
 
 
@@ -79,16 +75,11 @@ def check(params: RunParams) -> WrapPlan:
 @lru_cache(2)
 def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None]:
     values, _ = json.loads(key)
-    return _with_processor(ModelParams.from_dict(values))
+    return frozen_model(ModelParams.from_dict(values))
 
 
-def frozen_model(params: ModelParams) -> nn.Module:
-    """Build the model without weights, frozen as it will be trained."""
-    return _with_processor(params)[0]
-
-
-def _with_processor(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
-    """Return the frozen model, and its processor if that is on this machine."""
+def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
+    """Return the model without weights, frozen as it will be trained, and its processor if that is on this machine."""
     model, processor = build_model(params, meta=True)
     freeze_model(model, params)
     return model, processor
@@ -123,7 +114,8 @@ def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the peak that the plan predicts for a micro-batch of a run: bytes, and when."""
-    cost = cost_of(with_memory_events(frozen_model(params.model), plan, inputs), params)
+    model, _ = frozen_model(params.model)
+    cost = cost_of(with_memory_events(model, plan, inputs), params)
     return {"bytes": cost.peak_bytes, "when": cost.peak_when}
 
 

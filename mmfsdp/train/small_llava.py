@@ -60,10 +60,8 @@ def write_llava(params: ModelParams, folder: Path) -> None:
     model.generation_config = language_model.generation_config
     tokenizer = load_tokenizer(language)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
-    image_id = tokenizer.convert_tokens_to_ids(IMAGE)
-    if image_id != config.image_token_id:
-        message = f"{config.image_token_id} is not the id of {IMAGE} among the generated words; set {image_id}"
-        raise ParamError("model.config.image_token_id", message)
+    if tokenizer.convert_tokens_to_ids(IMAGE) != config.image_token_id:
+        raise ParamError("model.config.image_token_id", f"is not the id of {IMAGE}; take that of the preset tiny_llava")
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     side = {"height": encoder.image_size, "width": encoder.image_size}

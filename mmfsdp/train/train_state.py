@@ -104,9 +104,6 @@ def resume(setup: TrainSetup) -> TrainState:
     print(resumed)
     if dist.get_rank() == 0:
         add_event(setup.folder, "resumed", step=state.step, text=str(resumed))
-        repeated = state.samples % (dist.get_world_size() * params.train.batch_size)
-        if repeated:
-            print(f"{repeated} samples are used again: {state.samples} is no multiple of a step's on so many ranks")
     return state
 
 

@@ -91,7 +91,7 @@ def frozen(preset: str) -> nn.Module:
     from mmfsdp.params import load
     from mmfsdp.train.preview import frozen_model
 
-    return frozen_model(load(preset).model)
+    return frozen_model(load(preset).model)[0]
 
 
 @cache

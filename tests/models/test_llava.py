@@ -97,5 +97,3 @@ def test_what_is_not_supported_is_said(tmp_path):
         transformers.AutoConfig.for_model(family).save_pretrained(tmp_path / family)
         with pytest.raises(ValueError, match=message):
             load_llava(tmp_path / family)
-    with pytest.raises(ValueError, match="vision_feature_layer 4 is not .* which has 3 layers; choose from -4 to 3"):
-        load_llava(theirs(vision_feature_layer=4))

@@ -305,7 +305,7 @@ def test_a_table_that_others_call_by_other_names_is_the_roots():
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead(preset):
     params = load(preset).change(**{"launch.ranks": 8})
-    model = frozen_model(params.model)
+    model, _ = frozen_model(params.model)
     for fields in ({}, {"mixed_precision": "bf16", "frozen_dtype": "bf16", "auto_wrap_policy": "NO_WRAP"}):
         plan = make_plan(model, FSDPParams(**fields, forward_prefetch=True), world_size=8)
         assert max(map(len, str(plan).splitlines())) <= 120

@@ -135,7 +135,6 @@ WRONG = [
     ({"shard_strat": "SHARD"}, "shard_strat: 'SHARD' is not one of SHARD_GRAD, FULL_SHARD, NO_SHARD"),
     ({"auto_wrap": True}, "TransformerBlock: is None; auto_wrap needs the class"),
     ({"auto_wrap": True, "TransformerBlock": "A"}, "TransformerBlock: is 'A'; auto_wrap needs the class"),
-    ({}, "fsdp: has no process group; call torch.distributed.init_process_group"),
 ]
 
 
