@@ -15,14 +15,11 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ..params import BackwardPrefetch, ParamError
-from .group import contains, outermost, wrap_order
+from .group import is_layer_list, outermost, wrap_order
 from .plan import Unit, WrapPlan
 from .trace import has_forward
 from .units import torch_dtype
 from .weights import WeightSource, materialize
-
-MAX_UNITS_IN_LAYER = 3
-"""Units that a layer may have inside, such as adapters. A module with more is a stack of layers."""
 
 
 def wrap_fsdp2(
@@ -142,32 +139,18 @@ def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
         return []
     names: list[str] = []
     if choice == "all" or choice.startswith("every:"):
-        # Without grad flow nothing is kept for backward, so there is nothing to save.
-        for unit in plan.units:
-            if unit.grad_flow and unit.params and not unit.is_root:
-                names += unit.modules
+        for name, module in model.named_modules():
+            parent = name.rpartition(".")[0]
+            if name and has_forward(module) and is_layer_list(model.get_submodule(parent)):
+                names.append(name)
         every = 1 if choice == "all" else int(choice.removeprefix("every:"))
-        return outermost(layers_of(model, names))[::every]
+        return outermost(names)[::every]
     for name, module in model.named_modules():
         if name and fnmatchcase(name, choice) and has_forward(module):
             names.append(name)
     if not names:
         raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
     return outermost(names)
-
-
-def layers_of(model: nn.Module, names: list[str]) -> list[str]:
-    """Return the modules that are layers.
-
-    A stack of them saves little: all its activations exist again at one time. A language model with its embedding
-    cannot run again: the features that took the place of image tokens in its first run are gone.
-    """
-    layers = []
-    for name in names:
-        embeds = any(isinstance(module, nn.Embedding) for module in model.get_submodule(name).modules())
-        if not embeds and sum(contains([name], [other]) for other in names) <= MAX_UNITS_IN_LAYER:
-            layers.append(name)
-    return layers
 
 
 def cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> Any:

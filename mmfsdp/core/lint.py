@@ -193,9 +193,8 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
         by_dtype = {p.dtype: p for p in unit.params if p.trainable or fsdp1}
         if len(by_dtype) > 1:
             first, second = list(by_dtype.values())[:2]
-            fix = "cast the model to float32"
-            if first.trainable != second.trainable:  # FSDP2 reduces one of the two only
-                fix = "set backend to FSDP2"
+            # FSDP2 reduces only what trains.
+            fix = "set backend to FSDP2" if first.trainable != second.trainable else "cast the model to float32"
             yield _error(
                 "two-dtypes",
                 f"unit {unit.name} holds {first.name} in {first.dtype} and {second.name} in {second.dtype}, and one "

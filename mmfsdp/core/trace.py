@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 @dataclass
@@ -257,10 +257,10 @@ class RealValues(TorchDispatchMode):
         if operator is ASK_DEVICE:  # most calls of a forward
             return CPU
         tensors = tensors_of((args, kwargs))
-        if operator is aten._grouped_mm:
+        if operator is aten._grouped_mm and tensors[0].dtype is torch.float32:
             # In torch 2.14 its kernels take fp32, but its shapes are worked out for bf16 only. 2.15 does both.
-            args, kwargs = tree_map_only(FakeTensor, to_bfloat16, (args, kwargs))
-            return func(*args, **kwargs).to(tensors[0].dtype)
+            a, b, *others = args
+            return func(a.bfloat16(), b.bfloat16(), *others, **kwargs).float()
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             if operator in INDEXING:
                 # Fake tensors do not know how many elements a mask selects, even if the mask itself has values.
@@ -278,11 +278,6 @@ class RealValues(TorchDispatchMode):
 aten = torch.ops.aten
 ASK_DEVICE, CPU = torch.ops.prim.device, torch.device("cpu")
 INDEXING = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-
-
-def to_bfloat16(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a floating-point tensor in bf16, others as they are."""
-    return tensor.bfloat16() if tensor.is_floating_point() else tensor
 
 
 def places(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

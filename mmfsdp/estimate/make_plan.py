@@ -71,7 +71,6 @@ def wrap_fsdp(
 
     See `make_plan` for `example`, `apply_plan` for the other arguments. Rank 0 warns of the lint's warnings.
     """
-    params = params or FSDPParams()
     plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
     if rank() == 0 and not plan.refused:
         for finding in plan.lint:

@@ -69,7 +69,7 @@ class FSDPParams(Params):
 
     auto_wrap_policy: AutoWrapPolicy = AutoWrapPolicy.FROZEN_AWARE
     """Grouping of modules into units: NO_WRAP, SIZE_BASED_WRAP, TRANSFORMER_BASED_WRAP, FROZEN_AWARE.
-    Backends: FSDP1, FSDP2; in DDP it only says what `activation_checkpointing` and `compile_units` take for one.
+    Backends: FSDP1, FSDP2; in DDP it only says what `compile_units` takes for one.
     Default FROZEN_AWARE."""
 
     min_num_params: int = Field(100_000, ge=1)
@@ -136,8 +136,8 @@ class FSDPParams(Params):
     Backends: all. Default SHARDED_STATE_DICT."""
 
     activation_checkpointing: str = "none"
-    """Recompute activations in backward (non-reentrant): none, all (every unit), every:N (every N-th unit), or a
-    name pattern such as language_model.*.layers.*. Backends: all. Default none."""
+    """Recompute activations in backward (non-reentrant): none, all (every layer of the model's lists of layers),
+    every:N (every N-th of them), or a name pattern such as language_model.*.layers.*. Backends: all. Default none."""
 
     compile_units: bool = False
     """Compile each unit by itself with torch.compile; needs a C++ compiler, and minutes at first. Backends: DDP, FSDP2;

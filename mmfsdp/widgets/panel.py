@@ -55,10 +55,8 @@ class RunPanel(CellWidget):
         self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
         self._closing, self._ended = threading.Event(), threading.Event()
         self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
-        self._bar = w.IntProgress(min=0, max=max(1, self.state.steps), layout=w.Layout(width="auto", height="12px"))
-        self._bar.tooltip = "steps done"
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
-        parts = [self._head, self._bar, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
+        parts = [self._head, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
         super().__init__(parts)
         self.replace_older()
         threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
@@ -106,8 +104,8 @@ class RunPanel(CellWidget):
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not state.done:
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
+        html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'
         self._head.value = html
-        self._bar.max, self._bar.value = max(1, state.steps), state.step
         self.actions.update(state)
         self.logs.draw()
         if state.done or time.monotonic() >= self._details_due:

@@ -41,7 +41,7 @@ svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:ho
 """All HTML of the package needs this sheet. Text has the color of the page around it, so every theme is legible."""
 
 WIDGET_STYLE = f"""<style>
-.mm-widget .widget-html-content {{min-width: 0}}
+.mm-widget .widget-html-content {{min-width: 0}} .mm-widget progress {{display: block; width: 100%}}
 .mm-widget summary {{cursor: pointer}} .mm-widget p {{margin: .4em 0}} .mm-widget svg {{display: block; margin: .5em 0}}
 .mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {{
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}}
