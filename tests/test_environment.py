@@ -32,12 +32,6 @@ def test_what_is_installed_satisfies_pyproject():
         assert need.specifier.contains(metadata.version(need.name), prereleases=True), line
 
 
-def test_license_is_apache_2_in_full():
-    text = (ROOT / PROJECT["license-files"][0]).read_text()
-    assert PROJECT["license"] == "Apache-2.0"
-    assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
-
-
 @pytest.mark.parametrize("ci, ends", [("true", "1 failed, 1 passed, 1 error"), ("", "1 passed, 2 skipped")])
 def test_a_skip_is_a_failure_in_ci_only(tmp_path, ci, ends):
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
@@ -57,7 +51,6 @@ LACKS = {
         "import runpy, sys; sys.modules['venv'] = None; runpy.run_path('install.py', run_name='__main__')",
         "apt",
     ),
-    "no disk": ("import sys, install; install.ROOM = 1e18; sys.exit(install.main())", "GB left"),
     "no network": ("import sys, install; sys.exit(install.main())", "pypi.org cannot be reached"),
 }
 
@@ -79,17 +72,3 @@ def test_make_says_what_is_missing(tmp_path, lacks):
     assert out.returncode != 0 and words in out.stdout + out.stderr
     assert not (tmp_path / ".venv/.installed").exists()
     assert (tmp_path / ".venv").exists() is (lacks == "no network")
-
-
-def test_a_home_that_jupyterlab_cannot_write_is_named_before_it_starts(tmp_path):
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / ".venv/.installed").touch()
-    jupyter = tmp_path / ".venv/bin/jupyter"
-    jupyter.write_text(f"#!{sys.executable}\nfrom jupyter_core.command import main\nmain()\n")
-    jupyter.chmod(0o755)
-    home = {"HOME": "/proc/none", "JUPYTER_RUNTIME_DIR": "", "JUPYTER_DATA_DIR": "", "XDG_DATA_HOME": ""}
-    out = subprocess.run(["make", "lab"], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True)
-    assert out.returncode and "Traceback" not in out.stderr
-    assert "JupyterLab cannot write in /proc/none/" in out.stdout and "HOME=$(mktemp -d) make lab" in out.stdout

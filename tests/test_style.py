@@ -31,11 +31,10 @@ CORE, PACKAGE = ROOT / "mmfsdp/core", ROOT / "mmfsdp"
 SMALL_PACKAGE = [PACKAGE / room for room in ("params", "core", "estimate", "checkpoint")]
 
 
-# Each limit is what holds today. They only ever go down: 2,000 lines for core, 3,800 for the small package, and 11,500
-# and 120 for the whole are where they are going.
-CORE_LINES, CORE_FILES = 2_848, 18
-SMALL_PACKAGE_LINES = 4_411
-PACKAGE_LINES, PACKAGE_FILES = 13_255, 125
+# A limit is met by leaving something out, never by squeezing lines: see the densities below.
+CORE_LINES, CORE_FILES = 2_300, 17
+SMALL_PACKAGE_LINES = 4_200
+PACKAGE_LINES, PACKAGE_FILES = 12_500, 125
 LARGEST_CORE_FILE = 250
 
 
@@ -44,6 +43,7 @@ def test_the_package_is_small():
     assert core.code <= CORE_LINES and core.files <= CORE_FILES
     assert small.code <= SMALL_PACKAGE_LINES
     assert package.code <= PACKAGE_LINES and package.files <= PACKAGE_FILES
+    assert measure_all(ROOT / "tests").code <= 0.9 * package.code
     for path in CORE.glob("*.py"):
         assert measure(path).code <= LARGEST_CORE_FILE, path.name
 

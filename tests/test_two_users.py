@@ -10,7 +10,6 @@ import pytest
 
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
-from mmfsdp.run.sweep import LOCK, Sweep
 from tests.test_runs import record
 
 OTHER = """
@@ -73,13 +72,3 @@ def test_another_persons_run_is_shown_and_never_changed(shared):
     assert text.count("Permission denied") == 2 and text.count("$ 2") == 4, text
     assert not (opened / "cancel").exists() and (over / "run.json").exists()
     closed.chmod(0o700)
-
-
-def test_another_persons_sweep_can_be_looked_at(shared):
-    a_run(shared / "s/000", Status.COMPLETED, 0o755)
-    (shared / "s/base.yaml").write_text("train: {steps: 8, warmup_steps: 0}\n")
-    write_json(shared / "s/sweep.json", {"at_once": 1, "members": [{"train.lr": 1.0}]})
-    (shared / "s" / LOCK).touch(mode=0o644)
-    (shared / "s").chmod(0o555)
-    assert "000   1         COMPLETED" in other(f"sweep {shared / 's'}", f"cancel {shared / 's'}")
-    assert not Sweep(shared / "s")._has_starter() and not (shared / "s/cancel").exists()

@@ -14,7 +14,7 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
-from mmfsdp.params import AutoWrapPolicy, BackboneParams, FSDPParams, ParamError, load, preset_names
+from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
 from mmfsdp.train.preview import frozen_model
 
 
@@ -245,11 +245,6 @@ def test_an_example_that_does_not_fit_is_named():
     asking.register_forward_hook(lambda *given: given[-1] if given[-1].sum() > 0 else None)
     with pytest.raises(ValueError, match="example: .*DataDependent.*leave the example out"):
         plan_of(asking, example={"input": torch.zeros(2, 8)})
-
-
-def test_no_wrap_is_one_unit():
-    (unit,) = plan_of(tiny_flamingo(), auto_wrap_policy=AutoWrapPolicy.NO_WRAP).units
-    assert unit.kind == "mixed" and unit.gathers_forward == 1 and unit.gathers_backward == 0
 
 
 @pytest.mark.parametrize(
