@@ -213,7 +213,7 @@ def wrong_guess() -> list[float]:
     said = [str(w.message) for w in warned if str(w.message).startswith("plan: ")]
     assert len(said) == (dist.get_rank() == 0), "rank 0 says it once"
     for line in said:
-        assert "units ran in the order body, head.0, head.1, ..., and backward passes through head.0, head.1. " in line
+        assert "units ran in the order (root), body, head.0, ..., and backward passes through head.0, head.1. " in line
     plain(x).sum().backward()
     return [(grad - plain.body.weight.grad).abs().max().item(), grad.abs().max().item()]
 

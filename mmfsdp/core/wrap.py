@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
 from torch.distributed.fsdp._runtime_utils import _reshard
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -132,13 +131,13 @@ def replicate_frozen(
 
 
 def check_order(model: nn.Module, plan: WrapPlan) -> None:
-    """Have rank 0 warn, after the first forward, of what a plan without an example assumed wrongly.
+    """Have rank 0 warn, once and after a forward, of what a plan without an example assumed wrongly.
 
     Training is right all the same: a unit that backward is found to pass through is gathered there.
     """
     began: dict[int, str] = {}  # names of units by their order in the plan, as they run
     passed: dict[str, None] = {}  # names of units that backward was not to pass through
-    hooks: list[Any] = []
+    reported: list[str] = []
 
     def before_unit(unit: Unit, module: nn.Module, *inputs: Any) -> None:
         began.setdefault(unit.order, unit.name)
@@ -148,16 +147,14 @@ def check_order(model: nn.Module, plan: WrapPlan) -> None:
                 module.set_unshard_in_backward(True)
 
     def after_model(*_: Any) -> None:
-        if not torch.is_grad_enabled():  # an evaluation tells nothing of backward
-            return
-        for hook in hooks:
-            hook.remove()
         problems = []
         if list(began) != sorted(began):
             problems.append(f"units ran in the order {', '.join(list(began.values())[:3])}, ...")
         if passed:
             problems.append("backward passes through " + ", ".join(passed))
-        if problems and rank() == 0:
+        began.clear()
+        if problems and not reported and rank() == 0:
+            reported.extend(problems)
             warnings.warn(
                 f"plan: {', and '.join(problems)}. The plan was made without an example, by the order of registration: "
                 "its bytes may be wrong, and KEEP without effect; give make_plan an example",
@@ -166,9 +163,8 @@ def check_order(model: nn.Module, plan: WrapPlan) -> None:
 
     for unit in plan.sharded_units:
         for name in unit.modules:
-            hook = partial(before_unit, unit)
-            hooks.append(model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True))
-    hooks.append(model.register_forward_hook(after_model))
+            model.get_submodule(name).register_forward_pre_hook(partial(before_unit, unit), with_kwargs=True)
+    model.register_forward_hook(after_model)
 
 
 def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
@@ -180,18 +176,22 @@ def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
     if plan.fsdp.mixed_precision or plan.fsdp.frozen_precision:
         for module in model.modules():
             if isinstance(module, _BatchNorm) and module.affine and module.running_mean is not None:
-                module.forward = partial(batch_norm, module)  # type: ignore[method-assign]
+                module.forward = partial(batch_norm, module, module.forward)  # type: ignore[method-assign]
 
 
-def batch_norm(module: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
-    """Compute a batch norm with its weights cast to the dtype of its statistics."""
-    mean, var = module.running_mean, module.running_var
-    assert mean is not None
-    weight, bias = module.weight.to(mean.dtype), module.bias.to(mean.dtype)
-    momentum = module.momentum
-    if momentum is None:  # torch's batch norm then averages over all batches seen; this is its default instead
-        momentum = 0.1
-    return F.batch_norm(x, mean, var, weight, bias, module.training, momentum, module.eps)
+def batch_norm(module: _BatchNorm, forward: Any, x: torch.Tensor) -> torch.Tensor:
+    """Call a batch norm's forward with its weights cast to the dtype of its statistics."""
+    attributes = vars(module)
+    views: dict[str, Any] = {key: attributes[key] for key in ("weight", "bias") if key in attributes}  # of FSDP1
+    for key in ("weight", "bias"):
+        # An attribute of the instance hides the registered parameter.
+        attributes[key] = getattr(module, key).to(module.running_mean.dtype)  # type: ignore[union-attr]
+    try:
+        return forward(x)
+    finally:
+        for key in ("weight", "bias"):
+            del attributes[key]
+        attributes.update(views)
 
 
 def compile_units(model: nn.Module, plan: WrapPlan) -> None:
