@@ -7,9 +7,9 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.estimate
 3. trace: the order in which modules run, and the frozen weights that backward passes through; fake tensors.
 4. group: modules to groups, by policy; tied parameters.
 5. units: groups to units, with policy, dtypes, all-gathers and bytes.
-6. planner: `plan_units`, all of these for one policy.
+6. planner: `trace_and_group`, then `plan_units` for one policy.
 7. lint: mistakes in a plan, with the parameter and the fix.
-8. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: each
-   rank gets its shard; quantize: frozen matrices in 8 or 4 bits.
-9. step: `train_step`; collectives: this rank, the number of ranks, the device.
+8. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: rank
+   0's, copied to every rank, which wrapping then shards; quantize: frozen matrices in 8 or 4 bits.
+9. step: `train_step`; collectives: this rank, the number of ranks, sums over ranks.
 """

@@ -1,4 +1,4 @@
-"""Ask the process group: this rank, the number of ranks, and the device of a group or a model."""
+"""Ask the process group for rank, number of ranks and device; gather plain data, and sum, over ranks."""
 
 from __future__ import annotations
 

@@ -146,8 +146,9 @@ class FrozenAware:
         """Return the groups of one layer: itself if it is of one kind, else its frozen and its trainable modules."""
         pieces = list(self._pieces(name).values())
         if self.calls[name] and not self._own_parameters(name):
-            # One kind that is in many modules, the layer itself can gather, if that gathers nothing of the other kind:
-            # adapters inside a frozen layer may be a unit of their own, frozen weights inside adapters may not.
+            # If the modules of one kind are scattered, the layer itself may be their unit: it takes what no unit inside
+            # it holds. Not if they are inside modules of the other kind, whose unit would take them: frozen weights
+            # inside adapters.
             scattered = []
             for piece in pieces:
                 if len(piece) > 1 and not any(contains(other, piece) for other in pieces if other is not piece):

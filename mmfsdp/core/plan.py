@@ -5,8 +5,8 @@ The words that are ours, each defined once:
 - unit: the modules whose parameters one FSDP call groups. One all-gather fetches a unit. It is frozen, trainable, mixed
   (both), or empty (only the root).
 - root: the unit of the model itself. It holds the parameters that are in no other unit.
-- grad flow: backward must pass through a frozen unit, because something trainable comes before it in forward. Its
-  weights get no gradient, but the gradients of its inputs are computed with them.
+- grad flow: backward needs a unit's weights. Always so for what trains; for a frozen unit, if its input depends on
+  something trainable. Its weights then get no gradient, but the gradients of its inputs are computed with them.
 - frozen policy: SHARD gathers a frozen unit each time that it is needed. KEEP gathers it once in forward and keeps it
   until backward is over (without grad flow: until the last forward is). REPLICATE puts all of it on every rank, without
   traffic. AUTO chooses one of them per unit.

@@ -33,7 +33,7 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
     first_trace = trace(model, example)
     groups, replicated = group_modules(model, params, first_trace)
     if params.effective_backend is Backend.FSDP1:
-        # FSDP1 makes one parameter of a mixed unit, and all of it trains. Backward then passes through more units.
+        # FSDP1 makes one parameter of a mixed unit, and computes gradients of all of it: backward passes through more.
         trained_too: list[str] = []
         for _, members in assign_parameters(model, params, groups, replicated, first_trace):
             if kind_of(members) == "mixed":

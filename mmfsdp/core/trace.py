@@ -247,7 +247,7 @@ def copy_inputs(example: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]
 
 
 class RealValues(TorchDispatchMode):
-    """Compute tensors that do not depend on parameters with real values: masks, positions, grids, numbers of tokens.
+    """Compute with real values every tensor that depends on no parameter: masks, positions, grids, numbers of tokens.
 
     Models read such tensors as numbers to decide on shapes. As soon as one operand is fake, the result is fake.
     """

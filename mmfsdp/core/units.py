@@ -108,6 +108,7 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"
         decay = p.requires_grad and decays(model, [first, *aliases], ndim=p.ndim)
+        # quantize.py: a frozen matrix may rest as two parameters, its codes and its scales, named after the matrix.
         weights = count_weights(model, first, p)
         if weights is not None:
             aliases = [matrix_name(first)]
@@ -157,7 +158,7 @@ def compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
 
 
 def _has_grad_flow(model: nn.Module, modules: Modules, params: list[Param], fsdp: FSDPParams, trace: Trace) -> bool:
-    """Return True if backward needs the unit's weights: all but the frozen units before the first trainable module."""
+    """Return True if backward needs the unit's weights: not if it is frozen and its input needs no gradient."""
     if any(p.trainable or p.name in trace.grad_flow for p in params):
         return True
     if params and fsdp.effective_backend is Backend.FSDP1:
@@ -190,13 +191,13 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     keep = unit.frozen_policy is FrozenPolicy.KEEP
     if unit.kind != "frozen":
         keep = not fsdp.sharding_strategy.reshard_after_forward
-    # FSDP never frees the root after forward. What backward does not need may always go.
+    # The root stays: backward would gather it again at once. What backward does not need may always go.
     reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
     # FSDP1 has one switch for both: what it keeps after forward it frees after backward, unless under `no_sync`.
     reshard_after_backward = reshard
     if fsdp.effective_backend is Backend.FSDP2:
         reshard_after_backward = not keep
-    # Of a unit that runs once. With an example, `memory.with_gathers` counts them.
+    # These counts assume that a unit runs once. With an example, estimate/memory.py counts them (`with_gathers`).
     gathered = bool(unit.params) and any(trace.calls[name] for name in unit.modules)
     return replace(
         unit,

@@ -1,4 +1,4 @@
-"""Start every rank from rank 0's weights. A model on the meta device is filled part by part: no rank holds it all."""
+"""Start every rank from rank 0's weights. A model on the meta device is filled unit by unit, and sharded in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrap a model as its plan says. DDP, FSDP1 and `fully_shard` are called from here, and from nowhere else."""
+"""Wrap a model as its plan says: with DDP here, with FSDP2 and FSDP1 in fsdp2.py and fsdp1.py."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def apply_plan(
 ) -> nn.Module:
     """Wrap a model as planned and start every rank from rank 0's weights. Every rank must call it.
 
-    model: on the CPU or on `device`. Ranks other than 0 may have it on the meta device; then no rank holds more than
-    its shards and one parameter (FSDP1: one unit) at a time. FSDP2 wraps in place; DDP and FSDP1 return a wrapper.
+    model: on the CPU or on `device`. Ranks other than 0 may have it on the meta device; they then hold at most
+    their shards and one whole unit at a time, beside replicated parameters. FSDP2 wraps in place; DDP and FSDP1 return
+    a wrapper.
     device: of this rank; default its current GPU with nccl, else the CPU. mesh: default `make_mesh`.
     weights: rank 0's, if rank 0 has the model on the meta device too (from `open_model`, or a dict).
     Raises ValueError if the lint finds errors, or if the plan was made for another number of ranks.

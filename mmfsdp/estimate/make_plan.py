@@ -35,7 +35,7 @@ def make_plan(
     example: keyword arguments of one forward. Tensors on the meta device will do, but for those of which the forward
     reads values, such as masks and grids of patches. With it, the order of units and the modules that backward passes
     through are traced, not assumed from the order of registration; all-gathers of modules that run several times, or
-    again for activation checkpointing, are counted; AUTO needs it. train: the steps that AUTO chooses for.
+    again for activation checkpointing, are counted; AUTO needs it. train: the step that AUTO predicts.
     Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
     model does not take.
     """
@@ -90,9 +90,9 @@ def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]
 def choose_policies(
     model: nn.Module, params: FSDPParams, grouped: Grouped, world_size: int, example: dict[str, Any], train: TrainParams
 ) -> WrapPlan:
-    """AUTO: return the plan that sends least of those that fit `memory_budget_gib`, with a policy for each frozen unit.
+    """AUTO: return the best plan found that fits `memory_budget_gib`, with a policy for each frozen unit.
 
-    Raises ParamError if none fits.
+    Raises ParamError if no policy, used for all frozen units, fits.
     """
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
     plans: list[WrapPlan] = []

@@ -16,7 +16,8 @@ The whole story of a preempted Slurm job, in order:
 7. Slurm starts the same job again, and the ranks resume from the newest complete checkpoint.
 
 A local run is preempted by the same signal; its supervisor starts the ranks again (supervisor.py).
-To change what the job then does, change these two functions of slurm.py; the signal and the flag are in this file.
+To change what a Slurm job does then, change `_after_ranks` and `slurm_executor` of slurm.py; the signal and the flag
+are in this file.
 """
 
 from __future__ import annotations
