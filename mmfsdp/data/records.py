@@ -145,8 +145,6 @@ def _record(params: SourceParams, file: Path, pictures: Path, name: str, row: An
     content = parse_row(row, name=name) if is_line else check_row(row, name=name)
     picture = picture_name(content)
     if not picture:
-        if "conversations" not in content and "text_list" not in content:
-            raise CorruptRecord(name, "has no file_name")
         return Record(name, name, content, pictures, params)
     path_inside(pictures, name, picture)
     group = PurePosixPath(file.parent.as_posix(), picture.replace("\\", "/")).as_posix()

@@ -25,7 +25,7 @@ from ..core.fsdp2 import cast_inputs, checkpoint_activations
 from ..core.lint import without_gradient
 from ..core.plan import MemoryEvent, Unit, WrapPlan
 from ..core.quantize import quantized_copy
-from ..core.trace import ASK_DEVICE, CPU, RealValues, copy_inputs, fake_mode, fake_model, tensors_of
+from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, ParamError
 from .memory import gradient_params, with_gathers
@@ -147,6 +147,13 @@ class MemoryRecorder(TorchDispatchMode):
             self.flops += count_flops(*args, **kwargs, out_val=output)
         for tensor in tensors_of(output):
             self.allocate(tensor)
+        if operator in (aten.convolution, aten.convolution_backward):
+            inputs, weight = args[:2] if operator is aten.convolution else args[1:3]
+            scratch = weight.nbytes  # oneDNN on CPUs computes with packed copies, which it frees at once
+            if inputs.shape[1] > 4:  # it packs no input of so few channels, such as a picture
+                scratch += inputs.nbytes
+            self.peak = max(self.peak, self.allocated + scratch)
+            self.peak_without_grads = max(self.peak_without_grads, self.allocated + scratch - self.gradients)
         return output
 
     def allocate(self, tensor: torch.Tensor) -> None:

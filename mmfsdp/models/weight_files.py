@@ -61,17 +61,14 @@ class Weights:
             self._owners[owner] = _copy_of(module, "meta")  # as it is before wrapping
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor, on the CPU. Raises ParamError if its file cannot be read."""
+        """Return a tensor, on the CPU. Raises safetensors' or the system's error if its file has changed."""
         source = self.sources.get(name)
         if source is None:
             return self._initialized(name)
         if source.value is not None:
             return source.value
-        try:
-            with safe_open(source.path, "pt") as file:
-                return file.get_tensor(source.key).to(self.dtypes[name], copy=True)  # out of the file's mapped memory
-        except (SafetensorError, OSError) as error:
-            raise ParamError("model", f"{source.key} cannot be read from {source.path} ({error})") from None
+        with safe_open(source.path, "pt") as file:
+            return file.get_tensor(source.key).to(self.dtypes[name], copy=True)  # out of the file's mapped memory
 
     def pop(self, name: str, /) -> Tensor:
         """Return a tensor, on the CPU, for the last time, and note its checksum."""

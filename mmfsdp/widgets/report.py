@@ -176,12 +176,10 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
         for (kind, phase), (planned, counted) in sorted(collectives.items()):
             both = _pair(planned["wire_bytes"], counted["wire_bytes"])
             lines.append([f"{kind} in {phase}", planned["count"], counted["count"], *both])
-    peak, longest = result.get("peak"), estimate.get("peak_bytes")
+    peak = result.get("peak")
     if peak:
         about = f"peak memory, in {peak['when']}; of the largest batch measured"
         lines.append([about, "", "", *_pair(peak["bytes"], rows[-1].get("memory_bytes"))])
-    if longest:
-        lines.append(["peak memory for the longest texts that the parameters allow", "", "", longest, "", ""])
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     return table(head, lines)
 
