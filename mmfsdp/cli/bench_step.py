@@ -33,15 +33,17 @@ LARGE: dict[str, Any] = {
 """Run that is measured on a GPU, as changes of the preset clip_llama_1b."""
 
 
-def bench_step(*, ranks: int | None = None, rounds: int = 7) -> dict[str, Any]:
+def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None = None) -> dict[str, Any]:
     """Measure one optimizer step of each method in bf16: median seconds in interleaved rounds, samples per second,
     share of the device's own matrix rate (counted over what the mix of frozen and trainable needs), and peak memory.
 
     The model is ViT-L/14 with the layout of Llama-3.2-1B on GPUs, and that of the preset tiny on the CPU, with random
-    weights. ranks: unset, all GPUs, or 2.
+    weights. ranks: unset, all GPUs, or 2. samples: of a rank; unset, those of the preset.
     """
     gpus = torch.cuda.device_count()
     params = load("clip_llama_1b").change(**LARGE) if gpus else load("tiny")
+    if samples:
+        params = params.change(**{"train.batch_size": samples})
     backend = "nccl" if gpus else "gloo"
     return on_ranks(_measure, ranks or gpus or 2, params, rounds, method="spawn", backend=backend)[0]
 
