@@ -134,12 +134,12 @@ def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, pr
     of_one_run = not lines[0].name
     summary = []
     for line in lines:
-        parts += _line(axes, line, labeled=of_one_run or len(lines) == 1)
-        if of_one_run and line.name:
-            parts.append(text(WIDTH, 12, line.name, size=10, anchor="end", color=line.color))
         drawn = line.drawn() or [Point(0, 0.0)]
-        first, newest = drawn[0].value / metric.scale, drawn[-1].value / metric.scale
-        summary.append(f"{line.name or metric.title}: {first:.4g} at first, {newest:.4g} now")
+        first, now = drawn[0].value / metric.scale, drawn[-1].value / metric.scale
+        parts += _line(axes, line, labeled=not line.name or len(lines) == 1)
+        if of_one_run and line.name:  # two lines that end together would write over each other
+            parts.append(text(WIDTH, 12, f"{line.name} {short_number(now)}", size=10, anchor="end", color=line.color))
+        summary.append(f"{line.name or metric.title}: {first:.4g} at first, {now:.4g} now")
     return svg(WIDTH, HEIGHT, "; ".join(summary), *parts)
 
 
