@@ -218,7 +218,7 @@ class StepWalk:
         """Gather the unit, and start the all-gathers that are prefetched in forward."""
         self.gather(unit)
         if self.phase == "forward":  # nothing is prefetched where forward runs again in backward
-            self.prefetch(self.plan.prefetched_in_forward.get(unit.order))
+            self.all_gather(self.plan.prefetched_in_forward.get(unit.order))
 
     def post_forward(self, unit: Unit) -> None:
         """Reshard the unit, unless backward needs it next."""
@@ -233,24 +233,22 @@ class StepWalk:
         if unit.grad_flow:
             self.gather(unit)
         if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
-            self.prefetch(self.plan.prefetched_in_backward.get(unit.order))
+            self.all_gather(self.plan.prefetched_in_backward.get(unit.order))
 
-    def prefetch(self, unit: Unit | None) -> None:
-        """Start an all-gather ahead of need, if there is one."""
-        if unit is not None:
-            self.all_gather(unit)
-
-    def all_gather(self, unit: Unit) -> None:
-        """Start a unit's all-gather, unless it is unsharded or its all-gather has started."""
-        if not unit.sharded or unit.order in self.unsharded or unit.order in self.gather_outputs:
+    def all_gather(self, unit: Unit | None) -> None:
+        """Start a unit's all-gather, unless there is none, it is unsharded, or its all-gather has started."""
+        if unit is None or not unit.sharded or unit.order in self.unsharded or unit.order in self.gather_outputs:
             return
         if unit.params:
             self.gathers[self.phase, unit.order] += 1
-        # The shard is cast to the dtype of compute, after a copy from the host, before it is sent
+        # Shards are cast to the dtype of compute, after a copy from the host, before they are sent
         # (_fsdp_param.py, all_gather_inputs; _flat_param.py, pre_unshard).
         transient = 0
-        if unit.compute_dtype and any(p.dtype != unit.compute_dtype for p in unit.params):
-            transient += unit.unsharded_bytes // self.plan.shard
+        for p in unit.params:
+            if p.dtype != unit.computed_dtype(p):
+                transient += p.padded(self.plan.shard) // self.plan.shard * ITEMSIZE[unit.computed_dtype(p)]
+        if transient and self.fsdp1:
+            transient = unit.unsharded_bytes // self.plan.shard  # all of the flat one
         if self.offload:
             transient += unit.bytes_at_rest
         # gloo fills a buffer of its own and copies that (ProcessGroupGloo.cpp, allgather). Its two threads may hold two
@@ -300,9 +298,8 @@ class StepWalk:
 
     def reduce(self, unit: Unit, computed: int, earlier: int) -> None:
         """Reduce-scatter gradients: bytes that this micro-step's backward computed, and those of earlier ones."""
-        reduced = gloo_copy = 0
-        if not self.offload:
-            reduced = gradient_bytes(self.plan, unit)
+        reduced = 0 if self.offload else gradient_bytes(self.plan, unit)
+        gloo_copy = 0
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
             gloo_copy = unit.reduced_bytes
         if self.fsdp1:  # _runtime_utils.py, _post_backward_hook

@@ -214,7 +214,9 @@ class MemoryRecorder(TorchDispatchMode):
             if self.plan.backend is Backend.FSDP1 and not self.params[unit.order]:
                 # FSDP1 frees a frozen unit by hooks on its inputs, after those of the unit that these are outputs of
                 # (_runtime_utils.py, _register_post_backward_reshard_only_hook): two units are gathered then.
-                register_multi_grad_hook(inputs, lambda _: self.post_backward(unit.order))
+                # It registers none where forward runs again in backward: they would keep its activations.
+                if torch._C._current_graph_task_id() == -1:  # no backward is running
+                    register_multi_grad_hook(inputs, lambda _: self.post_backward(unit.order))
                 return args, kwargs
             outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
             for i, tensor in zip(indices, outputs, strict=True):
