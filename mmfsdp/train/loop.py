@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ def train(
         heldout.batches = features.fill(model, heldout.batches)
     sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)
     writer = MetricsWriter(setup.folder, rank, after=state.step)
-    recorder = Recorder(settings, device, state, writer)
+    recorder = Recorder(settings, state, writer)
     profile = StepProfile(setup.folder, settings.profile, device)
     wire: list[CollectiveCount] = []
     train_mode(model)
@@ -92,16 +93,17 @@ def train(
             state.samples += world_size * settings.batch_size * settings.accumulation
             wire = collectives.rows()
             sent_bytes = sum(row.wire_bytes for row in wire)
-            figures = {"data_s": data_s, "step_s": time.perf_counter() - start, "wire_bytes": sent_bytes}
-            figures["memory_bytes"] = memory.peak_bytes
+            figures = {"data_s": data_s, "wire_bytes": sent_bytes, "memory_bytes": memory.peak_bytes}
+            recorder.add(metrics, start, figures)
 
             recording = profile.step_done()
             due = last or (heldout is not None and step % heldout.every == 0)
             # Not while steps are profiled, nor when a rank must stop soon.
             if heldout is not None and due and not recording and not metrics.stop_requested:
                 beat(f"step {step} held-out samples")
-                figures["heldout_loss"] = heldout.loss(model)
-            recorder.add(metrics, **figures)
+                recorder.flush(lambda: heldout.loss(model))
+            elif device.type != "cuda":
+                recorder.flush()
 
             if last or recorder.preempted or (settings.save_every and step % settings.save_every == 0):
                 recorder.flush()
@@ -134,33 +136,39 @@ class Recorder:
     """
 
     settings: TrainParams
-    device: torch.device
     state: TrainState
     writer: MetricsWriter
     preempted: bool = False
     """A rank was asked to stop. All ranks learn it in the same step."""
-    _pending: tuple[StepMetrics, dict[str, Any]] | None = None
+    done_at: float = 0.0
+    """When the last step was done (time.perf_counter)."""
+    _pending: tuple[StepMetrics, float, dict[str, Any]] | None = None
 
-    def add(self, metrics: StepMetrics, **figures: Any) -> None:
-        """Add a step: its metrics, and further keys of its row. Raises as `flush`."""
+    def add(self, metrics: StepMetrics, start: float, figures: dict[str, Any]) -> None:
+        """Add a step: its metrics, when it was begun, and further keys of its row. Raises as `flush`."""
         self.flush()
-        self._pending = metrics, {"step": self.state.step, "time": time.time(), **figures}
-        if self.device.type != "cuda":
-            self.flush()
+        self._pending = metrics, start, {"step": self.state.step, "time": time.time(), **figures}
 
-    def flush(self) -> None:
-        """Wait for the last step and write it. Raises RuntimeError after `max_skipped` skipped steps in a row."""
+    def flush(self, evaluate: Callable[[], float] | None = None) -> None:
+        """Wait for the last step and write it, with the held-out loss that `evaluate` returns.
+
+        Raises RuntimeError after `max_skipped` skipped steps in a row.
+        """
         if self._pending is None:
             return
-        metrics, figures = self._pending
+        metrics, start, figures = self._pending
         self._pending = None
-        state, step_s = self.state, figures["step_s"]
+        row = metrics.to_dict()  # waits
+        # The host issues a step while a GPU still computes the one before.
+        began, self.done_at = max(start, self.done_at), time.perf_counter()
+        step_s = figures["step_s"] = self.done_at - began
+        if evaluate is not None:
+            figures["heldout_loss"] = evaluate()
+        state = self.state
         state.skipped += metrics.skipped
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
         self.preempted = self.preempted or metrics.stop_requested
-        row = metrics.to_dict() | figures
-        row["samples_per_s"] = metrics.samples / step_s
-        row["tokens_per_s"] = metrics.tokens / step_s
+        row |= figures | {"samples_per_s": metrics.samples / step_s, "tokens_per_s": metrics.tokens / step_s}
         # The sums above are over all ranks. A rank with short texts shows here.
         row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
         row["skipped_steps"] = state.skipped

@@ -26,10 +26,9 @@ from ..models.build import build_model, freeze_model, needs_backbones
 from ..models.from_transformers import check_calls
 from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
-MAX_RECORDINGS = 32
-"""Recordings that are kept: recording takes a hundred times as long as planning."""
 _building = threading.Lock()
 _recordings: dict[Hashable, Recording] = {}
+"""Kept, since recording takes a hundred times as long as planning."""
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
@@ -54,8 +53,6 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     sizes = params.launch.ranks, params.train.batch_size, params.data.max_length
     recorded = (key, params.fsdp.model_dump_json(), *sizes)
     if recorded not in _recordings:
-        if len(_recordings) == MAX_RECORDINGS:
-            _recordings.clear()
         _recordings[recorded] = record_memory(model, plan, example)
     plan = with_recording(plan, _recordings[recorded])
     yield plan, cost_of(plan, params)
