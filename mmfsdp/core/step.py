@@ -310,7 +310,10 @@ def send_to_host(
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The figures of one optimizer step, over all ranks unless said otherwise. Reading one waits for the GPU; holding the record does not."""
+    """The figures of one optimizer step, over all ranks unless said otherwise.
+
+    Reading one waits for the GPU; holding the record does not.
+    """
 
     figures: torch.Tensor
     """(6 + sources,) float64 on the CPU: loss, gradient norm, label tokens, samples, votes to stop, the loss scale, and

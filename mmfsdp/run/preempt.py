@@ -2,8 +2,8 @@
 
 The whole story of a preempted Slurm job, in order:
 
-1. **Signal.** Slurm sends PREEMPT_SIGNAL to every rank at most 90 s before the time limit (`signal_delay_s` in slurm.py). A
-   preemption by another job comes as SIGTERM, and so does one under torchrun.
+1. **Signal.** Slurm sends PREEMPT_SIGNAL to every rank at most 90 s before the time limit (`signal_delay_s` in
+   slurm.py). A preemption by another job comes as SIGTERM, and so does one under torchrun.
 2. **Flag.** `listen_for_preemption`, called by every rank at its start (rank.py), makes the signal only set a flag.
 3. **Vote.** The training step asks `preemption_requested()` on every rank and all-reduces the answer together with
    the gradient norm: if one rank was asked, all of them stop after the same step.
