@@ -8,9 +8,9 @@ The whole story of a preempted Slurm job, in order:
 3. **Vote.** The training step asks `preemption_requested()` on every rank and all-reduces the answer together with
    the gradient norm: if one rank was asked, all of them stop after the same step.
 4. **Save.** All ranks write a checkpoint of that step, and raise `Preempted` (train/loop.py).
-5. **Exit code.** A preempted rank leaves the file logs/ranks.preempted and exits with 0 (`run_rank` in rank.py): with
-   any other code srun would kill the ranks that are still ending. Without Slurm, as under torchrun, it exits with
-   EXIT_REQUEUE.
+5. **Exit code.** After PREEMPT_SIGNAL a rank leaves the file logs/ranks.preempted and exits with 0 (`run_rank` in
+   rank.py): with any other code srun would kill the ranks that are still ending. Started by torchrun itself, it exits
+   with EXIT_REQUEUE.
 6. **Requeue.** The batch script finds that file and calls `scontrol requeue` (`_after_ranks` in slurm.py). After
    SIGTERM Slurm requeues the job itself, as the option `requeue` allows (`slurm_executor` in slurm.py).
 7. Slurm starts the same job again, and the ranks resume from the newest complete checkpoint.
