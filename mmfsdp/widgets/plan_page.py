@@ -55,9 +55,9 @@ def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = 
 
 def _differences(before: WrapPlan, after: WrapPlan) -> str:
     """Return the choices that differ; what follows from them stands in the figures and the units."""
-    new_choices = after.fsdp.to_dict()
+    new_choices = after.fsdp.to_dict() | {"ranks": after.world_size}
     items = ""
-    for name, old in before.fsdp.to_dict().items():
+    for name, old in (before.fsdp.to_dict() | {"ranks": before.world_size}).items():
         if new_choices[name] != old:
             items += f"<li><b>{name}</b>: {escape(str(old))} → {escape(str(new_choices[name]))}</li>"
     return f'<ul class="mm-changes">{items}</ul>' if items else "<p>The choices are the same.</p>"
