@@ -248,10 +248,7 @@ def measure_step(name: str, make: Make, batch: Batch, device: torch.device) -> t
         with Collectives() as collectives:
             method.step(batch, device)
             sent = [count for count in collectives.rows() if count.phase != "control"]
-    row = {
-        "wire_bytes": sum(count.wire_bytes for count in sent),
-        "collectives": sum(count.count for count in sent),
-    }
+    row = {"wire_bytes": sum(count.wire_bytes for count in sent), "collectives": sum(count.count for count in sent)}
     if on_gpu:
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
     else:

@@ -50,6 +50,7 @@ def _work_in_group(rank: int, folder: str, ranks: int, work: Callable[..., Any],
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    dist.barrier()  # gloo fails in ranks that are still connecting to one that has destroyed its group already
     try:
         return work(*args)
     finally:

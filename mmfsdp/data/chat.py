@@ -111,7 +111,8 @@ class ChatProcessor(SampleProcessor):
                 raise
             return self._collate_without(samples, skipped)
         lengths = values["attention_mask"].sum(dim=1).tolist()
-        is_image = torch.isin(values["input_ids"], torch.tensor(self._image_ids()))
+        ids = getattr(self.processor, "image_token_ids", None) or [getattr(self.processor, "image_token_id", None)]
+        is_image = torch.isin(values["input_ids"], torch.tensor([token for token in ids if token is not None]))
         skipped = {}
         for i, sample in enumerate(rows[first:], first):
             if lengths[i] > self.max_length and bool(is_image[i, self.max_length :].any()):
@@ -207,11 +208,6 @@ class ChatProcessor(SampleProcessor):
             message = f"gives {announced} image tokens {token} for {len(images)} pictures; "
             raise CorruptRecord(sample.name, message + "write one for each, and none in the text")
         return ChatSample(text, [to_rgb(image) for image in images], answers, sample.name)
-
-    def _image_ids(self) -> list[int]:
-        """Return the ids of the tokens that stand for pictures."""
-        ids = getattr(self.processor, "image_token_ids", None) or [getattr(self.processor, "image_token_id", None)]
-        return [token for token in ids if token is not None]
 
     def _process(self, rows: Sequence[ChatSample], *, side: str) -> tuple[dict[str, Any], Tensor]:
         """Return what the processor makes of all rows at once, and their labels (B, L): the tokens of the answers."""

@@ -71,13 +71,13 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int =
 
     sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
     """
-    from .memory import memory_at_rest, memory_on_host, step_peak  # imports torch
+    from .memory import memory_at_rest, memory_on_host, step_walk  # imports torch
 
     train = train or TrainParams()
     return Estimate(
         memory=memory_at_rest(plan),
         wire=collectives(plan, train, sources),
-        peak=step_peak(plan, train, sources=sources) if plan.memory_events else None,
+        peak=step_walk(plan, train, sources=sources).peak if plan.memory_events else None,
         host=memory_on_host(plan, train),
     )
 

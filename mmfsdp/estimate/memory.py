@@ -1,6 +1,6 @@
 """Memory of a step on one rank: what is at rest, and the peak.
 
-`memory_at_rest` adds up parameters, gradients and optimizer states. `step_peak` walks over the memory events of a
+`memory_at_rest` adds up parameters, gradients and optimizer states. `step_walk` passes the memory events of a
 micro-step, which `memory_events.py` records (bytes of activations and gradients, each time that a unit begins or ends
 forward or backward), and adds what the wrapper allocates at each: unsharded parameters, buffers of collectives, reduced
 gradients.
@@ -9,7 +9,7 @@ gradients.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from ..core.plan import ITEMSIZE, Param, Unit, WrapPlan
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
@@ -39,7 +39,7 @@ class Memory:
     @property
     def bytes(self) -> int:
         """Their sum."""
-        return sum(value for name, value in asdict(self).items() if name != "when")
+        return sum(value for name, value in vars(self).items() if name != "when")
 
 
 def memory_at_rest(plan: WrapPlan) -> Memory:
@@ -103,15 +103,12 @@ def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
     return [p for p in unit.params if p.trainable or (flat and p.is_floating)]
 
 
-def step_peak(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> Memory:
-    """Return the most that a rank holds in a step, its optimizer states included.
+def step_walk(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> StepWalk:
+    """Pass the memory events of a step. The walk has the peak of a rank, with its optimizer states.
 
-    sources: of data; each adds a batch to every micro-step. For a plan without memory events: all that is at rest or
-    gathered, activations apart.
+    sources: of data; each adds a batch to every micro-step.
     """
     at_rest, host = memory_at_rest(plan), memory_on_host(plan, train)
-    if not plan.memory_events:
-        return at_rest
     # These stay as they are over the step. The buckets of DDP hold its gradients between steps, too.
     constant = replace(at_rest, gathered=0, buffers=0)
     if plan.backend is not Backend.DDP:
@@ -123,7 +120,7 @@ def step_peak(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> Memory
     micro_steps = min(train.accumulation * sources, 3)  # those between the first and the last are alike
     for i in range(micro_steps):
         walk.micro_step(last=i == micro_steps - 1)
-    return walk.peak
+    return walk
 
 
 def with_gathers(plan: WrapPlan) -> WrapPlan:
@@ -169,6 +166,8 @@ class StepWalk:
     """This rank's part of reduced gradients."""
     gathers: Counter[tuple[str, int]] = field(default_factory=Counter)
     """All-gathers, by phase and order of the unit."""
+    most_held: Counter[int] = field(default_factory=Counter)
+    """The most that a rank holds while the unit is gathered."""
 
     def __post_init__(self) -> None:
         self.peak = self.constant
@@ -211,8 +210,10 @@ class StepWalk:
             activations=self.activations,
             when=self.when,
         )
-        if now.bytes > self.peak.bytes:
-            self.peak = now
+        self.peak = max(self.peak, now, key=lambda memory: memory.bytes)
+        held = now.bytes
+        for order in (*self.unsharded, *self.gather_outputs):
+            self.most_held[order] = max(self.most_held[order], held)
 
     def pre_forward(self, unit: Unit) -> None:
         """Gather the unit, and start the all-gathers that are prefetched in forward."""
