@@ -92,7 +92,7 @@ def choose_policies(
 ) -> WrapPlan:
     """AUTO: return the best plan found that fits `memory_budget_gib`, with a policy for each frozen unit.
 
-    Raises ParamError if no policy, used for all frozen units, fits.
+    Raises ParamError if none is found.
     """
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
     policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
@@ -129,12 +129,18 @@ class PolicySearch:
         """Return the bytes that a rank sends for these units in a step."""
         return sum(self.plans[0].wire_bytes(unit, self.train.accumulation) for unit in units)
 
+    def fits(self, units: tuple[Unit, ...]) -> bool:
+        """Return whether the budget is enough for these units."""
+        return self.memory(units) <= self.budget
+
     def best_units(self) -> tuple[Unit, ...]:
-        """Return the best mix found. Raises ParamError if no policy fits for all frozen units."""
+        """Return the best mix found. Raises ParamError if none fits."""
         mixes = []
-        for plan in self.plans:
-            if self.memory(plan.units) <= self.budget:
-                mixes.append(self.improve(plan.units, by_density=True))
+        for units in (*(plan.units for plan in self.plans), self.shard_until_it_fits()):
+            if self.fits(units):
+                mixes.append(self.improve(units, by_density=True))
+                # Where units differ much in size, large ones first may fill the budget better.
+                mixes.append(self.improve(units, by_density=False))
         if not mixes:
             least = min(self.memory(plan.units) for plan in self.plans)
             raise ParamError(
@@ -143,15 +149,14 @@ class PolicySearch:
                 f"units a rank holds at least {size(least)}; set it to {least / 2**30 + 5e-4:.3f}, shard over more "
                 "ranks, or lower frozen_dtype",
             )
-        # Replicating the last sharded units frees what all of them were gathered into. One change does not show that,
-        # so the search also comes from the other end.
-        units = self.shard_until_it_fits()
-        if self.memory(units) <= self.budget:
-            mixes.append(self.improve(units, by_density=False))
         return min(mixes, key=self.traffic)
 
     def shard_until_it_fits(self) -> tuple[Unit, ...]:
-        """Replicate all frozen units, then shard one by one, those first that send least for each byte freed."""
+        """Replicate all frozen units, then shard one by one, those first that send least for each byte freed.
+
+        Of several sharded units, replicating one adds memory; replicating all also frees what they are gathered into.
+        Changes of one unit do not find that, so the search also starts here.
+        """
         shard, _, replicate = self.plans
         units, before = replicate.units, self.memory(replicate.units)
         changes = []
@@ -160,7 +165,7 @@ class PolicySearch:
             changes.append((self.traffic((unit,)) / max(1, freed), -index, unit))
         changes.sort(key=lambda change: change[:2])
         for _, index, unit in changes:
-            if self.memory(units) <= self.budget:
+            if self.fits(units):
                 break
             units = changed(units, -index, unit)
         return units
@@ -185,7 +190,7 @@ class PolicySearch:
         for _, _, index, unit in changes:
             mix = changed(units, index, unit)
             # An earlier change may have given the unit a better policy, or have used up the budget.
-            if self.traffic(mix) < self.traffic(units) and self.memory(mix) <= self.budget:
+            if self.traffic(mix) < self.traffic(units) and self.fits(mix):
                 units = mix
         return units
 
