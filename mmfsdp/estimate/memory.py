@@ -171,6 +171,7 @@ class StepWalk:
 
     def __post_init__(self) -> None:
         self.peak = self.constant
+        self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
         self.fsdp1 = self.plan.backend is Backend.FSDP1
 
     def micro_step(self, *, last: bool) -> None:
@@ -202,16 +203,15 @@ class StepWalk:
 
     def compare(self, transient: int = 0) -> None:
         """Compare what is allocated now to the peak. transient: bytes of buffers that are freed at once."""
-        now = replace(
-            self.constant,
-            gathered=sum(self.unsharded.values()),
-            gradients=self.constant.gradients + sum(self.accumulated.values()) + sum(self.reduced.values()),
-            buffers=sum(self.gather_outputs.values()) + self.copied_output + self.reduce_input + transient,
-            activations=self.activations,
-            when=self.when,
-        )
-        self.peak = max(self.peak, now, key=lambda memory: memory.bytes)
-        held = now.bytes
+        now = {
+            "gathered": sum(self.unsharded.values()),
+            "gradients": self.constant.gradients + sum(self.accumulated.values()) + sum(self.reduced.values()),
+            "buffers": sum(self.gather_outputs.values()) + self.copied_output + self.reduce_input + transient,
+            "activations": self.activations,
+        }
+        held = self.fixed_bytes + sum(now.values())
+        if held > self.peak.bytes:
+            self.peak = replace(self.constant, **now, when=self.when)
         for order in (*self.unsharded, *self.gather_outputs):
             self.most_held[order] = max(self.most_held[order], held)
 
