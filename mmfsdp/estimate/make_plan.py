@@ -120,9 +120,10 @@ class PolicySearch:
         self.plans = plans
         self.budget = budget
         self.train = train
+        self.most_held = step_walk(plans[0], train).most_held
 
     def memory(self, units: tuple[Unit, ...]) -> int:
-        """Return the most bytes that a rank holds in a step; activations are included if the plan has an example."""
+        """Return the most bytes that a rank holds in a step."""
         return step_walk(replace(self.plans[0], units=units), self.train).peak.bytes
 
     def traffic(self, units: tuple[Unit, ...]) -> int:
@@ -162,6 +163,7 @@ class PolicySearch:
         changes = []
         for index, unit in enumerate(shard.units):
             freed = before - self.memory(changed(units, index, unit))
+            # The minus: of equal units, those that run last are sharded first.
             changes.append((self.traffic((unit,)) / max(1, freed), -index, unit))
         changes.sort(key=lambda change: change[:2])
         for _, index, unit in changes:
@@ -175,21 +177,19 @@ class PolicySearch:
 
         by_density: begin with those that save most bytes per byte of memory added, else with those that save most.
         """
-        before, most_held = self.memory(units), step_walk(self.plans[0], self.train).most_held
+        before = self.memory(units)
         changes = []
         for plan in self.plans:
             for index, unit in enumerate(plan.units):
                 saved: float = self.traffic((units[index],)) - self.traffic((unit,))
-                if saved <= 0:
-                    continue
-                if by_density:
+                if saved > 0 and by_density:
                     saved /= max(1, self.memory(changed(units, index, unit)) - before)
                 # Of equal units those first that are gathered when a rank holds most: replicated, they no longer are.
-                changes.append((saved, most_held[index], index, unit))
+                changes.append((saved, self.most_held[index], index, unit))
         changes.sort(key=lambda change: change[:2], reverse=True)
         for _, _, index, unit in changes:
             mix = changed(units, index, unit)
-            # An earlier change may have given the unit a better policy, or have used up the budget.
+            # Not all save traffic, an earlier change may have given the unit a better policy or used up the budget.
             if self.traffic(mix) < self.traffic(units) and self.fits(mix):
                 units = mix
         return units

@@ -171,6 +171,7 @@ class StepWalk:
 
     def __post_init__(self) -> None:
         self.peak = self.constant
+        # The rest of `constant` is counted anew at each event.
         self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
         self.fsdp1 = self.plan.backend is Backend.FSDP1
 
