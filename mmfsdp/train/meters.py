@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class Collectives:
         counts[1] += nbytes
 
 
-_OPERATORS = {
+OPERATORS = {
     "allreduce_": ("all-reduce", 0, 1),
     "allreduce_coalesced_": ("all-reduce", 0, 1),
     "_allgather_base_": ("all-gather", 0, 2),
@@ -100,7 +100,7 @@ def register_counting_kernels(count: Callable[[str, int, int], None]) -> torch.l
     """
     # A dispatch key that no kernel of c10d has: ours runs first and passes the call on to the device's kernel.
     library = torch.library.Library("c10d", "IMPL")
-    for name in _OPERATORS:
+    for name in OPERATORS:
         kernel = counting_kernel(name, count)
         for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
             library.impl(name, kernel, key, with_keyset=True)
@@ -109,7 +109,7 @@ def register_counting_kernels(count: Callable[[str, int, int], None]) -> torch.l
 
 def counting_kernel(name: str, count: Callable[[str, int, int], None]) -> Callable[..., Any]:
     """Return a kernel that counts a call and passes it on to the device's kernel."""
-    kind, tensor_index, group_index = _OPERATORS[name]
+    kind, tensor_index, group_index = OPERATORS[name]
     operator = getattr(torch.ops.c10d, name).default
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -185,14 +185,14 @@ class CpuMemory:
     """Bytes that torch's CPU allocator held beyond what it held when watching began."""
 
     at_mark: int = 0
-    """When `mark` was first called."""
+    """When `mark` was called."""
     peak: int = 0
-    """The most since then. With several marks the least of their peaks: a gloo thread may free its last buffer late."""
-    marks: list[int] = field(default_factory=list)
+    """The most since then."""
+    marked_ns: int = 0
 
     def mark(self) -> None:
-        """Start a window of its own: what follows, up to the next mark, counts for its peak."""
-        self.marks.append(time.time_ns())
+        """Let only what follows count for the peak."""
+        self.marked_ns = time.time_ns()
 
 
 @contextmanager
@@ -219,16 +219,11 @@ def cpu_memory() -> Iterator[CpuMemory]:
         return
     _, total, size = changes[0]
     held_before = total - size  # the allocator's count goes on from earlier watches
-    starts = memory.marks or [0]
-    ends = [*starts[1:], changes[-1][0] + 1]
-    peaks = []
-    for start, end in zip(starts, ends, strict=True):
-        totals = [total for when, total, _ in changes if start <= when < end]
-        peaks.append(max(totals, default=held_before) - held_before)
-    memory.peak = min(peaks)
     for when, total, _ in changes:
-        if when < starts[0]:
+        if when < memory.marked_ns:
             memory.at_mark = total - held_before
+        else:
+            memory.peak = max(memory.peak, total - held_before)
 
 
 def _allocations(event_tree: list[Any]) -> list[tuple[int, int, int]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmfsdp.cli.bench_models import random_batch, random_model
 from mmfsdp.cli.spawn_ranks import on_ranks
@@ -27,7 +28,7 @@ from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import TokenIds
 from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
 from mmfsdp.train.evaluate import HeldOut
-from mmfsdp.train.meters import Collectives, cpu_memory
+from mmfsdp.train.meters import OPERATORS, Collectives, cpu_memory
 from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import bytes_held, local
 
@@ -150,19 +151,8 @@ dist.Backend.register_backend("one_thread_gloo", one_thread_gloo, devices="cpu")
 
 def results(cases: list[Case], ranks: int) -> list[Result]:
     """Plan and measure cases on real ranks; leaves out those that the lint refuses."""
-    by_rank = on_ranks(measure_all, ranks, cases, backend="one_thread_gloo")
-    found = []
-    for case, *rows in zip(cases, *by_rank, strict=True):
-        if rows[0] is not None:
-            found.append(Result(case, WrapPlan.from_json(rows[0]["plan"]), rows))
-    # A thread of gloo's may free a buffer late in each marked step: more steps tell that from a wrong prediction.
-    late = [result for result in found if result.error < -0.03]
-    if late:
-        again = on_ranks(measure_all, ranks, [result.case for result in late], 8, backend="one_thread_gloo")
-        for result, *rows in zip(late, *again, strict=True):
-            for row, second in zip(result.rows, rows, strict=True):
-                row["peak"] = min(row["peak"], second["peak"])
-    return found
+    of_ranks = zip(cases, *on_ranks(measure_all, ranks, cases, backend="one_thread_gloo"), strict=True)
+    return [Result(case, WrapPlan.from_json(rows[0]["plan"]), rows) for case, *rows in of_ranks if rows[0]]
 
 
 @dataclass
@@ -186,7 +176,7 @@ class Result:
         return max((predicted / row["peak"] - 1 for row in self.rows), key=abs)
 
 
-def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None]:
+def measure_all(cases: list[Case]) -> list[dict[str, Any] | None]:
     """Plan and measure each case on this rank; None for one that the lint refuses."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     texts: dict[str, str | None] = {}
@@ -205,7 +195,7 @@ def measure_all(cases: list[Case], marks: int = 2) -> list[dict[str, Any] | None
         if text is None:
             rows.append(None)
         else:
-            rows.append({"plan": text} | measure(case.make, WrapPlan.from_json(text), case.micro_steps, marks))
+            rows.append({"plan": text} | measure(case.make, WrapPlan.from_json(text), case.micro_steps))
     return rows
 
 
@@ -214,12 +204,24 @@ def measure_plans(make: Callable[[str], tuple[nn.Module, list[Any]]], plans: dic
     return {case: measure(partial(make, case), WrapPlan.from_json(text)) for case, text in plans.items()}
 
 
-def measure(
-    make: Callable[[], tuple[nn.Module, list[Any]]], plan: WrapPlan, micro_steps: int = 1, marks: int = 2
-) -> dict[str, Any]:
+class FreedAtOnce(TorchDispatchMode):
+    """While entered, compute goes on after a collective when gloo's thread has freed what it used for it.
+
+    The thread tells that a collective is done before it frees its tensors, so the load of the machine decides how much
+    of the compute that follows they are held for. It frees them before it begins another collective: a small one.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            group = dist.ProcessGroup.unbox(args[OPERATORS[func.__name__.split(".")[0]][2]])
+            group._get_backend(torch.device("cpu")).allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
+        return result
+
+
+def measure(make: Callable[[], tuple[nn.Module, list[Any]]], plan: WrapPlan, micro_steps: int = 1) -> dict[str, Any]:
     """Return a step's peak, parameters at rest and collectives, and (loss, gradient norm) of the two steps before it.
-    make: returns a model, and a batch of each source. marks: steps; the least of their peaks counts, since a thread of
-    gloo's may free a buffer late."""
+    make: returns a model, and a batch of each source."""
     gc.collect()  # what goes while memory is watched must have come while it was
     gc.freeze()  # modules that are imported: each collection would look through them
     with cpu_memory() as memory:
@@ -234,12 +236,10 @@ def measure(
             steps.append(train_step(model, micro_batches, optimizer, max_grad_norm=1.0))
         HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
         gc.collect()
-        counts = []
-        for _ in range(marks):
-            memory.mark()
-            with Collectives() as collectives:
-                train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
-                counts = counts or collectives.rows()
+        memory.mark()
+        with Collectives() as collectives, FreedAtOnce():
+            train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
+            counts = collectives.rows()
     return {
         "steps": [(m.loss, m.grad_norm) for m in steps],
         "frozen changed": hash_of_frozen(model) != frozen,
