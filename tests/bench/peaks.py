@@ -205,17 +205,20 @@ def measure_plans(make: Callable[[str], tuple[nn.Module, list[Any]]], plans: dic
 
 
 class FreedAtOnce(TorchDispatchMode):
-    """While entered, compute goes on after a collective when gloo's thread has freed what it used for it.
+    """Let compute go on after a collective only when gloo's thread has freed the tensors that it used for it.
 
-    The thread tells that a collective is done before it frees its tensors, so the load of the machine decides how much
-    of the compute that follows they are held for. It frees them before it begins another collective: a small one.
+    The thread reports a collective as done before it frees its tensors, so the load of the machine decides for how much
+    of the compute that follows they are held. It frees them before it begins the next collective: a small one follows
+    each.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
-            group = dist.ProcessGroup.unbox(args[OPERATORS[func.__name__.split(".")[0]][2]])
-            group._get_backend(torch.device("cpu")).allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
+            _, _, group_index = OPERATORS[func.__name__.removesuffix(".default")]
+            backend = dist.ProcessGroup.unbox(args[group_index])._get_backend(torch.device("cpu"))
+            # On the backend itself, not by an operator of c10d: `Collectives` does not count it.
+            backend.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
         return result
 
 
