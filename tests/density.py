@@ -1,4 +1,4 @@
-"""Count code as README does: `python -m tests.density` prints a row for each room of the package.
+"""Count lines of code and what makes them dense: `python -m tests.density` prints a row for each room of the package.
 
 Lines of code leave out blank lines, comments and docstrings. The other columns count, per 100 lines of code, what makes
 a reader stop (comprehensions, comprehensions inside others, conditional expressions) and what helps (comments).
