@@ -100,13 +100,13 @@ def test_offloaded_shards_lie_with_the_host():
             for more in ({}, {"cpu_offload": True})
         ]
         near, far = (estimate(plan, TrainParams(device=device)) for plan in plans)
-        assert near.memory == far.memory and near.host is None
+        assert near.host is None and near.memory_bytes <= near.peak_bytes
         if device == "cpu":
             assert far.host is None and far.peak == near.peak
             continue
         whole = sum(u.bytes_at_rest for u in plans[1].units if not u.sharded)
         assert far.host.parameters == near.memory.parameters - whole and far.host.optimizer == near.memory.optimizer
-        assert 0 < far.host.bytes < far.memory_bytes
+        assert 0 < far.host.bytes < far.memory_bytes <= far.host.bytes + far.peak_bytes
         assert far.peak.parameters == whole and far.peak.optimizer == 0 and far.peak_bytes < near.peak_bytes
         assert far.to_dict()["host"]["gradients"] == T * 4 / WORLD and "offloaded to the host" in str(far)
 

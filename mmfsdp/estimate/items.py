@@ -19,7 +19,8 @@ class Estimate:
     """The cost of a plan on each rank, itemized."""
 
     memory: Memory
-    """Without activations."""
+    """The most without activations: over the events of a step where the plan has them, so at most `peak`; else all
+    that may be held together."""
     wire: tuple[CollectiveCount, ...]
     peak: Memory | None = None
     """At the peak of a step, activations included; None for a plan made without an example."""
@@ -38,7 +39,7 @@ class Estimate:
 
     @property
     def memory_bytes(self) -> int:
-        """Parameters, gathered units, gradients, optimizer states and buffers; activations come on top."""
+        """The most without activations: parameters, gathered units, gradients, optimizer states and buffers."""
         return self.memory.bytes
 
     @property
@@ -54,12 +55,14 @@ class Estimate:
         return values
 
     def __str__(self) -> str:
-        lines = [f"memory of a rank, activations apart: {size(self.memory_bytes)}", *_items(self.memory)]
+        lines = [f"most on a rank without activations: {size(self.memory_bytes)}{_when(self.memory)}"]
+        lines += _items(self.memory)
         if self.host:
             offloaded, on_device = size(self.host.bytes), size(self.memory_bytes - self.host.bytes)
             lines += [f"of it offloaded to the host: {offloaded}; on the device {on_device}", *_items(self.host)]
         if self.peak:
-            lines += [f"peak of a rank: {size(self.peak.bytes)}, in {self.peak_when}", *_items(self.peak)]
+            lines += [f"peak of a rank, with activations: {size(self.peak.bytes)}{_when(self.peak)}"]
+            lines += _items(self.peak)
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
@@ -74,12 +77,17 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int =
     from .memory import memory_at_rest, memory_on_host, step_walk  # imports torch
 
     train = train or TrainParams()
-    return Estimate(
-        memory=memory_at_rest(plan),
-        wire=collectives(plan, train, sources),
-        peak=step_walk(plan, train, sources=sources).peak if plan.memory_events else None,
-        host=memory_on_host(plan, train),
-    )
+    memory, peak, host = memory_at_rest(plan), None, memory_on_host(plan, train)
+    if plan.memory_events:
+        walk = step_walk(plan, train, sources=sources)
+        memory, peak = walk.without_activations, walk.peak
+        if host:  # the walk is the device's
+            memory = memory.plus(host)
+    return Estimate(memory=memory, wire=collectives(plan, train, sources), peak=peak, host=host)
+
+
+def _when(memory: Memory) -> str:
+    return f", in {memory.when}" if memory.when else ""
 
 
 def _items(memory: Memory) -> list[str]:

@@ -41,6 +41,11 @@ class Memory:
         """Their sum."""
         return sum(value for name, value in vars(self).items() if name != "when")
 
+    def plus(self, other: Memory) -> Memory:
+        """Return the sum of both, item by item, at the time of this one."""
+        items = {name: value + getattr(other, name) for name, value in vars(self).items() if name != "when"}
+        return Memory(**items, when=self.when)
+
 
 def memory_at_rest(plan: WrapPlan) -> Memory:
     """Return what a rank holds beside activations, with the most that is gathered and reduced at one time."""
@@ -104,7 +109,8 @@ def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
 
 
 def step_walk(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> StepWalk:
-    """Pass the memory events of a step. The walk has the peak of a rank, with its optimizer states.
+    """Pass the memory events of a step. The walk has the peak of a rank, with its optimizer states, and the most that
+    it holds without activations, which may be at another event.
 
     sources: of data; each adds a batch to every micro-step.
     """
@@ -170,7 +176,7 @@ class StepWalk:
     """The most that a rank holds while the unit is gathered."""
 
     def __post_init__(self) -> None:
-        self.peak = self.constant
+        self.peak = self.without_activations = self.constant
         # The rest of `constant` is counted anew at each event.
         self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
         self.fsdp1 = self.plan.backend is Backend.FSDP1
@@ -213,6 +219,8 @@ class StepWalk:
         held = self.fixed_bytes + sum(now.values())
         if held > self.peak.bytes:
             self.peak = replace(self.constant, **now, when=self.when)
+        if held - self.activations > self.without_activations.bytes:
+            self.without_activations = replace(self.constant, **(now | {"activations": 0}), when=self.when)
         for order in (*self.unsharded, *self.gather_outputs):
             self.most_held[order] = max(self.most_held[order], held)
 

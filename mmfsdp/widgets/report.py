@@ -239,7 +239,7 @@ def plan_html(plan: WrapPlan, estimate: Mapping[str, Any]) -> str:
     trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
     words = (
         f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trainable)}</b> of {count(numel)} parameters train. "
-        f"Each rank has <b>{size(estimate['memory_bytes'])}</b> at rest, without activations, "
+        f"Each rank holds at most <b>{size(estimate['memory_bytes'])}</b> without activations "
         f"and sends <b>{size(estimate['wire_bytes'])}</b> a step.</p>"
     )
     return words + findings(plan) + plan_picture(plan) + unit_table(plan)
