@@ -202,3 +202,17 @@ def trains(folder: Path) -> None:
 
     saving.random_states, loop.Collectives.reset = slow_states, slow_reset
     train.run(folder)
+
+
+def vanishes(folder: Path) -> None:
+    """Step until SIGTERM comes, then end with exit code 0 and without a report, as ranks of a lost node may."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    for step in range(1, 6000):
+        print(f"life {os.environ.get('SLURM_RESTART_COUNT', '0')} step {step}")
+        time.sleep(0.1)
+
+
+def leaves(folder: Path) -> None:
+    """End without a report, as a process that calls os._exit; rank 0 alone finishes."""
+    if RANK:
+        os._exit(0)

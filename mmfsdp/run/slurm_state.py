@@ -100,15 +100,18 @@ def job_number(folder: Path) -> str | None:
 
 
 def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
-    """Return the final state of a job whose ranks have all ended by themselves; None if only Slurm can tell."""
-    exit_code = _exit_code(folder)
-    if exit_code is None:
+    """Return the final state of a job whose ranks have all ended by themselves; None if only Slurm can tell.
+
+    The ranks' own reports come first: srun ends with 0 also where a lost node has interrupted the ranks, and Slurm then
+    requeues the job.
+    """
+    if _exit_code(folder) is None:
         return None
+    statuses = rank_statuses(folder, record)  # after the exit code, which is written after them
+    if all_done(statuses):
+        return RunState(Status.COMPLETED)
     if (folder / "logs" / PREEMPTED_FILE).exists():
         return RunState(Status.FAILED, "preempted, and not requeued; resume it")
-    statuses = rank_statuses(folder, record)
-    if exit_code == 0 and all(status.get("state") != "preempted" for status in statuses):
-        return RunState(Status.COMPLETED)
     if "srun: error: Node failure on " in last_log_lines(folder, 0, size=40_000):
         return None  # Slurm requeues a job that has lost a node
     return first_failure(statuses)
@@ -177,7 +180,19 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
         return RunState(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
     if ENDED.get(job.state):
         return RunState(Status.FAILED, ENDED[job.state])
+    if _exit_code(folder) == 0:
+        return _interrupted_state(statuses)
     return _silent_death(folder, statuses, job.reason)
+
+
+def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:
+    """Return the state of a job that Slurm takes for successful though not every rank has reported that it finished."""
+    unfinished = [str(rank) for rank, status in enumerate(statuses) if status.get("state") != "done"]
+    ranks = f"rank {unfinished[0]}" if len(unfinished) == 1 else f"ranks {', '.join(unfinished[:8])}"
+    if len(unfinished) > 8:
+        ranks += f" and {len(unfinished) - 8} more"
+    reason = f"the job ended before {ranks} finished: interrupted, as by a node that was set down; resume it"
+    return RunState(Status.FAILED, reason)
 
 
 _CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")

@@ -119,3 +119,27 @@ def test_accounting_knows_what_squeue_has_forgotten(accounted, submit):
     until(lambda: run.job not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
     state = run.wait(60)
     assert state.status is Status.CANCELLED and state.reason.endswith("the cluster's administrators (by 0)")
+
+
+def test_a_job_whose_ranks_are_interrupted_is_not_complete(submit, cluster):
+    """A node is set down, the ranks end with exit code 0, and the batch script outlives them."""
+    run = submit("vanishes", **{"launch.setup": ["trap : TERM"]})
+    until(lambda: "step 2" in run.logs(0) and "step 2" in run.logs(3), words=lambda: f"{run.state()}\n{run.logs(0)}")
+    cluster.ask("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=test")
+    try:
+        until((run.path / "logs/ranks.end").exists, words=lambda: run.logs(0))
+        assert (run.path / "logs/ranks.end").read_text().strip() == "0", "srun takes it for success"
+        assert not run.state().done
+        state = until(lambda: (s := run.state()).reason.count(" waits") and s, words=lambda: str(run.state()))
+        assert state.status is Status.QUEUED, state
+    finally:
+        cluster.ask("scontrol", "update", f"nodename={NODES[1]}", "state=idle")
+    until(lambda: cluster.release() or "life 1" in run.logs(3), words=lambda: f"{run.state()}\n{run.logs(0)}")
+    assert run.cancel().status is Status.CANCELLED
+
+
+def test_a_job_that_ends_before_its_ranks_report_their_end_is_not_complete(submit):
+    run = submit("leaves", **{"launch.name": "leaves"})
+    state = run.wait(60)
+    words = "the job ended before ranks 1, 2, 3 finished: interrupted, as by a node that was set down; resume it"
+    assert state.status is Status.FAILED and state.reason == words
