@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from mmfsdp.data import Sample
 from mmfsdp.run.folder import MetricsWriter, add_event, read_json
 from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
+from mmfsdp.run.rank import check_answers
 from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.watch import LogReader
 from mmfsdp.train.evaluate import keep_pictures
@@ -105,6 +107,20 @@ def test_no_other_machine_reaches_the_ranks_of_a_local_run_and_nothing_they_send
     assert not any(
         "gather_object" in text or "object_list" in text for text in sources if "def gather_json" not in text
     )
+
+
+def test_an_address_that_nobody_answers_is_named_and_a_refused_connection_is_an_answer():
+    with socket.socket() as deaf, socket.socket() as first, socket.socket() as second:
+        deaf.bind(("127.0.0.9", 0))
+        port = deaf.getsockname()[1]
+        check_answers("127.0.0.9", port, timeout_s=5)  # refused: nobody listens yet
+        deaf.listen(0)
+        check_answers("127.0.0.9", port, timeout_s=5)
+        for client in (first, second):  # they fill the queue of connections: further packets are dropped
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.9", port))
+        with pytest.raises(OSError, match=f"nobody answers at 127.0.0.9 port {port}, where rank 0 listens .*timed out"):
+            check_answers("127.0.0.9", port, timeout_s=1)
 
 
 def test_a_machine_that_sleeps_ends_no_run(start):

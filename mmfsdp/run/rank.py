@@ -17,13 +17,15 @@ from submitit import JobEnvironment
 
 from .folder import add_event, last_row, write_json
 from .hang import start_watchdog
-from .local import process_start
+from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
 from .record import RunRecord, check_entry
 from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
 VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
+CONNECT_TIMEOUT_S = 30.0
+"""Seconds within which the job's first node must answer; a packet that is lost is sent again after 1, 3, 7 and 15 s."""
 
 
 def run_rank(folder: str) -> None:
@@ -36,7 +38,6 @@ def run_rank(folder: str) -> None:
     record = RunRecord.read(path)
     assert record, f"{folder} has no run.json"
     job = JobEnvironment()
-    set_environment(job, record)
     process = {"rank": job.global_rank, "host": socket.gethostname(), "pid": os.getpid()}
     process["start"] = process_start(os.getpid())
 
@@ -47,8 +48,9 @@ def run_rank(folder: str) -> None:
 
     if (path / "cancel").exists():
         raise SystemExit("cancelled")
-    listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
     try:
+        set_environment(job, record)
+        listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
         report(state="running")
         if record.executor == "slurm" and job.global_rank == 0:
             start_watchdog(path)
@@ -71,7 +73,10 @@ def run_rank(folder: str) -> None:
 
 
 def set_environment(job: JobEnvironment, record: RunRecord) -> None:
-    """Set the environment variables that torch.distributed reads, before torch is imported."""
+    """Set the environment variables that torch.distributed reads, before torch is imported.
+
+    Raises OSError if the job's first node cannot be reached from here.
+    """
     local_ranks = job.num_tasks // job.num_nodes
     os.environ |= {"RANK": str(job.global_rank), "LOCAL_RANK": str(job.local_rank)}
     os.environ |= {"WORLD_SIZE": str(job.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
@@ -87,7 +92,13 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
         os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
         if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"} & os.environ.keys():
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # this job has no GPU: those of the node are other jobs'
-        _set_master_address(job.hostnames[0])
+        os.environ[RUN_VARIABLE] = record.identity
+        if job.num_nodes == 1:
+            _set_master_address(LOOPBACK)  # nothing outside the node needs to connect
+        else:
+            _set_master_address(job.hostnames[0])
+        if job.node > 0:
+            check_answers(job.hostnames[0], int(os.environ["MASTER_PORT"]))
     if record.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -109,3 +120,26 @@ def _set_master_address(first_node: str) -> None:
     for name, addresses in psutil.net_if_addrs().items():
         if own_address in [item.address for item in addresses]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Raise OSError if nobody answers at the address where the ranks meet. torch would notice it after many minutes.
+
+    A refused connection is an answer: the host can be reached, and rank 0 does not listen yet. torch waits for that.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())).close()
+            return
+        except ConnectionRefusedError:
+            return
+        except OSError as error:  # no route to the host, or no answer: a firewall drops the packets
+            cause = error
+        if time.monotonic() > end:
+            break
+        time.sleep(0.2)
+    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    words = f"nobody answers at {address} port {port}, where rank 0 listens on the job's first node {host!r}: {cause}; "
+    words += f"may {socket.gethostname()} connect to ports 20000 to 31999 of other nodes? Ask the administrators"
+    raise OSError(words)

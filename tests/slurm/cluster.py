@@ -24,6 +24,8 @@ NODES = ("127.0.0.1", "127.0.0.2")
 """Names that resolve by themselves: ranks meet at the first of them."""
 SPARE = "127.0.0.3"
 """A third node, unknown to Slurm until it is started."""
+NOWHERE = "0nowhere"
+"""A node that is unknown to Slurm until it is started; its name has no address. Slurm sorts it before the others."""
 FILES = Path(__file__).resolve().parent.parent / "data/slurm"
 
 
@@ -130,15 +132,15 @@ class Cluster:
         return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
     def _write_files(self) -> None:
-        for name in ("state", "gpus", "bin", "tmp", *(f"spool/{node}" for node in (*NODES, SPARE))):
+        for name in ("state", "gpus", "bin", "tmp", *(f"spool/{node}" for node in (*NODES, SPARE, NOWHERE))):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "tmp").chmod(0o1777)
         for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
             os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        port, dbd, self.db, spare, *nodes = free_ports()
+        port, dbd, self.db, spare, nowhere, *nodes = free_ports()
         host = socket.gethostname().split(".")[0]
         values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
-        values["spare"] = spare
+        values |= {"spare": spare, "nowhere": nowhere}
         values["accounting"] = configuration("accounting.conf", **values) if self.accounting else ""
         values["memory"] = 2 if self.accounting else 300
         (self.folder / "slurm.conf").write_text(configuration("slurm.conf", **values))
@@ -190,13 +192,13 @@ def missing() -> str | None:
 
 
 def free_ports() -> list[int]:
-    """Six free ports, one after the other."""
-    for first in range(17_000 + os.getpid() % 1000, 32_000, 6):
-        trials = [socket.socket() for _ in range(6)]
+    """Seven free ports, one after the other."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 7):
+        trials = [socket.socket() for _ in range(7)]
         try:
             for number, trial in enumerate(trials):
                 trial.bind(("127.0.0.1", first + number))
-            return list(range(first, first + 6))
+            return list(range(first, first + 7))
         except OSError:
             continue
         finally:

@@ -35,6 +35,14 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
     assert stat.S_IMODE(runs[0].path.stat().st_mode) == 0o700
 
 
+def test_no_other_machine_reaches_the_ranks_of_a_job_of_one_node(submit):
+    run = submit("listen", **{"launch.nodes": 1, "launch.ranks": 2})
+    state = run.wait(90)
+    assert state.ok, f"{state}\n{run.logs(0)}"
+    for rank in range(2):
+        assert "listens at ['127.0.0.1']" in run.logs(rank)
+
+
 def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, cluster):
     run = submit("stream")
     until(lambda: run.state().step > 60, words=lambda: str(run.state()))

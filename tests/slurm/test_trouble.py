@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm_state import state_in_log
-from tests.slurm.cluster import NODES
+from tests.slurm.cluster import NODES, NOWHERE
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,6 +56,19 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
     for node in NODES:
         cluster.start_node(node)
     until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
+
+
+def test_a_node_name_without_an_address_is_the_reason(submit, cluster):
+    cluster.start_node(NOWHERE)
+    try:
+        until(lambda: cluster.nodes().get(NOWHERE) == "idle", words=cluster.words)
+        state = submit("places", **{"launch.sbatch": [f"nodelist={NOWHERE},{NODES[1]}"]}).wait(60)
+        assert state.status is Status.FAILED
+        assert "OSError: the job's first node, '0nowhere', has no address on " in state.reason, state
+        assert "launch.folder" not in state.reason
+    finally:
+        cluster.stop_node(NOWHERE)
+        cluster.ask("scontrol", "update", f"nodename={NOWHERE}", "state=future")
 
 
 def test_a_run_whose_job_slurm_has_forgotten_is_lost(submit):
