@@ -119,6 +119,28 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_offered(tmp_path, 
             checkpoint.load(model, path)
 
 
+def test_each_flipped_bit_of_a_marker_is_found_and_older_ones_without_a_checksum_are_read(tmp_path):
+    model, optimizer = trained()
+    path = checkpoint.save(tmp_path, model=model, step=1, optimizer=optimizer, record={"data": {"position": 7}})
+    marker = path / "complete.json"
+    whole, values = marker.read_bytes(), checkpoint.marker_of(path)
+    assert values["data"] == {"position": 7} and json.loads(whole) == values
+    unnoticed = []
+    for bit in range(0, 8 * len(whole), 3):  # each byte, and each place of a bit
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        marker.write_bytes(damaged)
+        try:
+            checkpoint.marker_of(path)
+            unnoticed.append(bit)
+        except checkpoint.DamagedCheckpoint:
+            continue
+    assert not unnoticed
+    del values["sha256"]
+    marker.write_text(json.dumps(values))
+    assert checkpoint.marker_of(path) == values and checkpoint.load(model, path)["step"] == 1
+
+
 def test_what_a_broken_save_left_behind_hinders_no_other(tmp_path):
     model = tiny_flamingo()
     good = checkpoint.save(tmp_path, model=model, step=3)

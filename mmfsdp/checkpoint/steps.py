@@ -15,6 +15,10 @@ MARKER = "complete.json"
 """The file that makes a checkpoint complete. It is written last."""
 _REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "files"}
 """Keys of the marker, without which nothing can be loaded."""
+_CHECKSUM = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
+"""The beginning of a marker: the checksum of all that follows it."""
+_WITHOUT_CHECKSUM = b'{"step": '
+"""The beginning of a marker that an earlier version wrote. No single damaged byte makes it of the other one."""
 _NAME = re.compile(r"step_\d{8}")
 
 
@@ -63,9 +67,14 @@ def drop_after(folder: Path, step: int) -> None:
 
 
 def marker_of(checkpoint: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of itself. Raises DamagedCheckpoint if that cannot be read."""
+    """Return what a checkpoint says of itself. Raises DamagedCheckpoint if that cannot be read or was altered."""
     try:
-        marker = json.loads((checkpoint / MARKER).read_text())
+        content = (checkpoint / MARKER).read_bytes()
+        if not content.startswith(_WITHOUT_CHECKSUM):
+            begin = _CHECKSUM.match(content)
+            if not begin or hashlib.sha256(content[begin.end() :]).hexdigest() != begin[1].decode():
+                raise ValueError("the checksum differs")
+        marker = json.loads(content)
         if not _REQUIRED <= set(marker):
             raise ValueError("keys are missing")
         return marker
@@ -74,9 +83,11 @@ def marker_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_marker(checkpoint: Path, marker: dict[str, Any]) -> None:
-    """Write what a checkpoint says of itself, and wait until the disk has it."""
-    with open(checkpoint / MARKER, "w", encoding="utf-8") as file:
-        json.dump(marker, file)
+    """Write what a checkpoint says of itself, behind the checksum of it, and wait until the disk has it."""
+    content = json.dumps(marker).encode().removeprefix(b"{")
+    checksum = hashlib.sha256(content).hexdigest()
+    with open(checkpoint / MARKER, "wb") as file:
+        file.write(b'{"sha256": "%b", %b' % (checksum.encode(), content))
         file.flush()
         os.fsync(file.fileno())
 
