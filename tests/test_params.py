@@ -111,7 +111,10 @@ def test_the_reason_beside_a_choice_is_the_error_that_it_would_be():
         assert flat.unavailable(name, value) == "" and flat.change(**{name: value})
     assert flat.unavailable("fsdp.frozen_policy", "AUTO") and not flat.unavailable("fsdp.frozen_policy")
     ddp = params.change(**{"fsdp.sharding_strategy": "NO_SHARD"})
-    assert ddp.unavailable("fsdp.cpu_offload") and not ddp.unavailable("fsdp.sharding_strategy", "FULL_SHARD")
+    assert not ddp.unavailable("fsdp.sharding_strategy", "FULL_SHARD")
+    assert "set sharding_strategy to FULL_SHARD" in ddp.unavailable("fsdp.cpu_offload")
+    off = params.change(**{"fsdp.enable_fsdp": False})
+    assert "set enable_fsdp to true" in off.unavailable("fsdp.cpu_offload")
 
 
 def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypatch):

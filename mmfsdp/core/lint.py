@@ -39,6 +39,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
             return tuple(findings)
         findings += model_changed(model, plan)
     findings += _guessed_layers(model, plan)
+    findings += _without_effect(plan)
     findings += _nothing_trains(model, plan)
     findings += _two_kinds_in_a_unit(plan)
     findings += _scalars(plan)
@@ -131,6 +132,13 @@ def _guessed_layers(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     if plan.fsdp.auto_wrap_policy is AutoWrapPolicy.TRANSFORMER_BASED_WRAP and not plan.fsdp.layer_classes:
         names = ",".join(guessed_layer_classes(model))
         yield _warning("guessed-layers", f"transformer_layer_cls is not set; the model's lists of layers hold {names}")
+
+
+def _without_effect(plan: WrapPlan) -> Iterator[Finding]:
+    for name in plan.fsdp.without_effect:
+        value = getattr(plan.fsdp, name)
+        reason = plan.fsdp.unavailable(name, value)
+        yield _warning("without-effect", f"{name}: {value!r} {reason}")
 
 
 def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:

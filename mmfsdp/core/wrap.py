@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from functools import partial, wraps
 from typing import Any
@@ -25,6 +26,11 @@ from .plan import Unit, WrapPlan, stop_at_errors
 from .trace import need_gradient
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
+
+# torch 2.13 deprecates `broadcast_buffers`, and with it warns in every run. Drop the old name with torch 2.12.
+_DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
+SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_ARGUMENTS else "broadcast_buffers"
+"""DDP's argument that keeps buffers equal to rank 0's in every forward."""
 
 
 def apply_plan(
@@ -93,13 +99,15 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: De
     if plan.fsdp.mixed_precision not in (None, Precision.FP32):
         autocast = torch.autocast(device.type, dtype=plan.fsdp.mixed_precision.to_torch())
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
+    # As in FSDP: ranks start equal, then buffers are each rank's own.
+    sync_buffers: dict[str, Any] = {SYNC_BUFFERS: False}
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=mesh.get_group(0),
-        broadcast_buffers=False,  # as in FSDP: ranks start equal, then buffers are each rank's own
         init_sync=False,  # done above
         gradient_as_bucket_view=True,
+        **sync_buffers,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
+from ..core.lint import WRAPPERS
 from ..params import BackboneParams, BackboneSource, ParamError
 from .backbones import load_config, load_from_transformers, output_shape
 from .open_clip_towers import CLIP_MEAN, CLIP_STD, load_tower
@@ -40,12 +41,14 @@ class VisionEncoder(nn.Module):
     ):
         """feature_layer: of a transformers model, the hidden state to return (-2 is LLaVA's); default its output."""
         super().__init__()
-        self.visual, self.feature_layer = visual, feature_layer
+        self.feature_layer = feature_layer
         self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
         if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then returns (pooled, tokens)
             visual.output_tokens = True
         self.item_shape: tuple[int, ...] = (3, image_size, image_size)
+        self.visual = unwrapped(visual)
         _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
+        self.visual = visual
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, C, H, W), normalized -> (N, P, D)."""
@@ -63,6 +66,35 @@ class VisionEncoder(nn.Module):
             patches = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)
             tokens = tokens[:, -patches:]
         return tokens
+
+
+def unwrapped(visual: Any) -> Any:
+    """Return a model whose output has the same shape and that runs without ranks: the model itself, or a copy of it.
+
+    A sharded model cannot run before all of it is wrapped. The configuration of transformers is enough for a copy
+    without weights.
+    """
+    is_sharded = any(isinstance(module, WRAPPERS) for module in visual.modules())
+    if not is_sharded or not isinstance(visual, PreTrainedModel):
+        return visual
+    with torch.device("meta"):
+        return type(visual)(visual.config)  # torch makes the plain class of one that fully_shard has changed
+
+
+def encoder_of(model: PreTrainedModel) -> VisionEncoder:
+    """Return the encoder of a vision model of transformers: its configuration says which pictures it takes.
+
+    Raises ParamError for a model that takes no pictures of one size.
+    """
+    config: Any = model.config
+    size = getattr(config, "image_size", None)
+    if not isinstance(size, int):
+        words = (
+            f"the configuration of {type(model).__name__} has image_size {size!r}; for a model of square pictures of "
+        )
+        raise ParamError("image_size", words + "one size give ModalEncoder(VisionEncoder(model, image_size=...))")
+    mean, std = normalization(config.model_type)
+    return VisionEncoder(model, image_size=size, mean=mean, std=std)
 
 
 def as_weights(items: torch.Tensor, module: nn.Module) -> torch.Tensor:

@@ -72,6 +72,9 @@ class Flamingo(MediaModel):
         assert isinstance(layers, nn.ModuleList)
         return layers
 
+    def _pictures(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return (input_ids == self.tokens.image).sum(dim=1)  # (B,)
+
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if set(media) == {"vision_features"} and media["vision_features"].ndim == 5:
             return {"vision": media["vision_features"]}  # (B, T, F, P, D)

@@ -49,6 +49,15 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         except AttributeError:  # transformers' generate reads much: device, dtype, config, generation_config, ...
             return getattr(super().__getattr__("language_model"), name)
 
+    @property
+    def picture_key(self) -> str:
+        """Return the key of pictures in `media`."""
+        return "vision"
+
+    @abstractmethod
+    def _pictures(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return (B,): the number of pictures that each sample announces."""
+
     @abstractmethod
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the encoders' output by key: (B, T, F, P, D) of pictures. Raises ValueError."""
@@ -75,6 +84,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         *,
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
         media: Mapping[str, torch.Tensor] | None = None,
         media_tokens: Any = None,
         media_time: torch.Tensor | None = None,
@@ -90,11 +100,18 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         input_ids (B, L), attention_mask (B, L or, with a cache, all tokens so far), labels (B, L), -100 for no loss.
         Pictures come as `media["vision"]` (B, T, F, C, H, W), as `media["vision_features"]` (B, T, F, P, D), or as the
         `media_tokens` of an earlier output; without input_ids they are only encoded, with `features_only` only by the
-        vision encoder. `media_time` (B, L), placeholders up to each token, is counted from input_ids by default, and
-        must be given with `past_key_values`, which transformers calls `cache` from 5.24 on. Raises ValueError.
+        vision encoder. `pixel_values` (pictures, C, H, W), as
+        processors of transformers give them, are those of all samples in order; the placeholders in input_ids say whose
+        they are, and reading them waits for a GPU. `media_time` (B, L), placeholders up to each token, is counted from
+        input_ids by default, and must be given with `past_key_values`, which transformers calls `cache` from 5.24 on.
+        Raises ValueError.
         """
         assert return_dict, "transformers' generate asks for an output object, and there is no other form"
         cache = past_key_values if cache is None else cache
+        if pixel_values is not None:
+            if input_ids is None:
+                raise ValueError("pixel_values: input_ids says which sample has which picture, and is not given")
+            media = {**(media or {}), self.picture_key: by_sample(pixel_values, self._pictures(input_ids))}
         if media is not None:
             features = self._features(media)  # (B, T, F, P, D) of pictures
             if features_only:
@@ -120,8 +137,12 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             **{CACHE: cache},
             **self._positions(input_ids, attention_mask),
         )  # logits (B, L, V)
-        loss = None if labels is None else next_token_loss(out.logits, labels)
+        loss = None if labels is None else next_token_loss(out.logits, self._learned(labels))
         return MediaOutput(loss=loss, logits=out.logits, media_tokens=media_tokens, **{CACHE: getattr(out, CACHE)})
+
+    def _learned(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the labels (B, L) that the loss is a mean over; -100 for the others."""
+        return labels
 
     def _positions(self, input_ids: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Return position_ids (B, L) that do not depend on the side of the padding, if the language model takes any."""
@@ -182,6 +203,31 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             for part in self.children():
                 keep_frozen_in_eval(part)
         return self
+
+
+def by_sample(pixel_values: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+    """Return pictures (all, C, H, W) as (B, T, 1, C, H, W): T as many as the fullest sample has, blank ones in others.
+
+    pictures: (B,) how many each sample has. T is at least 1, so that every rank enters the encoder. Raises ValueError
+    if there are more or fewer pictures than that.
+    """
+    samples, total = len(pictures), len(pixel_values)
+    if pixel_values.ndim != 4:
+        raise ValueError(f"pixel_values: {tuple(pixel_values.shape)} must be (pictures, C, H, W)")
+    has_values = type(pictures) is torch.Tensor and not pictures.is_meta
+    # Without values, as in a plan, the shapes of the most even distribution are as good as any.
+    counts = pictures.tolist() if has_values else [-(-total // samples)] * samples
+    if has_values and sum(counts) != total:
+        raise ValueError(f"pixel_values: {total} pictures, but input_ids has the placeholders of {sum(counts)}")
+    most = max([1, *counts])
+    if total == samples * most:
+        return pixel_values.unflatten(0, (samples, most))[:, :, None]
+    places: list[int] = []
+    for sample, count in enumerate(counts):
+        places.extend(range(sample * most, sample * most + count))
+    padded = pixel_values.new_zeros(samples * most, *pixel_values.shape[1:])
+    padded[places[:total]] = pixel_values
+    return padded.unflatten(0, (samples, most))[:, :, None]
 
 
 def train_mode(model: nn.Module) -> None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..params import ParamError, ProjectorKind
 from .backbones import check_language, output_shape
-from .encoders import as_weights
+from .encoders import as_weights, encoder_of
 from .media_model import MediaModel
 from .tokens import TokenIds
 
@@ -28,7 +29,8 @@ class ModalEncoder:
     """An encoder, and the projector of its tokens to the language model's width."""
 
     encoder: nn.Module
-    """A VisionEncoder, or a module with their attributes `item_shape`, `num_tokens` and `dim`."""
+    """A vision model of transformers, a VisionEncoder, or a module with its attributes `item_shape`, `num_tokens` and
+    `dim`. Its parts may be sharded already."""
 
     projector: ProjectorKind | str | nn.Module = ProjectorKind.MLP
     """linear, mlp (LLaVA 1.5's), or a module: (items, P, D) -> (items, N, E)."""
@@ -37,32 +39,31 @@ class ModalEncoder:
 class MultimodalModel(MediaModel):
     """Predict the next tokens of text with pictures, sounds, ...
 
-    Each item is announced in input_ids by as many placeholder ids as it has tokens (`num_tokens`). Parameters are
-    called encoders.<key>.*, projectors.<key>.* and language_model.*. All encoders run before the first projector, and
-    each runs in every forward with media, so every rank enters every unit, whatever its samples hold. Raises ValueError
-    if the widths of an encoder, its projector and the language model do not fit.
+    Each item is announced in input_ids by as many placeholder ids as it has tokens (`num_tokens`); labels that are
+    placeholders count as -100. Parameters are called encoders.<key>.*, projectors.<key>.* and language_model.*. All
+    encoders run before the first projector, and each runs in every forward with media, so every rank enters every unit,
+    whatever its samples hold. Raises ValueError if the widths of an encoder, its projector and the language model do
+    not fit.
     """
 
     def __init__(
         self,
-        encoders: Mapping[str, ModalEncoder],
+        encoders: Mapping[str, ModalEncoder | nn.Module],
         language_model: Any,
         *,
         placeholders: Mapping[str, int] | None = None,
     ):
-        """placeholders: token id by key; default the ids after the vocabulary, in order."""
+        """encoders: by key, with their projectors; for an encoder alone, a projector is made as ModalEncoder makes it.
+
+        placeholders: token id by key; default the ids after the vocabulary, in order.
+        """
         super().__init__()
         check_language(language_model)
-        for key, part in encoders.items():
-            encoder = part.encoder if isinstance(part, ModalEncoder) else part
-            if encoder is part or not hasattr(encoder, "item_shape"):
-                words = f"{type(encoder).__name__} has no item_shape, num_tokens and dim; for a vision model of "
-                fix = "transformers give ModalEncoder(VisionEncoder(model, image_size=...))"
-                raise ParamError(f"encoders.{key}", words + fix)
+        parts = {key: with_encoder(key, part) for key, part in encoders.items()}
         with next(language_model.parameters()).device:
-            self.encoders = nn.ModuleDict({key: part.encoder for key, part in encoders.items()})
+            self.encoders = nn.ModuleDict({key: part.encoder for key, part in parts.items()})
             width = language_model.get_input_embeddings().weight.shape[1]  # OPT's may be less than its hidden_size
-            self.projectors = nn.ModuleDict({key: build_projector(part, width) for key, part in encoders.items()})
+            self.projectors = nn.ModuleDict({key: build_projector(part, width) for key, part in parts.items()})
             self.language_model = language_model
         self.num_tokens: dict[str, int] = {}
         """Placeholders of one item, by key."""
@@ -78,6 +79,31 @@ class MultimodalModel(MediaModel):
         end = -1 if end is None else end
         pad = max(end, 0) if config.pad_token_id is None else config.pad_token_id
         self.tokens = TokenIds(image=-1, end_of_chunk=end, pad=pad, known=vocabulary, new=0)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an encoder with its projector for Cornstarch's name of it, such as `vision_encoder`."""
+        key = name.removesuffix("_encoder")
+        if key != name and key in self.encoders:
+            return ModalEncoder(self.encoders[key], self.projectors[key])
+        return super().__getattr__(name)
+
+    @property
+    def picture_key(self) -> str:
+        """Return the key of the first encoder that takes pictures (3, H, W)."""
+        for key, encoder in self.encoders.items():
+            item: Any = encoder.item_shape
+            if len(item) == 3:
+                return key
+        raise ValueError(f"pixel_values: no encoder takes pictures; there are {', '.join(self.encoders)}")
+
+    def _pictures(self, input_ids: torch.Tensor) -> torch.Tensor:
+        key = self.picture_key
+        return (input_ids == self.placeholders[key]).sum(dim=1) // self.num_tokens[key]  # (B,)
+
+    def _learned(self, labels: torch.Tensor) -> torch.Tensor:
+        for placeholder in self.placeholder_ids:  # it may lie outside the vocabulary
+            labels = labels.masked_fill(labels == placeholder, -100)
+        return labels
 
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         features = {}
@@ -142,6 +168,25 @@ class MultimodalModel(MediaModel):
         assert vectors is not None
         with _replaced_embeddings(self.language_model.get_input_embeddings(), media_time > 0, vectors):
             return self.language_model(input_ids=input_ids, **kwargs)
+
+
+def with_encoder(key: str, part: ModalEncoder | nn.Module) -> ModalEncoder:
+    """Return an encoder that has `item_shape`, `num_tokens` and `dim`, with its projector.
+
+    key: the encoder's name in errors. Raises ParamError for a module that has none of these and is no vision model of
+    transformers.
+    """
+    if not isinstance(part, ModalEncoder):
+        part = ModalEncoder(part)
+    if hasattr(part.encoder, "item_shape"):
+        return part
+    if not isinstance(part.encoder, PreTrainedModel):
+        words = f"{type(part.encoder).__name__} has no item_shape, num_tokens and dim, and is no vision model of "
+        raise ParamError(f"encoders.{key}", words + "transformers; give it these attributes")
+    try:
+        return replace(part, encoder=encoder_of(part.encoder))
+    except ParamError as error:
+        raise error.under(f"encoders.{key}") from None
 
 
 @contextmanager

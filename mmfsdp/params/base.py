@@ -112,12 +112,17 @@ class Params(BaseModel):
         choices = " or ".join(map(str, values))
         return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
 
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Return the fields that are set and taken although they have no effect beside the others."""
+        return ()
+
     @model_validator(mode="after")
     def _check_available(self) -> Self:
         for name in type(self).model_fields:
             value = getattr(self, name)
             reason = self.unavailable(name, value)
-            if reason:
+            if reason and name not in self.without_effect:
                 shown = value.value if isinstance(value, Enum) else repr(value)
                 raise ParamError(name, f"{shown} {reason}")
         return self

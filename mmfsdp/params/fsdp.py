@@ -73,13 +73,14 @@ class FSDPParams(Params):
     Default FROZEN_AWARE."""
 
     min_num_params: int = Field(100_000, ge=1)
-    """Parameters a module must hold to become a unit; a count, only for SIZE_BASED_WRAP. Backends: FSDP1, FSDP2.
-    Default 100,000, as in Oumi."""
+    """Parameters a module must hold to become a unit; a count, only for SIZE_BASED_WRAP. With another policy of Oumi's
+    it has no effect, and the plan says so. Backends: FSDP1, FSDP2. Default 100,000, as in Oumi."""
 
     transformer_layer_cls: str | None = None
     """Class names of the layers that become units, separated by commas (LlamaDecoderLayer,CLIPEncoderLayer), also with
-    their module before a dot; only for TRANSFORMER_BASED_WRAP. Backends: FSDP1, FSDP2. Default unset: those of the
-    model's lists of layers, which the plan names."""
+    their module before a dot; only for TRANSFORMER_BASED_WRAP. With another policy of Oumi's they have no effect, and
+    the plan says so. Backends: FSDP1, FSDP2. Default unset: those of the model's lists of layers, which the plan
+    names."""
 
     frozen_policy: FrozenPolicy = FrozenPolicy.SHARD
     """Sharding of frozen units, whatever `sharding_strategy` says of the others: SHARD, KEEP,
@@ -173,9 +174,25 @@ class FSDPParams(Params):
             backend = self.backend
         for limit in BACKEND_LIMITS:
             if limit.field == name and backend in limit.backends and (not limit.values or value in limit.values):
-                newest = max(set(Backend) - set(limit.backends))
-                return f"cannot be honored by {backend}; remove it, or set backend to {newest}"
+                if not self.enable_fsdp:
+                    fix = "enable_fsdp to true"
+                elif backend is not self.backend:
+                    fix = "sharding_strategy to FULL_SHARD"
+                else:
+                    fix = f"backend to {max(set(Backend) - set(limit.backends))}"
+                return f"cannot be honored by {backend}; remove it, or set {fix}"
         return ""
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Return the fields of a wrap policy that are set beside another of Oumi's policies, which has no use for them.
+
+        Oumi takes all its fields together, so such files exist. FROZEN_AWARE is not Oumi's: beside it they are refused.
+        """
+        if self.auto_wrap_policy is AutoWrapPolicy.FROZEN_AWARE:
+            return ()
+        fields = ("min_num_params", "transformer_layer_cls")
+        return tuple(name for name in fields if self.unavailable(name, getattr(self, name)))
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -47,7 +47,6 @@ def run(folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     # It warns of in-place operations on a unit's output: nothing here does any.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # its successor is not yet there
     beat = Heartbeat(folder, int(os.environ["RANK"]))
     beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")

@@ -115,6 +115,61 @@ def test_any_projector_trains(projector, text_only):
     assert all(p.grad is not None and p.grad.abs().sum() == 0 for p in model.projectors.parameters()), "all are entered"
 
 
+@pytest.mark.parametrize("tower", [name for name in TOWERS if "," not in name and "open_clip" not in name])
+def test_the_configuration_of_a_vision_model_says_all_that_an_encoder_needs(tower, text_only):
+    encoder = build_vision(TOWERS[tower])
+    language = text_only("llama")
+    from_config = MultimodalModel({"vision": encoder.visual}, language)
+    made = from_config.encoders["vision"]
+    for name in ("item_shape", "num_tokens", "dim", "mean", "std"):
+        assert getattr(made, name) == getattr(encoder, name), name
+    part = from_config.vision_encoder
+    assert part.encoder is made and part.projector is from_config.projectors["vision"]
+    with pytest.raises(AttributeError, match="audio_encoder"):
+        from_config.audio_encoder  # noqa: B018
+
+
+def test_pixel_values_belong_to_the_samples_whose_placeholders_announce_them(text_only):
+    model = build(text_only)
+    inputs = batch(model)
+    ids, mask, media = inputs["input_ids"], inputs["attention_mask"], inputs["media"]
+    pictures = media["vision"][:, :, 0]  # (B, T, C, H, W): the first sample shows one, the second two, the third none
+    flat = torch.cat([pictures[0, :1], pictures[1]])
+    sounds = {"audio": media["audio"]}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        torch.testing.assert_close(
+            model(ids, attention_mask=mask, pixel_values=flat, media=sounds).logits[mask.bool()],
+            expected[mask.bool()], **CLOSE
+        )  # fmt: skip
+        one_each = model(ids[1:2], pixel_values=flat[1:], media={"audio": media["audio"][1:2]}).logits
+        torch.testing.assert_close(one_each, model(ids[1:2], media={k: v[1:2] for k, v in media.items()}).logits)
+        without = model(ids[2:], pixel_values=flat[:0], media={"audio": media["audio"][2:]}).logits
+        torch.testing.assert_close(without[0, :3], expected[2, :3], **CLOSE)
+    for wrong, message in {
+        flat[:2]: "pixel_values: 2 pictures, but input_ids has the placeholders of 3",
+        flat[None]: r"pixel_values: \(1, 3, 3, 16, 16\) must be \(pictures, C, H, W\)",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            model(ids, pixel_values=wrong, media=sounds)
+    with pytest.raises(ValueError, match="pixel_values: input_ids says which sample has which picture"):
+        model(pixel_values=flat, media=sounds)
+
+
+def test_pixel_values_are_enough_for_a_plan_and_labels_may_hold_placeholders(text_only):
+    tower = build_vision(TOWERS["CLIP"]).visual
+    model = MultimodalModel({"vision": tower}, text_only("llama"))
+    ids = torch.tensor([[IMAGE] * 4 + [1, 2, 3], [IMAGE] * 4 + [4, 5, 6]])
+    example = {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(2, 3, 16, 16)}
+    plan = make_plan(model, world_size=2, example=example)
+    assert plan.memory_events and not plan.lint
+    by_media = example | {"media": {"vision": example["pixel_values"][:, None, None]}}
+    del by_media["pixel_values"]
+    assert plan.units == make_plan(model, world_size=2, example=by_media).units
+    masked = {**example, "labels": ids.masked_fill(ids == IMAGE, -100)}
+    assert model(**example).loss == model(**masked).loss
+
+
 def test_recipes_freeze_each_part_by_itself(text_only):
     model = build(text_only)
     parts = {"llava_stage1": {"projectors"}, "llava_stage2": {"projectors", "language_model"}}
@@ -183,11 +238,12 @@ def test_widths_that_do_not_fit_are_named_with_both_numbers(text_only):
     for message, projector in cases.items():
         with pytest.raises((ValueError, RuntimeError), match=message):
             MultimodalModel({"vision": ModalEncoder(vision, projector)}, language)
-    for part in (vision.visual, ModalEncoder(vision.visual)):
-        with pytest.raises(
-            ValueError, match="encoders.vision: CLIPVisionModel has no item_shape, .* give ModalEncoder"
-        ):
-            MultimodalModel({"vision": part}, language)
+    with pytest.raises(
+        ValueError, match="encoders.vision: Conv2d has no item_shape, num_tokens and dim, and is no vis"
+    ):
+        MultimodalModel({"vision": nn.Conv2d(3, 24, 8)}, language)
+    with pytest.raises(ValueError, match="encoders.vision.image_size: .* LlamaForCausalLM has image_size None"):
+        MultimodalModel({"vision": text_only("llama")}, language)
     with pytest.raises(ValueError, match="placeholders: .* must have the keys of encoders, vision"):
         MultimodalModel({"vision": ModalEncoder(vision)}, language, placeholders={"image": 3})
 

@@ -57,6 +57,41 @@ def test_its_yaml_moves_as_it_is():
         make_plan(nn.Linear(8, 2), guessed, world_size=2)
 
 
+def test_its_fields_are_taken_together_and_the_plan_names_those_without_effect():
+    # As in Oumi's own tests, which set every field; there is no GPU to offload to here.
+    every_field = {
+        "enable_fsdp": True, "sharding_strategy": "FULL_SHARD", "cpu_offload": False, "mixed_precision": "bf16",
+        "backward_prefetch": "BACKWARD_POST", "forward_prefetch": True, "use_orig_params": None,
+        "state_dict_type": "SHARDED_STATE_DICT", "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls": "Layer", "min_num_params": 100_000_000, "sync_module_states": False,
+    }  # fmt: skip
+    params = FSDPParams(backend="FSDP1", **every_field)
+    assert params.min_num_params == 100_000_000
+    assert FSDPParams.from_dict(params.to_dict()) == params
+    two = nn.Sequential(Layer(), Layer())
+    assert notes_without_effect(two, params) == [
+        "min_num_params: 100000000 has no effect unless auto_wrap_policy is SIZE_BASED_WRAP; remove it, or change "
+        "auto_wrap_policy from TRANSFORMER_BASED_WRAP"
+    ]
+    by_layer = params.change(min_num_params=100_000)
+    assert notes_without_effect(two, by_layer) == []
+    assert make_plan(two, params, world_size=2).units == make_plan(two, by_layer, world_size=2).units
+
+    by_size = params.change(auto_wrap_policy="SIZE_BASED_WRAP")
+    assert [note.partition(":")[0] for note in notes_without_effect(two, by_size)] == ["transformer_layer_cls"]
+    whole = params.change(auto_wrap_policy="NO_WRAP")
+    assert len(notes_without_effect(two, whole)) == 2
+    # FROZEN_AWARE is ours: files of Oumi have none, so who sets one of these beside it means something else.
+    for name in ("min_num_params", "transformer_layer_cls"):
+        with pytest.raises(ParamError, match=f"{name}: .* has no effect unless auto_wrap_policy is"):
+            FSDPParams(**{name: every_field[name]})
+
+
+def notes_without_effect(model: nn.Module, params: FSDPParams) -> list[str]:
+    plan = make_plan(model, params, world_size=2)
+    return [finding.message for finding in plan.lint if finding.code == "without-effect"]
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
