@@ -26,6 +26,8 @@ from .weight_files import TensorSource, Weights, tensor_sources
 
 RECIPE_VERSION = 1
 """Raise it when the generated pictures or their pretraining change: backbones of older versions are then not used."""
+SHIPPED = Path(__file__).parent.parent / "shapes/backbones"
+"""Backbones that come with the package, in folders named as in the cache; `train/make_backbones.py` makes them."""
 
 
 def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Any, SampleProcessor | None]:
@@ -147,16 +149,20 @@ def freeze_model(model: nn.Module, params: ModelParams) -> FreezeReport:
 def generated_folder(params: ModelParams) -> Path:
     """Return the folder of the backbones that are pretrained on generated pictures, one per configuration.
 
-    It is under $MMFSDP_CACHE or the user's cache folder and holds `vision/` in open_clip's layout and `language/` in
-    transformers', or a whole model of transformers. Raises RuntimeError for a user without a home.
+    It is one that the package ships, else it is under $MMFSDP_CACHE or the user's cache folder. It holds `vision/` in
+    open_clip's layout and `language/` in transformers', or a whole model of transformers. Raises RuntimeError for a
+    user without a home.
     """
     parts: list[Any] = [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
     if params.kind is ModelKind.TRANSFORMERS:
         parts = [params.config]
     text = json.dumps([RECIPE_VERSION, parts], sort_keys=True)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if (SHIPPED / name).is_dir():
+        return SHIPPED / name
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = os.environ.get("MMFSDP_CACHE") or os.path.join(cache, "mmfsdp")
-    return Path(folder).expanduser() / hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Path(folder).expanduser() / name
 
 
 def needs_backbones(params: ModelParams) -> bool:

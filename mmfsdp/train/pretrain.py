@@ -66,13 +66,14 @@ def ensure_backbones(params: RunParams, progress: Progress | None = None, *, rec
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock", mode=0o666):  # whoever may write in a shared cache may take it
             if needs_backbones(params.model):
-                _pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
+                pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
     except OSError as error:
         why = f"{str(folder.parent)!r} cannot keep the pretrained backbones ({error})"
         raise ParamError("MMFSDP_CACHE", f"{why}; set this variable to a folder with room that you may write") from None
 
 
-def _pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
+def pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:
+    """Pretrain the generated backbones of a model into a folder that is not there yet."""
     temporary = folder.with_name(f"{folder.name}.{os.getuid()}.part")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
     with torch.random.fork_rng(devices=[]):

@@ -110,12 +110,12 @@ def senses(*, lora_rank: int | None = None, meta: bool = False) -> tuple[Multimo
 
 
 def pretrained() -> RunParams:
-    """The demo's parameters; its two backbones are pretrained here if no run has done so yet (two minutes)."""
+    """The demo's parameters. Its two backbones ship with the package; with changed sizes they are pretrained here."""
     from mmfsdp.train.pretrain import ensure_backbones
 
     transformers.utils.logging.disable_progress_bar()
     params = load("tiny")
-    ensure_backbones(params, progress=lambda label, share: print(f"\rpretraining the {label}: {share:4.0%}", end=""))
+    ensure_backbones(params)
     return params
 
 
