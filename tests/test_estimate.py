@@ -89,7 +89,7 @@ def test_memory_at_rest(policy, parts):
     assert cost.memory.parameters == (F_E + F_B) * 2 * parts + T * 4 / WORLD
     assert cost.memory.gradients == T * 4 / WORLD and cost.memory.optimizer == 2 * T * 4 / WORLD
     assert cost.memory_bytes == sum(value for name, value in vars(cost.memory).items() if name != "when")
-    assert max(map(len, str(cost).splitlines())) <= 120
+    assert max(map(len, str(cost).splitlines())) <= 80
 
 
 def test_offloaded_shards_lie_with_the_host():
@@ -173,7 +173,7 @@ def test_the_best_mesh_fits():
     tight = Machine(1e15, 1e12, 1e9, 0, inside=1e10, capacity=least)
     assert [m.shard for m in meshes(plan, machine=tight, tokens=1) if m.fits] == [64]
     text = mesh_table(meshes(plan, machine=tight, tokens=1), tight)
-    assert max(map(len, text.splitlines())) <= 120 and text.endswith("best: dp_replicate 1, dp_shard 64")
+    assert max(map(len, text.splitlines())) <= 80 and text.endswith("best: dp_replicate 1, dp_shard 64")
     nothing = Machine(1e15, 1e12, 1e9, 0, capacity=1)
     assert "none fits" in mesh_table(meshes(plan, machine=nothing, tokens=1), nothing)
     with pytest.raises(ValueError, match="DDP has no mesh"):

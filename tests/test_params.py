@@ -131,10 +131,12 @@ def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypa
 
 
 def test_several_sources_are_changed_by_dotted_flag(tmp_path):
-    from mmfsdp.cli.planning import parse
+    from mmfsdp.cli import build_parser
+    from mmfsdp.params.flags import params_of, read_words
 
     (tmp_path / "run.yaml").write_text("data: {more: [{source: json, path: docs.jsonl}, {}]}")
-    params = parse("plan", ["--config", str(tmp_path / "run.yaml"), "--data.more.0.weight", "0.5"])
+    words = ["plan", "--config", str(tmp_path / "run.yaml"), "--data.more.0.weight", "0.5"]
+    params = params_of(read_words(build_parser(), words))
     assert [source.weight for source in params.data.sources().values()] == [1.0, 0.5, 1.0]
 
 

@@ -15,19 +15,24 @@ from tests.test_runs import record
 OTHER = """
 import os, sys
 from mmfsdp import cli, launch
-from mmfsdp.cli.planning import parse
 from mmfsdp.params import LaunchParams
 from mmfsdp.run import sweep as _
 from mmfsdp.run.launch import make_folder
 from mmfsdp.widgets import report as _
-parse("run", [])
+cli.build_parser()
 if os.getuid() == 0:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
-cli.COMMANDS["make"] = lambda words: make_folder(LaunchParams(folder=words[0], name=words[1], replace=True))
 for line in sys.stdin:
-    print("$", cli.main(line.split()))
+    command, *words = line.split()
+    if command == "make":
+        try:
+            make_folder(LaunchParams(folder=words[0], name=words[1], replace=True))
+        except (OSError, ValueError) as error:
+            print(f"mmfsdp make: {error}\n$ 2")
+    else:
+        print("$", cli.main([command, *words]))
 """
 """What somebody types who is not root; commands are read once all is imported, since Python may be in root's home."""
 

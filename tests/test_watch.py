@@ -81,11 +81,11 @@ def test_a_line_that_never_ends_is_cut_and_the_end_of_a_log_is_read(run):
 def test_progress_knows_the_time_left(run):
     progress, metrics = Progress(run), MetricsWriter(run)
     state = RunState(Status.RUNNING, step=0, steps=40)
-    assert progress.line(state) == "RUNNING   [........................]   0%  0/40"
+    assert progress.line(state) == "RUNNING   [..........]   0%  0/40"
     for step in range(1, 11):
         metrics.write({"step": step, "time": 1000 + 2.0 * step, "loss": 1 / step, "samples_per_s": 12.34})
     line = progress.line(RunState(Status.RUNNING, step=10, steps=40))
-    assert line == "RUNNING   [######..................]  25%  10/40  loss 0.1  12.3 samples/s  0:01:00 left"
+    assert line == "RUNNING   [##........]  25%  10/40  loss 0.1  12.3 samples/s  0:01:00 left"
     assert "left" not in progress.line(RunState(Status.COMPLETED, step=40, steps=40))
 
 

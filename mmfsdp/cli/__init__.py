@@ -1,57 +1,142 @@
-"""The command line: `main` calls one of COMMANDS. Flags are the fields of RunParams; a file comes first."""
+"""The command line: `main` reads the words by argparse and calls the function of a command.
+
+Flags are the fields of RunParams; a file comes first.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 from ..params import ParamError, preset_names
 from ..params.base import did_you_mean
+from ..params.enums import LAYOUTS
+from ..params.flags import Parser, add_flags, read_words
 from ..run.record import advice
 from .planning import bench, plan
-from .running import cancel, caption, drill, export, launch, report, resume, run, runs, sweep, watch
+from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, watch
 
-USAGE = """mmfsdp: see, predict, run and measure FSDP training of mostly frozen multimodal models
+ABOUT = "See, predict, run and measure FSDP training of mostly frozen multimodal models."
+FLAGS = "`mmfsdp COMMAND --help` explains a command. C, of --config, is a YAML file or a preset: {presets}."
+RUN = "the folder of a run, or the name of one in runs/"
+ONE_RUN = {
+    watch: "follow the log and progress of a run, from any process",
+    drill: "preempt a run as a cluster would, and follow it",
+    caption: "caption new pictures with a finished run's checkpoint, and write the report",
+}
+"""Commands whose only word is a run."""
 
-  mmfsdp plan   [--config C] [flags]   print the units, and what each rank holds and sends in a step; --machine NAME
-                                       adds seconds and every mesh, --launch.ranks N plans for N ranks
-  mmfsdp run    [--config C] [flags]   plan, launch, watch, caption new pictures, write the report; --profile records
-                                       three steps for Perfetto, and how long they wait for communication
-  mmfsdp launch [--config C] [flags]   start the ranks and return at once; --dry-run prints what sbatch would receive
-  mmfsdp runs   [FOLDER ...]           list runs: state, step, loss, age, where
-  mmfsdp watch  RUN                    follow a run's log and progress, from any process
-  mmfsdp cancel RUN                    stop every rank of a run
-  mmfsdp sweep  [--help]               start runs over a grid of values, some at a time, and print a table of results
-  mmfsdp drill  RUN                    preempt a run as a cluster would, and follow it
-  mmfsdp resume RUN [--step N] [flags] continue a run that ended early, its parameters changed by the flags
-  mmfsdp caption RUN                   caption new pictures with a finished run's checkpoint, write the report
-  mmfsdp report RUN [RUN ...]          write a run's report.html, or one page that compares several
-  mmfsdp export RUN TO [LAYOUT]        write a run's model as its libraries load it, as an adapter, or as open_flamingo
-  mmfsdp bench wrap [--help]           measure bytes, memory and seconds of a step, for several methods to shard
-  mmfsdp bench step [--help]           compare a step with what its device can do, and with other methods
 
-C is a YAML file or a preset: {presets}.
-Flags are dotted field names, such as --fsdp.sharding-strategy SHARD_GRAD_OP; `mmfsdp plan --help` lists them all."""
+def build_parser() -> Parser:
+    """Return the parser of all commands. The values that it returns have the command's function as `call`."""
+    parser = Parser(prog="mmfsdp", description=ABOUT, epilog=FLAGS.format(presets=", ".join(preset_names())))
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+
+    def add(call: Callable[[Namespace], int], about: str, *, usage: str, name: str = "") -> Parser:
+        name = name or call.__name__
+        about_command = f"{about[0].upper()}{about[1:]}."
+        command = commands.add_parser(name, help=about, description=about_command, usage=f"mmfsdp {name} {usage}")
+        command.set_defaults(call=call, parser=command)
+        return command
+
+    command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
+    command.add_argument("--machine", metavar="NAME", help="add the seconds of a step, and every mesh, on this machine")
+    add_flags(command)
+
+    command = add(run, "plan, launch, watch, caption, report", usage="[--config C] [flags]")
+    _add_profile(command)
+    add_flags(command)
+
+    command = add(launch, "start the ranks and return", usage="[--config C] [flags]")
+    command.add_argument("--dry-run", action="store_true", help="print what sbatch would receive; start nothing")
+    _add_profile(command)
+    add_flags(command)
+
+    command = add(runs, "list runs: state, step, loss, age, where", usage="[FOLDER ...]")
+    command.add_argument("folders", metavar="FOLDER", nargs="*", help="folders of runs (default: runs)")
+
+    add(cancel, "stop every rank of a run, or every run of a sweep", usage="RUN").add_argument("run", help=RUN)
+    for call, about in ONE_RUN.items():
+        add(call, about, usage="RUN").add_argument("run", metavar="RUN", help=RUN)
+
+    usage = "[--config C] --grid FIELD=A,B ... [flags]\n       mmfsdp sweep FOLDER"
+    command = add(sweep, "start a run for each combination of values, or show a sweep", usage=usage)
+    command.add_argument("sweep", metavar="FOLDER", nargs="?", help="the folder of a sweep: print its table")
+    command.add_argument(
+        "--grid",
+        metavar="FIELD=A,B",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="values to try; a list in brackets is YAML: data.more=[[], [{...}]]. launch.name names the sweep",
+    )
+    command.add_argument("--at-once", type=count, default=1, metavar="N", help="runs at a time (default: 1)")
+    add_flags(command)
+
+    command = add(resume, "continue a run that ended early", usage="RUN [--step N] [flags]")
+    command.add_argument("run", metavar="RUN", help=RUN)
+    command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
+    add_flags(command)
+
+    command = add(report, "write a run's report.html, or a page that compares runs", usage="RUN [RUN ...]")
+    command.add_argument("runs", metavar="RUN", nargs="+", help=RUN)
+
+    command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT]")
+    command.add_argument("run", metavar="RUN", help=RUN)
+    command.add_argument("to", metavar="TO", help="a folder that does not exist yet")
+    command.add_argument(
+        "layout", metavar="LAYOUT", nargs="?", choices=LAYOUTS, default=LAYOUTS[0], help=", ".join(LAYOUTS)
+    )
+
+    command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step} [--help]")
+    benches = command.add_subparsers(metavar="BENCH", title="benches", required=True)
+    for name, about in (
+        ("wrap", "bytes, memory and seconds of a step, by several ways to shard"),
+        ("step", "a step beside what its device can do, by several ways to shard"),
+    ):
+        one = benches.add_parser(name, help=about, description=f"Measure {about}.")
+        one.set_defaults(bench=name, parser=one)
+        one.add_argument("--ranks", type=count, metavar="N", help="processes (default: one a GPU, else 2)")
+        one.add_argument("--rounds", type=count, metavar="N", help="timed steps (default: 7)")
+        if name == "wrap":
+            one.add_argument("--width", type=count, metavar="N", help="of the language model (default: 512)")
+        else:
+            one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: those of the preset)")
+    return parser
+
+
+def _add_profile(command: Parser) -> None:
+    """Add the short form of --train.profile 3."""
+    command.add_argument(
+        "--profile",
+        dest="train.profile",
+        action="store_const",
+        const=3,
+        default=SUPPRESS,
+        help="record three steps for Perfetto, and how long they wait for communication",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `mmfsdp` command. Returns the exit status: 0, 1 for a failed run, 2 for a person's mistake."""
-    command, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
         # A pipe gets each line at once; a letter that the terminal lacks must not stop a run.
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+    command = words[0]
     if command not in (*COMMANDS, "-h", "--help"):
         print(f"mmfsdp: {command!r} is not a command{did_you_mean(command, COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        if command not in COMMANDS:
-            print(USAGE.format(presets=", ".join(preset_names())))
-            return 0
-        status = COMMANDS[command](words)
+        values = read_words(build_parser(), words)
+        status = values.call(values)
         sys.stdout.flush()
         return status
+    except SystemExit as exit:  # after --help
+        return int(exit.code or 0)
     except BrokenPipeError:  # the reader, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -67,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    command.__name__: command
+COMMANDS = [
+    command.__name__
     for command in (plan, run, launch, runs, watch, cancel, sweep, drill, resume, caption, report, export, bench)
-}
+]

@@ -1,4 +1,4 @@
-"""The words behind a command; and the commands `mmfsdp plan` and `mmfsdp bench`: predict a step, and measure one."""
+"""The commands `mmfsdp plan` and `mmfsdp bench`: predict a step, and measure one; and the folder that a word names."""
 
 from __future__ import annotations
 
@@ -6,72 +6,53 @@ import json
 import os
 import platform
 import sys
+import textwrap
+from argparse import Namespace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
 
-from ..core.plan import WrapPlan
-from ..params import Backend, LaunchParams, ParamError, RunParams
-from ..params.flags import Flags, read_words
+from ..core.plan import WIDTH, WrapPlan
+from ..params import Backend, LaunchParams, RunParams
+from ..params.flags import params_of
 from ..params.run import read_cluster
 
-BENCHES = ("step", "wrap")
 
-
-def parse(command: str, argv: list[str], *, default: RunParams | None = None) -> RunParams:
-    """Return the parameters of `--config`, else `default`, with the flags on top; --help prints all and exits.
-
-    Raises ParamError.
-    """
-    words: list[str] = []
-    for word in argv:
-        words += ["--train.profile", "3"] if word == "--profile" else [word]
-    params, _ = read_words(words, default=default, prog=f"mmfsdp {command} [--config C]")
-    return params
-
-
-def run_folder(argv: list[str]) -> Path:
-    """Return the folder of the run that the words name: the folder, or the name of one in the current folder's runs/.
-
-    Raises ParamError if they are not one word.
-    """
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ParamError("run", f"{' '.join(argv)!r} is not one run folder; name one, such as runs/demo")
-    path = Path(argv[0])
+def run_folder(word: str) -> Path:
+    """Return the folder of the run that a word names: the folder, or the name of one in the current folder's runs/."""
+    path = Path(word)
     if path.exists() or len(path.parts) > 1:
         return path
     return Path(LaunchParams().folder, path)
 
 
-def plan(argv: list[str]) -> int:
+def say(text: str) -> None:
+    """Say on stderr what takes the next seconds; stdout has the results."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+def plan(values: Namespace) -> int:
     """Print the plan and its cost; with --machine the seconds of a step and every mesh.
 
     Returns 1 where the lint found errors.
     """
-    params, machine = read_plan_words(argv)
+    params = params_of(values)
     planned = print_plan(params)
-    if machine and not planned.refused:
+    if values.machine and not planned.refused:
         from ..estimate import machine_of, mesh_table, meshes, step_time
 
         # Figures of the cluster's profile come before those of the machine.
         profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
-        figures, sources = machine_of(machine, profile), len(params.data.sources())
+        figures, sources = machine_of(values.machine, profile), len(params.data.sources())
         print(step_time(planned, params.train, machine=figures, sources=sources))
         if planned.backend is not Backend.DDP and planned.world_size > 1:
             print(mesh_table(meshes(planned, params.train, machine=figures, sources=sources), figures))
     return int(any(finding.level == "error" for finding in planned.lint))
 
 
-def read_plan_words(argv: list[str]) -> tuple[RunParams, str | None]:
-    """Return the parameters, and the name of --machine. Raises ParamError."""
-    flags = Flags()
-    flags.add_argument("--machine")
-    own, words = flags.parse_known_args(argv)
-    return parse("plan", words), own.machine
-
-
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
+    say("planning: building the model without weights, and recording one step on tensors without data")
     from ..train.preview import preview
 
     planned, cost = preview(params)
@@ -82,24 +63,28 @@ def print_plan(params: RunParams) -> WrapPlan:
 
 def check_plan(params: RunParams) -> None:
     """Print the lint's findings. Raises ParamError for its errors: they stop a launch."""
+    say("checking the data and the plan")
     from ..train.preview import check
 
     for finding in check(params).lint:
-        print(f"{finding.level}: {finding.message}", file=sys.stderr)
+        message = f"{finding.level}: {finding.message}"
+        print(textwrap.fill(message, WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)
 
 
-def bench(argv: list[str]) -> int:
-    """Measure `argv[0]`, with the keywords of its function as flags."""
+def bench(values: Namespace) -> int:
+    """Measure a step with `bench_NAME.py`, print its table, and write it to a JSON file."""
+    say(f"measuring: `bench {values.bench}` runs each way to shard on real ranks, for a minute or more")
     import torch
-    import tyro
 
     from ..train.job import versions
 
-    name, *flags = argv or [""]
-    if name not in BENCHES:
-        raise ParamError("bench", f"{name!r} is not a bench; choose {', '.join(BENCHES)}")
+    name = values.bench
     module = import_module(f"mmfsdp.cli.bench_{name}")
-    result = tyro.cli(getattr(module, f"bench_{name}"), args=flags, prog=f"mmfsdp bench {name}")
+    options = {}
+    for option in ("ranks", "rounds", "width", "samples"):
+        if getattr(values, option, None) is not None:
+            options[option] = getattr(values, option)
+    result = getattr(module, f"bench_{name}")(**options)
     gpus = torch.cuda.device_count()
     device = f"{gpus} x {torch.cuda.get_device_name()}" if gpus else "no GPU"
     numbers = ", ".join(f"{library} {number}" for library, number in versions().items())

@@ -6,34 +6,34 @@ Others look at runs that exist already: runs, cancel, report, export.
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from ..params import LaunchParams, ParamError, RunParams
 from ..params.base import read_yaml
-from ..params.flags import Flags, count
+from ..params.flags import params_of
 from ..run.launch import Run, check
 from ..run.launch import launch as start_run
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep, sweep_members
 from ..run.sweep import sweep as start_sweep
-from ..run.watch import bar
+from ..run.watch import ProgressBar
 from ..run.watch import follow as lines_of
-from .planning import check_plan, parse, print_plan, run_folder
-
-SWEEP_HELP = """mmfsdp sweep [--config C] --grid FIELD=A,B ... [--at-once N] [flags]
-    start a run for each combination, N at a time, and wait for all (Ctrl-C leaves them running); flags as for
-    `mmfsdp launch`. launch.name names the sweep
-    --grid FIELD=A,B FIELD=C,D   values to try; a list in brackets is YAML: data.more=[[], [{...}]]
-mmfsdp sweep FOLDER              print its table
-mmfsdp resume FOLDER/MEMBER      run a failed member again
-mmfsdp cancel FOLDER             stop all its runs"""
+from .planning import check_plan, print_plan, run_folder, say
 
 
-def run(argv: list[str]) -> int:
+def count(text: str) -> int:
+    """Return the number from 1 that a flag gives; argparse words the error."""
+    if not (text.isdecimal() and int(text)):
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def run(values: Namespace) -> int:
     """Do it all in the foreground: plan, pretrain, launch, follow, caption, report."""
-    params = parse("run", argv)
+    params = params_of(values)
     check(params)  # before a minute of pretraining
     print_plan(params).check()
     prepare(params)
@@ -42,10 +42,10 @@ def run(argv: list[str]) -> int:
     return follow(started.path) or finish(started.path)
 
 
-def launch(argv: list[str]) -> int:
+def launch(values: Namespace) -> int:
     """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
-    params = parse("launch", [word for word in argv if word != "--dry-run"])
-    if "--dry-run" in argv:
+    params = params_of(values)
+    if values.dry_run:
         from ..run.slurm import sbatch_text  # imports submitit
 
         print(sbatch_text(params), end="")
@@ -57,34 +57,31 @@ def launch(argv: list[str]) -> int:
     return 0
 
 
-def resume(argv: list[str]) -> int:
+def resume(values: Namespace) -> int:
     """Continue a run in its folder, from its newest complete checkpoint or from that of `--step`."""
-    flags = Flags()
-    flags.add_argument("--step", type=count)
-    own, words = flags.parse_known_args(argv)
-    resumed = Run.open(run_folder(words[:1]))
-    params = parse("resume RUN", words[1:], default=resumed.params)
-    if words[1:]:
-        check_plan(params)  # these parameters may be other than those that ran
-    resumed.resume(step=own.step, params=params)
+    resumed = Run.open(run_folder(values.run))
+    params = params_of(values, default=resumed.params)
+    if params != resumed.params:
+        check_plan(params)
+    resumed.resume(step=values.step, params=params)
     return follow(resumed.path) or finish(resumed.path)
 
 
-def watch(argv: list[str]) -> int:
+def watch(values: Namespace) -> int:
     """Follow a run."""
-    return follow(run_folder(argv))
+    return follow(run_folder(values.run))
 
 
-def drill(argv: list[str]) -> int:
+def drill(values: Namespace) -> int:
     """Preempt a run as a cluster would, and follow it."""
-    drilled = Run.open(run_folder(argv))
+    drilled = Run.open(run_folder(values.run))
     drilled.drill()
     return follow(drilled.path)
 
 
-def caption(argv: list[str]) -> int:
+def caption(values: Namespace) -> int:
     """Caption new pictures with a finished run's checkpoint."""
-    return finish(Run.open(run_folder(argv)).path)
+    return finish(Run.open(run_folder(values.run)).path)
 
 
 def prepare(params: RunParams) -> None:
@@ -94,11 +91,8 @@ def prepare(params: RunParams) -> None:
     if needs_backbones(params.model):
         from ..train.pretrain import ensure_backbones
 
-        def show(label: str, share: float) -> None:
-            print(f"\r{label} {bar(share)}", end="\n" if share == 1 else "", flush=True)
-
         print("the preset's backbones are pretrained here, once: minutes, and later runs find them")
-        ensure_backbones(params, progress=show)
+        ensure_backbones(params, progress=ProgressBar())
 
 
 def follow(folder: Path) -> int:
@@ -118,13 +112,14 @@ def follow(folder: Path) -> int:
 
 def finish(folder: Path) -> int:
     """Caption held-out pictures, print five beside the truth, write result.json and the report."""
+    say("captioning held-out pictures")
     from ..train.evaluate import caption_held_out
     from ..widgets.report import skipped_lines, write_report
 
     result = caption_held_out(folder)
     for row in result["captions"][:5]:
         mark = "=" if row["caption"] == row["truth"] else "x"
-        print(f"  {mark} {row['caption']:<48} truth: {row['truth']}")
+        print(f"  {mark} {row['caption']}\n    truth: {row['truth']}")
     for key, value in result.items():
         if isinstance(value, float):
             print(f"  {key}: {value:.3f}")
@@ -136,15 +131,14 @@ def finish(folder: Path) -> int:
     return 0
 
 
-def sweep(argv: list[str]) -> int:
+def sweep(values: Namespace) -> int:
     """Start a sweep, or show one. Returns 1 if a member failed."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(SWEEP_HELP)
-        return 0
-    if not argv[0].startswith("-"):
-        return show_members(Sweep.open(run_folder(argv)))
-    params, own = read_sweep_words(argv)
-    grid = dict(grid_values(text) for text in own.grid)
+    if values.sweep:
+        if values.grid:
+            raise ParamError("grid", f"belongs to a new sweep, not to {values.sweep}; leave one of the two out")
+        return show_members(Sweep.open(run_folder(values.sweep)))
+    params = params_of(values)
+    grid = dict(grid_values(text) for text in values.grid)
     check(params)
     different = {}  # members with the same plan are checked once
     for _, member in sweep_members(params, grid):
@@ -152,8 +146,8 @@ def sweep(argv: list[str]) -> int:
     for member in different.values():
         check_plan(member)
     prepare(params)
-    started = start_sweep(params, grid=grid, at_once=own.at_once)
-    print(f"{started.path}: {len(started.members)} runs, {own.at_once} at a time", flush=True)
+    started = start_sweep(params, grid=grid, at_once=values.at_once)
+    print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time", flush=True)
     started.wait()
     return show_members(started)
 
@@ -162,15 +156,6 @@ def show_members(shown: Sweep) -> int:
     """Print the table of a sweep. Returns 1 if a member failed."""
     print(shown)
     return int(any(state.done and not state.ok for state in shown.states().values()))
-
-
-def read_sweep_words(argv: list[str]) -> tuple[RunParams, Any]:
-    """Return the shared parameters, and the options of the sweep: grid, at_once."""
-    flags = Flags()
-    flags.add_argument("--grid", nargs="+", action="extend", default=[])
-    flags.add_argument("--at-once", type=count, default=1)
-    own, words = flags.parse_known_args(argv)
-    return parse("sweep", words), own
 
 
 def grid_values(text: str) -> tuple[str, list[Any]]:
@@ -186,18 +171,18 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
 # ---- runs that exist already ----
 
 
-def runs(argv: list[str]) -> int:
+def runs(values: Namespace) -> int:
     """List all runs in the folders named, or in runs/."""
     default = LaunchParams().folder
-    for folder in argv or [default]:
+    for folder in values.folders or [default]:
         paths = find_runs(folder)
         print(runs_table(paths) if paths else f"no runs in {folder}")
     return 0
 
 
-def cancel(argv: list[str]) -> int:
+def cancel(values: Namespace) -> int:
     """Stop a run, every rank of it; or a sweep, every run of it."""
-    path = run_folder(argv)
+    path = run_folder(values.run)
     if os.path.isfile(path / SWEEP_FILE):
         members = Sweep(path)
         members.cancel()
@@ -208,25 +193,25 @@ def cancel(argv: list[str]) -> int:
     return 0
 
 
-def report(argv: list[str]) -> int:
+def report(values: Namespace) -> int:
     """Write a run's report, or a page that compares runs."""
+    paths = [run_folder(name) for name in values.runs]
+    opened = [Run.open(path).path for path in paths]
     from ..widgets.compare import write_comparison
     from ..widgets.report import write_report
 
-    if len(argv) < 2:
-        print(write_report(Run.open(run_folder(argv)).path))
+    if len(opened) == 1:
+        print(write_report(opened[0]))
         return 0
-    paths = [run_folder([name]) for name in argv]
     print(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
     return 0
 
 
-def export(argv: list[str]) -> int:
+def export(values: Namespace) -> int:
     """Write a run's weights in the layout of other libraries."""
+    exported = Run.open(run_folder(values.run))
+    say("reading the checkpoint")
     from ..compat.export import export as write
 
-    if len(argv) not in (2, 3):
-        raise ParamError("export", "usage: mmfsdp export RUN NEW_FOLDER [LAYOUT]")
-    layout = {"layout": argv[2]} if len(argv) == 3 else {}
-    print(write(Run.open(run_folder(argv[:1])).path, Path(argv[1]), **layout))
+    print(write(exported.path, Path(values.to), layout=values.layout))
     return 0

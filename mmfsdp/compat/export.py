@@ -21,11 +21,11 @@ from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
 from ..models.weight_files import make_readable
 from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
+from ..params.enums import LAYOUTS
 from ..run.folder import read_json
 from ..train.evaluate import load_run
 from .openflamingo import save_open_flamingo
 
-LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 CARD = """---
 library_name: {library}

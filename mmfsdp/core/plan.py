@@ -317,9 +317,9 @@ def plan_of(model: Any) -> WrapPlan | None:
 
 # ---- printing ----
 
-NAME_WIDTH = 38
-ROW = f"{{:<{NAME_WIDTH}}} {{:<9}} {{:<10}} {{:>6}} {{:>9}} {{:>8}} {{:>8}} {{:>8}} {{:<7}} {{:>8}}"
-COLUMNS = ROW.format("unit", "kind", "policy", "params", "dtype", "held", "gathered", "reduced", "gathers", "sent")
+WIDTH = 80
+ROW = "  {:<17} {:>6} {:>9} {:>8} {:>8} {:>8} {:>7} {:>8}"
+COLUMNS = "unit\n" + ROW.format("kind policy", "params", "dtype", "held", "gathered", "reduced", "gathers", "sent")
 MAX_SINGLE_LINES = 24
 """In a plan of more units, units that differ only in the numbers of their names share a line."""
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -331,15 +331,18 @@ LEGEND = (
 
 
 def plan_table(plan: WrapPlan) -> str:
-    """Return a table of at most 120 columns: a line for each unit in the order in which they run, and totals."""
+    """Return a table of at most 80 columns: the name of each unit, in the order in which they run, above its figures.
+
+    Totals and the lint's findings follow.
+    """
     units = [unit for unit in plan.units if unit.params]
     mesh = str(plan.shard) if plan.replicate == 1 else f"{plan.replicate} x {plan.shard}"
     choices = f"{plan.fsdp.sharding_strategy}, {plan.fsdp.auto_wrap_policy}"
     title = f"{plan.backend} on {plan.world_size} ranks ({mesh}), {choices}: {len(units)} units"
-    rule = "-" * len(COLUMNS)
-    lines = [title, COLUMNS, rule]
+    rule = "-" * WIDTH
+    lines = [*textwrap.wrap(title, WIDTH), COLUMNS, rule]
     for alike in _share_lines(units):
-        lines.append(_unit_line(plan, alike))
+        lines += _unit_lines(plan, alike)
     numel = trainable = at_rest = sent = 0
     for unit in units:
         numel += unit.numel
@@ -347,16 +350,16 @@ def plan_table(plan: WrapPlan) -> str:
         at_rest += unit.bytes_at_rest
         sent += plan.wire_bytes(unit)
     lines.append(rule)
-    lines.append(ROW.format("total", "", "", count(numel), "", size(at_rest), "", "", "", size(sent)))
+    lines.append(ROW.format("total", count(numel), "", size(at_rest), "", "", "", size(sent)))
     legend = f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}"
     if trainable and not plan.memory_events:
         legend += " Made without an example: modules are assumed to run in the order in which the model has them."
-    lines += textwrap.wrap(legend, len(COLUMNS))
+    lines += textwrap.wrap(legend, WIDTH)
     notes = [plan.why]
     for finding in plan.lint:
         notes.append(f"{finding.level}: {finding.message}")
     for note in notes:
-        lines += textwrap.wrap(note, len(COLUMNS), subsequent_indent="  ")
+        lines += textwrap.wrap(note, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
@@ -372,16 +375,18 @@ def _share_lines(units: list[Unit]) -> list[list[Unit]]:
     return list(lines.values())
 
 
-def _unit_line(plan: WrapPlan, alike: list[Unit]) -> str:
+def _unit_lines(plan: WrapPlan, alike: list[Unit]) -> list[str]:
     unit, name = alike[0], alike[0].name
     if len(alike) > 1:
         name = f"{len(alike)} x " + re.sub(r"\d+", "*", name)
-    if len(name) > NAME_WIDTH:
+    if len(name) > WIDTH:
         # Names differ at their ends.
-        name = "..." + name[-(NAME_WIDTH - 3) :]
-    policy = unit.frozen_policy or "-"
-    if unit.frozen_policy and unit.grad_flow:
-        policy += "*"
+        name = "..." + name[-(WIDTH - 3) :]
+    kind = str(unit.kind)
+    if unit.frozen_policy:
+        kind += f" {unit.frozen_policy}"
+        if unit.grad_flow:
+            kind += "*"
     at_rest, *others = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params if p.is_floating or p.weights is None}
     if others:
         at_rest = "mix"
@@ -395,7 +400,7 @@ def _unit_line(plan: WrapPlan, alike: list[Unit]) -> str:
     if unit in plan.prefetched_in_backward.values():
         gathers += "^"
     held, sent = size(unit.bytes_at_rest), size(plan.wire_bytes(unit))
-    return ROW.format(name, unit.kind, policy, count(unit.numel), dtype, held, gathered, reduced, gathers, sent)
+    return [name, ROW.format(kind, count(unit.numel), dtype, held, gathered, reduced, gathers, sent)]
 
 
 def count(n: float) -> str:

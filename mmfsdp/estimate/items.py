@@ -55,14 +55,15 @@ class Estimate:
         return values
 
     def __str__(self) -> str:
-        lines = [f"most on a rank without activations: {size(self.memory_bytes)}{_when(self.memory)}"]
+        lines = [f"most on a rank without activations: {size(self.memory_bytes)}"]
+        lines += _when(self.memory)
         lines += _items(self.memory)
         if self.host:
             offloaded, on_device = size(self.host.bytes), size(self.memory_bytes - self.host.bytes)
             lines += [f"of it offloaded to the host: {offloaded}; on the device {on_device}", *_items(self.host)]
         if self.peak:
-            lines += [f"peak of a rank, with activations: {size(self.peak.bytes)}{_when(self.peak)}"]
-            lines += _items(self.peak)
+            lines.append(f"peak of a rank, with activations: {size(self.peak.bytes)}")
+            lines += [*_when(self.peak), *_items(self.peak)]
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
@@ -86,11 +87,11 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int =
     return Estimate(memory=memory, wire=collectives(plan, train, sources), peak=peak, host=host)
 
 
-def _when(memory: Memory) -> str:
-    return f", in {memory.when}" if memory.when else ""
+def _when(memory: Memory) -> list[str]:
+    return textwrap.wrap(f"in {memory.when}", 80, initial_indent="  ") if memory.when else []
 
 
 def _items(memory: Memory) -> list[str]:
-    """Return lines with each item that is not 0."""
+    """Return lines of at most 80 columns with each item that is not 0."""
     items = [f"{name} {size(value)}" for name, value in asdict(memory).items() if value and name != "when"]
-    return textwrap.wrap(", ".join(items), 116, initial_indent="  ", subsequent_indent="  ")
+    return textwrap.wrap(", ".join(items), 80, initial_indent="  ", subsequent_indent="  ")

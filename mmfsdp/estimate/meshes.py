@@ -73,14 +73,15 @@ def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
 def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     """Return the meshes as text, the best first."""
     ranks = machine.gpus_per_node
-    lines = [f"what a rank holds, and sends in a step within its node ({ranks} ranks) and to other nodes:"]
-    lines.append(" replicate x shard  a rank holds  within nodes  between nodes     a step  bound by")
+    lines = [f"meshes: what a rank holds, of {size(machine.capacity)}, and sends in a step"]
+    lines.append(f"within its node of {ranks} ranks and to other nodes")
+    lines.append("replicate x shard      holds     within    between     a step  bound by")
     for mesh in choices:
         times, memory = mesh.times, size(mesh.cost.peak_bytes or mesh.cost.memory_bytes)
-        bound = times.bound if mesh.fits else f"{times.bound}, over {size(machine.capacity)}"
-        sent = f"{size(times.inside):>13} {size(times.between):>14}"
+        bound = times.bound if mesh.fits else f"{times.bound}; no fit"
+        sent = f"{size(times.inside):>10} {size(times.between):>10}"
         shape = f"{mesh.replicate} x {mesh.shard}"
-        lines.append(f"{shape:>18} {memory:>13} {sent} {seconds(times.overlapped):>10}  {bound}")
+        lines.append(f"{shape:>17} {memory:>10} {sent} {seconds(times.overlapped):>10}  {bound}")
     best = choices[0]
     head = "best" if best.fits else "none fits; nearest"
     lines.append(f"{head}: dp_replicate {best.replicate}, dp_shard {best.shard}")

@@ -88,7 +88,7 @@ class Times:
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in self.parts.items())
         times = f"{seconds(self.overlapped)}, {seconds(self.serial)} if nothing overlaps"
-        return f"a step on {self.machine}: {times}; bound by {self.bound} ({parts})"
+        return f"a step on {self.machine}: {times}\n  bound by {self.bound} ({parts})"
 
 
 def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine:

@@ -183,6 +183,10 @@ class Device(Choice):
     CUDA = "cuda"
 
 
+LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
+"""The layouts of an export."""
+
+
 class Executor(Choice):
     """The starter of the ranks."""
 

@@ -1,85 +1,181 @@
-"""Parameters as flags of a command line. tyro makes the flags from the models; it is imported when needed."""
+"""Parameters as flags of a command line: `--train.lr 1e-3` for each field, made from the models by argparse.
+
+argparse only splits the words. The values go to pydantic as text, so that an error is worded as it is for YAML.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
-from contextlib import redirect_stderr
-from io import StringIO
-from typing import NoReturn
+import shutil
+import types
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, NoReturn, Union, get_args, get_origin
 
-from .base import ParamError, read_yaml
+from pydantic.fields import FieldInfo
+
+from .base import ParamError, Params, did_you_mean, read_yaml
 from .run import RunParams, load
 
-YAML_FLAGS = ("data.more", "model.config", "model.picture", "model.vision.config", "model.language.config")
-"""Fields that hold mappings, and can be given as YAML: --data.more '[{source: json, path: docs.jsonl}]'."""
+MAIN_FLAGS = (
+    "model.kind",
+    "model.name",
+    "model.weights",
+    "model.freeze",
+    "model.lora_rank",
+    "data.source",
+    "data.path",
+    "data.max_length",
+    "train.steps",
+    "train.batch_size",
+    "train.accumulation",
+    "train.lr",
+    "fsdp.backend",
+    "fsdp.sharding_strategy",
+    "fsdp.frozen_policy",
+    "fsdp.mixed_precision",
+    "fsdp.activation_checkpointing",
+    "launch.name",
+    "launch.ranks",
+    "launch.cluster",
+)
+"""Fields that `--help` shows; `--help-all` shows all."""
+TITLES = {
+    "model": "the model",
+    "data": "the data",
+    "train": "the training",
+    "fsdp": "sharding",
+    "launch": "the start of the ranks",
+}
+WIDTH = 80
+ENTRY = re.compile(r"--[\w.-]+\.\d+\.[\w.-]+")
+"""A flag of an entry of a list, such as --data.more.0.weight."""
 
 
-class Flags(argparse.ArgumentParser):
-    """Flags that are no parameters. `parse_known_args` takes them out of the words and returns the other words."""
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises ParamError for a mistake, and whose help fits 80 columns."""
 
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
+    def __init__(self, **options: Any):
+        columns = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+        def formatter(prog: str) -> argparse.HelpFormatter:
+            return argparse.HelpFormatter(prog, max_help_position=22, width=columns)
+
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise ParamError rather than exit."""
-        raise ParamError("command line", message)
+        raise ParamError("command line", f"{message}; `{self.prog} --help` shows the usage")
+
+    def known_words(self) -> list[str]:
+        """Return the options of this parser."""
+        return [word for word in self._option_string_actions if word.startswith("--")]
 
 
-def count(text: str) -> int:
-    """Return the number from 1 that a flag gives; argparse words the error."""
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
+def read_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the values of a command's words. Raise ParamError that names an unknown option, and the nearest one."""
+    plain = []
+    for word in words:
+        if word.startswith("--"):  # --train.batch_size is --train.batch-size
+            name, equals, value = word.partition("=")
+            word = name.replace("_", "-") + equals + value
+        plain.append(word)
+    values, others = parser.parse_known_args(plain)
+    values.entries = {}
+    while len(others) >= 2 and ENTRY.fullmatch(others[0]) and not others[1].startswith("--"):
+        flag, value, *others = others
+        values.entries[flag.removeprefix("--").replace("-", "_")] = value
+    if others:
+        word = next((word for word in others if word.startswith("-")), others[0])
+        if not word.startswith("-"):
+            raise ParamError("command line", f"{word!r} is one word too many; remove it")
+        known = values.parser.known_words() if hasattr(values, "parser") else parser.known_words()
+        raise ParamError("command line", f"{word} is not an option{did_you_mean(word.partition('=')[0], known)}")
+    return values
 
 
-def read_words(
-    words: Sequence[str], *, default: RunParams | None = None, prog: str = "mmfsdp"
-) -> tuple[RunParams, str | None]:
-    """Return the parameters that flags say on top of --config, or else of `default`; and the value of --config.
-
-    --help prints all flags with the values of --config, and exits. Raise ParamError for a mistake.
-    """
-    import tyro
-
-    flags = Flags()
-    flags.add_argument("--config")
-    for name in YAML_FLAGS:
-        flags.add_argument(f"--{name}", dest=name)
-    taken, others = flags.parse_known_args(list(words))
-    base = load(taken.config) if taken.config else default or RunParams()
-    printed = StringIO()
-    try:
-        with redirect_stderr(printed):
-            choices = tyro.conf.EnumChoicesFromValues
-            params = tyro.cli(RunParams, args=others, default=base, prog=prog, config=(choices,))
-    except SystemExit as exit:
-        if exit.code == 0:  # after --help
-            raise
-        raise _explain(printed.getvalue()) from None
-    from_yaml = {}
-    for name in YAML_FLAGS:
-        text = getattr(taken, name)
-        if text is not None:
-            from_yaml[name] = read_yaml(text, name=name)
-    return params.change(**from_yaml), taken.config
+def add_flags(parser: Parser) -> None:
+    """Add --config, a flag for each field of RunParams, and --help-all, which shows them all."""
+    parser.add_argument("--config", metavar="C", help="a YAML file or the name of a preset; flags change its values")
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
+    groups = {section: parser.add_argument_group(title) for section, title in TITLES.items()}
+    for name, field in fields(RunParams):
+        group, flag = groups[name.partition(".")[0]], f"--{name.replace('_', '-')}"
+        # Shown by --help-all, which puts the text back.
+        text = " ".join((field.description or "").split()).replace("%", "%%")
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+        shown = _first_sentence(text) if name in MAIN_FLAGS else argparse.SUPPRESS
+        if field.annotation is bool:
+            group.add_argument(flag, action="store_const", const=True, help=shown, **options).full_help = text  # type: ignore[attr-defined]
+            section, _, last = flag.rpartition(".")
+            off = group.add_argument(f"{section}.no-{last}", action="store_const", const=False, **options)
+            off.help = argparse.SUPPRESS
+            off.full_help = f"the opposite of {flag}"  # type: ignore[attr-defined]
+            continue
+        if get_origin(field.annotation) is tuple and not is_yaml(field):
+            options["nargs"] = "*"
+        action = group.add_argument(flag, metavar=_metavar(field), help=shown, **options)
+        action.full_help = text  # type: ignore[attr-defined]
 
 
-def _explain(printed: str) -> ParamError:
-    """Return the error that tyro printed as several lines in a frame."""
-    lines = [line.strip(" │|") for line in printed.splitlines()[1:]]  # the first is a title
-    text = " ".join(line for line in lines if re.search(r"\w", line))
-    text = re.split(" (?:For full|Argument) helptext", text)[0]
-    about_value = re.fullmatch(r"Error parsing (?:RunParams: |--)?([\w.-]+): (?:([\w.]+): )?(.*)", text)
-    if about_value:
-        name, field, message = about_value.groups()
-        if field:  # of a ParamError, in the section of this name
-            name = f"{name}.{field}"
-        return ParamError(name.replace("-", "_"), message)
-    unknown = re.fullmatch(r"(.*) Perhaps you meant: (--\S+) .*", text)
-    if unknown:
-        text = f"{unknown[1]}; did you mean {unknown[2]}?"
-    elif text.startswith("Unrecognized options: --conf"):  # not one of tyro's flags
-        text += "; did you mean --config?"
-    return ParamError("command line", text)
+class _HelpAll(argparse.Action):
+    """Print the help with all flags and their whole texts, and exit."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        for action in parser._actions:
+            action.help = getattr(action, "full_help", action.help)
+        parser.print_help()
+        parser.exit()
+
+
+def params_of(values: argparse.Namespace, *, default: RunParams | None = None) -> RunParams:
+    """Return the parameters that the flags say on top of --config, or else of `default`. Raise ParamError."""
+    params = load(values.config) if values.config else default or RunParams()
+    changes = {}
+    for name, field in fields(RunParams):
+        if hasattr(values, name):
+            value = getattr(values, name)
+            if isinstance(value, str) and is_yaml(field):
+                value = read_yaml(value, name=name)
+            elif value == "None" and type(None) in get_args(field.annotation):
+                value = None
+            changes[name] = value
+    return params.change(**changes).change(**values.entries)
+
+
+def fields(cls: type[Params], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield (dotted name, field) of each field that is not a group of fields itself."""
+    for name, field in cls.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Params):
+            yield from fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def is_yaml(field: FieldInfo) -> bool:
+    """Return whether the field holds mappings, which a flag takes as YAML: '[{source: json, path: docs.jsonl}]'."""
+    kind = field.annotation
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
+    return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Params))
+
+
+def _metavar(field: FieldInfo) -> str:
+    """Return the choices of a field, or the kind of its values."""
+    kinds = [field.annotation]
+    if get_origin(field.annotation) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    kind: Any = kinds[0]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        choices = ",".join(choice.value for choice in kind)
+        return f"{{{choices}}}" if len(choices) < WIDTH // 2 else "NAME"  # else the help lists them
+    if is_yaml(field):
+        return "YAML"
+    words = {int: "N", float: "X", bool: "{True,False}"}
+    return words.get(kind, "TEXT")
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"\.\s+(?=[A-Z])", text)[0].removesuffix(".")

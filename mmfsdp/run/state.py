@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +129,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def runs_table(paths: Mapping[str, Path]) -> str:
-    """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where, reason."""
+    """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where; the reason below."""
     lines = []
     for name, path in paths.items():
         record, state, loss = RunRecord.read(path), run_state(path), last_row(path).get("loss")
@@ -137,9 +138,16 @@ def runs_table(paths: Mapping[str, Path]) -> str:
             created, old = record.created, age(time.time() - record.created)
             where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
         step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
-        lines.append((created, (name, str(state.status), step, loss, old, where, state.reason[:100])))
-    head = ("name", "state", "step", "loss", "age", "where", "")
-    return text_table([head] + [cells for _, cells in sorted(lines)])
+        cells = (name, str(state.status), step, loss, old, where)
+        lines.append((created, cells, _printable(state.reason)))
+    lines.sort()
+    head = ("name", "state", "step", "loss", "age", "where")
+    title, *rows = text_table([head] + [cells for _, cells, _ in lines]).splitlines()
+    shown = [title]
+    for row, (_, _, reason) in zip(rows, lines, strict=True):
+        shown.append(row)
+        shown += textwrap.wrap(reason, 80, initial_indent="  ", subsequent_indent="  ", max_lines=2)
+    return "\n".join(shown)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ Memory is bounded whatever the ranks print: long lines are cut, and a reader tha
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -147,9 +148,24 @@ class Progress:
 
 
 def bar(share: float) -> str:
-    """Return a bar of 24 characters and the percentage, such as `[############............]  50%`."""
+    """Return a bar of ten characters and the percentage, such as `[#####.....]  50%`."""
     share = min(1.0, max(0.0, share))
-    return f"[{'#' * int(24 * share):.<24}] {share:4.0%}"
+    return f"[{'#' * int(10 * share):.<10}] {share:4.0%}"
+
+
+class ProgressBar:
+    """Show the share of some work that is done: a bar that is redrawn on a terminal, else a line for each tenth."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[str, int] | None = None
+
+    def __call__(self, label: str, share: float) -> None:
+        """Show that this share of the work with this label is done."""
+        if sys.stdout.isatty():
+            print(f"\r{label} {bar(share)}", end="\n" if share == 1 else "", flush=True)
+        elif self._shown != (label, int(10 * share)):
+            print(f"{label} {bar(share)}", flush=True)
+            self._shown = label, int(10 * share)
 
 
 def clock(seconds: float) -> str:

@@ -48,7 +48,7 @@ def test_every_parameter_is_in_one_unit_by_all_its_names(policy, backend, tied):
     assert sorted(held) == sorted(name for name, _ in model.named_parameters())
     assert set(plan.by_name) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
     assert WrapPlan.from_json(plan.to_json()) == plan
-    assert max(map(len, str(plan).splitlines())) <= 120
+    assert max(map(len, str(plan).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("example", [None, "a batch"])
@@ -303,10 +303,10 @@ def test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead(prese
     model, _ = frozen_model(params.model)
     for fields in ({}, {"mixed_precision": "bf16", "frozen_dtype": "bf16", "auto_wrap_policy": "NO_WRAP"}):
         plan = make_plan(model, FSDPParams(**fields, forward_prefetch=True), world_size=8)
-        assert max(map(len, str(plan).splitlines())) <= 120
+        assert max(map(len, str(plan).splitlines())) <= 80
     plan = make_plan(model, params.fsdp, world_size=8)
     lines = str(plan).splitlines()
-    assert max(map(len, lines)) <= 120 and len(lines) < 40, "layers that are alike share a line"
+    assert max(map(len, lines)) <= 80 and len(lines) < 60, "layers that are alike share a line"
     ahead = plan.prefetched_in_backward
     assert bool(ahead) == any(u.gathers_backward for u in plan.units[:-1]) and not plan.prefetched_in_forward
     for order, earlier in ahead.items():

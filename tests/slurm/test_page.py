@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from mmfsdp.cli.planning import parse
+from mmfsdp.cli import build_parser
+from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.run.slurm import sbatch_text
 
@@ -15,7 +16,7 @@ def test_the_page_on_clusters_is_true(tmp_path, monkeypatch):
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/lab.yaml").write_text(profile)
     monkeypatch.chdir(tmp_path)
-    text = sbatch_text(parse("launch", command.split()[2:]))
+    text = sbatch_text(params_of(read_words(build_parser(), command.split()[1:])))
     assert text.startswith(batch + "\n# setup\n"), text
     assert "/shared/venv/bin/python" in text and "module load cuda/12.4" in text
     assert [field for field in SLURM_FIELDS if f"`{field}`" not in PAGE] == []
