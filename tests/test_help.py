@@ -71,7 +71,12 @@ def test_a_line_is_answered_at_80_columns(answers, line):
         assert status == 2 and out == ""
         assert err.startswith("mmfsdp") and err.count("\n") == 1, "one line"
         assert (
-            "nothing'" in err or "is not" in err or "invalid choice" in err or "is required" in err or "are required" in err or "should be" in err
+            "nothing'" in err
+            or "is not" in err
+            or "invalid choice" in err
+            or "is required" in err
+            or "are required" in err
+            or "should be" in err
         )
 
 

@@ -30,7 +30,8 @@ for line in sys.stdin:
         try:
             make_folder(LaunchParams(folder=words[0], name=words[1], replace=True))
         except (OSError, ValueError) as error:
-            print(f"mmfsdp make: {error}\n$ 2")
+            print(f"mmfsdp make: {error}")
+            print("$ 2")
     else:
         print("$", cli.main([command, *words]))
 """
