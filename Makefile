@@ -1,7 +1,7 @@
 # make lab        opens the table of contents      make demo   the same job, no browser
 # make test       runs the tests                   make lint   ruff and mypy
 # make test-all   those, and more cases of some: every family of models on real ranks
-# make test-fast  those without ranks, browser, kernels and Slurm, in under two minutes
+# make test-fast  those that start no process: no ranks, browser, kernels or Slurm
 # make slides     the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
 BIN := .venv/bin

@@ -2,10 +2,11 @@
 
 import functools
 import os
-import re
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 # Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,20 +32,55 @@ def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
 
-REAL_FOLDERS = {"browser", "course", "notebooks", "slides", "slurm", "ways_in"}
-REAL_FILES = {"test_demo.py", "test_features.py", "test_pretrain.py", "test_environment.py"}
-REAL_ROOMS = "(launch|run|train|cli.bench_wrap|cli.bench_step|cli.spawn_ranks)"
-REAL_TESTS = r"(tests\.)?(ranks|tiny_run|bench\.peaks)"
-REAL_IMPORTS = re.compile(
-    rf"^\s*(from|import) ({REAL_TESTS}|mmfsdp\.{REAL_ROOMS}|mmfsdp import .*\b{REAL_ROOMS})\b", re.MULTILINE
-)
+processes.note_processes()
+STARTING_FIXTURES: set[tuple[str, str]] = set()
+"""Fixtures that have started processes: where they are defined, and their names."""
 
 
-@functools.cache
-def is_real(path):
-    """Whether the tests of a file start ranks, runs, a browser, a kernel or Slurm."""
-    named = path.parent.name in REAL_FOLDERS or path.name in REAL_FILES
-    return named or REAL_IMPORTS.search(path.read_text("utf-8")) is not None
+def is_real(item):
+    """Whether a test is marked to start processes: ranks, runs, a browser, a kernel, Slurm."""
+    return item.get_closest_marker("real") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    before = len(processes.started)
+    try:
+        return (yield)
+    finally:
+        if len(processes.started) > before:
+            STARTING_FIXTURES.add((fixturedef.baseid, fixturedef.argname))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Have a test that is not marked `real` fail where it starts a process."""
+    processes.started.clear()
+    if not is_real(item):
+        processes.refuse(lambda what: pytest.fail.Exception(f"not marked as real, but starts a process: {what}"))
+    try:
+        return (yield)
+    finally:
+        processes.refuse(None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown():
+    """Let what a module's tests have shared end by a process, though the last of them starts none."""
+    processes.refuse(None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Have a test that is marked `real` fail if it has started no process, and no fixture has for it."""
+    result = yield
+    if is_real(item):
+        fixtures = [name for base, name in STARTING_FIXTURES if item.nodeid.startswith(base)]
+        if not processes.started and not set(fixtures) & set(item.fixturenames):
+            pytest.fail("marked as real, but starts no process: remove the mark", pytrace=False)
+    elif processes.started:
+        pytest.fail(f"not marked as real, but starts a process: {processes.started[0]}", pytrace=False)
+    return result
 
 
 WAITING_FOLDERS = ["slurm", "browser", "course", "notebooks", "slides"]
@@ -64,22 +100,25 @@ def place(item):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=place)
-    for item in items:
-        if is_real(item.path):
-            item.add_marker("real")
+
+
+@functools.cache
+def has_real_tests(path):
+    """Whether a test of this file is marked `real`: xdist's scheduler knows the ids of tests, and no marks."""
+    return "mark.real" in path.read_text("utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`, one process has all tests with ranks, one at a time; the other those that wait, then the rest."""
+    """With `-n 2`, one process has all files with ranks, one at a time; the other those that wait, then the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksInOne(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             path = config.rootpath / nodeid.partition("::")[0]
-            if path.parent.name in WAITING_FOLDERS:
-                return "waiting"
-            return "ranks" if is_real(path) else str(path)
+            if config.option.markexpr == "not real" or not has_real_tests(path):
+                return str(path)
+            return "waiting" if path.parent.name in WAITING_FOLDERS else "ranks"
 
     config.option.loadscopereorder = False
     return RanksInOne(config, log)
@@ -87,8 +126,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_runtest_setup(item):
     """What runs beside the real tests gives way to them."""
-    if "PYTEST_XDIST_WORKER" in os.environ and item.config.option.markexpr != "not real" and not is_real(item.path):
-        os.nice(10 - os.nice(0))
+    if "PYTEST_XDIST_WORKER" in os.environ and item.config.option.markexpr != "not real":
+        if not has_real_tests(item.path):
+            os.nice(10 - os.nice(0))
 
 
 @pytest.fixture(scope="session", autouse=True)

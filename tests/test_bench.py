@@ -18,6 +18,7 @@ from tests.bench.gpu import PARTS
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.real
 def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "wrap", "--width", "64", "--rounds", "1"]) == 0
@@ -36,6 +37,7 @@ def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch,
     assert main(["bench", "speed"]) == 2 and "'speed' is not a bench" in capsys.readouterr().err
 
 
+@pytest.mark.real
 def test_bench_step_shows_every_method(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "step", "--ranks", "1", "--rounds", "1"]) == 0
@@ -47,6 +49,7 @@ def test_bench_step_shows_every_method(tmp_path, monkeypatch, capsys):
     assert found["flops"] > 0
 
 
+@pytest.mark.real
 @pytest.mark.extended
 def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
     """tests/bench/gpu.sh, as it will be called on a GPU."""

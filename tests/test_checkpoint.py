@@ -46,6 +46,7 @@ def saved(tmp_path_factory):
     return folder, on_ranks(all_cases, 2, str(folder))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", CASES)
 def test_one_process_loads_what_ranks_saved(saved, name):
     folder, answers = saved

@@ -12,6 +12,7 @@ from mmfsdp import RunParams, cli
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.record import RunRecord, Status
 from mmfsdp.run.state import age, find_runs
+from tests.processes import in_fresh_python
 from tests.test_runs import record
 from tests.waiting import runs_of, until
 
@@ -46,7 +47,7 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     (tmp_path / "nothing").mkdir()
     (tmp_path / "file").touch()
     code = f"import sys; from mmfsdp.cli import main; main(['runs', {str(tmp_path)!r}]); print('torch' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = in_fresh_python(code)
     head, *printed, torch = out.splitlines()
     lines = "\n".join(printed).replace("\n  ", "  ").splitlines()
     assert head.split() == ["name", "state", "step", "loss", "age", "where"] and torch == "False"
@@ -60,6 +61,7 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     assert [age(s) for s in (-1, 59, 60, 7199, 90_000)] == ["0 s", "59 s", "1 min", "1 h", "1 d"]
 
 
+@pytest.mark.real
 def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
     run = start("preemptible", **{"launch.name": "drilled"})
     until(lambda: min(len(run.metrics(rank)) for rank in range(2)) >= 2)
@@ -120,6 +122,7 @@ def test_without_slurm_its_executor_is_refused_before_anything_is_made(command, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.real
 def test_as_a_module_into_a_pipe_that_closes_on_a_terminal_without_letters(tmp_path):
     """No script on PATH; `| head -1`; LANG=C. A terminal shows what it can, and nobody sees a traceback."""
     line = f"{sys.executable} -m mmfsdp | head -1; {sys.executable} -m mmfsdp runs été"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = ["run", "--config", "tiny", "--launch.name", "demo", "--launch.replace"]
 

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from tests.ranks import in_processes
 from tests.test_docs import PAGES, blocks
 
+pytestmark = pytest.mark.real
+
 STARTS = re.compile(r"\b(launch|sweep|Run\.open)\(|from_pretrained\(\"[A-Z]")
 """What starts or opens a run, or downloads a model: other tests do that, on smaller models."""
 SCRIPTS = {page.stem: [b for b in blocks(page, "python") if not STARTS.search(b)] for page in PAGES}

@@ -32,6 +32,7 @@ def test_what_is_installed_satisfies_pyproject():
         assert need.specifier.contains(metadata.version(need.name), prereleases=True), line
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("ci, ends", [("true", "1 failed, 1 passed, 1 error"), ("", "1 passed, 2 skipped")])
 def test_a_skip_is_a_failure_in_ci_only(tmp_path, ci, ends):
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
@@ -55,6 +56,7 @@ LACKS = {
 }
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("lacks", LACKS)
 def test_make_says_what_is_missing(tmp_path, lacks):
     """Each ends in one clear line, and the next `make` begins anew."""

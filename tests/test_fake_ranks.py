@@ -100,8 +100,10 @@ MODELS = {"often": (Often, Rows), "under two names": (UnderTwoNames, Rows), "fla
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_at_any_number_of_ranks_however_often_a_module_runs(ranks, name):
     make, batch = MODELS[name]
-    for micro_steps, (case, fields) in itertools.product((1, 3), CASES.items()):
-        plan = make_plan(make(), FSDPParams(**fields), world_size=ranks, example=batch().inputs())
+    plans = {}
+    for case, fields in CASES.items():
+        plans[case] = make_plan(make(), FSDPParams(**fields), world_size=ranks, example=batch().inputs())
+    for micro_steps, (case, plan) in itertools.product((1, 3), plans.items()):
         train = TrainParams(accumulation=micro_steps)
         model = apply_plan(make(), plan)
         optimizer, _ = build_optimizer(model, train)

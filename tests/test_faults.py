@@ -15,6 +15,8 @@ from mmfsdp.train.evaluate import caption_held_out
 from mmfsdp.widgets.report import write_report
 from tests.tiny_run import tiny_run
 
+pytestmark = pytest.mark.real
+
 SILENCE = 4
 
 

@@ -80,6 +80,7 @@ def every_backend(folder: str) -> dict[str, dict]:
     return found
 
 
+@pytest.mark.real
 def test_losses_are_bitwise_those_without_the_cache_and_the_encoder_is_skipped(tmp_path):
     ranks = on_ranks(every_backend, 2, str(tmp_path))
     for rank in ranks:

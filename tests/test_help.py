@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from mmfsdp import cli
+from tests.processes import in_fresh_python
 
 BENCHES = ["bench wrap", "bench step"]
 WITH_FLAGS = ["plan", "run", "launch", "sweep", "resume"]
@@ -46,16 +45,8 @@ def lines() -> list[str]:
 def answers(tmp_path_factory):
     """What each line is answered, by one process that has imported no torch."""
     environment = os.environ | {"COLUMNS": "80"}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        input=json.dumps(lines()),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path_factory.mktemp("nothing"),
-    )
-    assert done.returncode == 0, done.stderr
-    found, imported = json.loads(done.stdout)
+    nothing = tmp_path_factory.mktemp("nothing")
+    found, imported = json.loads(in_fresh_python(CODE, input=json.dumps(lines()), env=environment, cwd=nothing))
     assert imported == [], "an answer about words needs no torch"
     return found
 

@@ -37,6 +37,7 @@ def stepping(run: Run) -> RunState | None:
     return state if state.step > 1 else None
 
 
+@pytest.mark.real
 def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     began = time.monotonic()
@@ -72,6 +73,7 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
         run.logs(2)
 
 
+@pytest.mark.real
 def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start):
     before = os.umask(0)
     try:
@@ -86,6 +88,7 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start)
     assert not loose and {"cancel", "logs", "supervisor.log"} <= {path.name for path in run.path.rglob("*")}
 
 
+@pytest.mark.real
 def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
     run = start("die")
     state = run.wait(20)
@@ -96,6 +99,7 @@ def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
     assert state.traceback == "last words of rank 1\n"
 
 
+@pytest.mark.real
 def test_no_other_machine_reaches_the_ranks_of_a_local_run_and_nothing_they_send_is_unpickled(start):
     run = start("listen")
     assert run.wait(60).ok, run.state()
@@ -123,6 +127,7 @@ def test_an_address_that_nobody_answers_is_named_and_a_refused_connection_is_an_
             check_answers("127.0.0.9", port, timeout_s=1)
 
 
+@pytest.mark.real
 def test_a_machine_that_sleeps_ends_no_run(start):
     run = start("busy", **{"launch.silence_s": 2.0, "train.steps": 3000})
     until(lambda: stepping(run))
@@ -151,6 +156,7 @@ while True:
 """
 
 
+@pytest.mark.real
 def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_them_all(tmp_path):
     light(tmp_path).to_yaml(tmp_path / "run.yaml")
     launcher = subprocess.Popen(
@@ -180,6 +186,7 @@ def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_the
         stop_processes(run.record, grace_s=0)
 
 
+@pytest.mark.real
 def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
     runs = [start("sleep", **{"launch.name": name}) for name in ("cancelled", "lost")]
     for run in runs:
@@ -195,6 +202,7 @@ def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
     assert all(processes_of(run.record) == [] for run in runs)
 
 
+@pytest.mark.real
 def test_a_supervisor_that_dies_at_once_is_quoted(start, tmp_path, monkeypatch):
     interpreter = tmp_path / "python"
     interpreter.write_text("#!/bin/sh\necho 'python: no such module'\nexit 1\n")
@@ -218,6 +226,7 @@ def test_what_cannot_start_leaves_no_folder(start, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.real
 def test_a_name_is_used_once_and_a_finished_run_is_renamed(start, tmp_path):
     run = start("sleep")
     with pytest.raises(ParamError, match=r"launch.name: the run '.*first' exists already \((QUEUED|STARTING|RUNNING)"):
@@ -241,6 +250,7 @@ def test_a_name_is_used_once_and_a_finished_run_is_renamed(start, tmp_path):
         start("sleep", **{"launch.folder": str(tmp_path / "file")})
 
 
+@pytest.mark.real
 def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     donor = start("sleep", **{"launch.name": "donor"})
     donor.cancel()
@@ -253,6 +263,7 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     assert state.status is Status.FAILED and state.reason == "stopped after 0 min; raise launch.timeout_min"
 
 
+@pytest.mark.real
 def test_a_mistake_that_only_a_plan_shows_ends_the_run_before_its_first_step(tmp_path):
     changes = {"model.freeze": ("*",), "data.source": "shapes", "data.path": None}  # own data are opened with torch
     tiny_run(tmp_path, **changes).to_yaml(tmp_path / "params.yaml")
@@ -265,6 +276,7 @@ def test_a_mistake_that_only_a_plan_shows_ends_the_run_before_its_first_step(tmp
     assert state.status is Status.FAILED and "leaves nothing to train" in state.reason
 
 
+@pytest.mark.real
 def test_an_entry_that_is_not_known_is_neither_launched_nor_resumed(start, tmp_path):
     with pytest.raises(ParamError, match="entry: 'os:abort' is not an entry of mmfsdp; it must be mmfsdp.train:run"):
         launch(light(tmp_path), entry="os:abort")

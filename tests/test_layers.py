@@ -1,13 +1,14 @@
 """The layers of the package: a room imports only rooms that stand before it in ROOMS."""
 
 import ast
-import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.processes import in_fresh_python
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
@@ -87,6 +88,4 @@ def test_light_rooms_do_not_import_torch(room):
     code = "import sys, importlib\n"
     code += f"for name in {[m for m in modules if not m.endswith('__')]}: importlib.import_module(name)\n"
     code += "print([m for m in ('torch', 'transformers', 'open_clip') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert out.returncode == 0, out.stderr
-    assert out.stdout.strip() == "[]"
+    assert in_fresh_python(code).strip() == "[]"

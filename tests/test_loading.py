@@ -98,6 +98,7 @@ def found(params):
     return on_ranks(load_each_way, 2, params.to_dict())
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
 def test_no_rank_holds_more_than_its_shard_and_a_unit_while_weights_are_read(found, case):
     for rank in found:
@@ -107,6 +108,7 @@ def test_no_rank_holds_more_than_its_shard_and_a_unit_while_weights_are_read(fou
         assert seen["peak"] <= 1.15 * seen["shard"] + seen["largest"]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, case):
     model, _ = build_model(params.model)

@@ -27,6 +27,7 @@ def count_all() -> dict:
     return {"rows": rows, "reset": after_reset, "wire_bytes": wire_bytes, "sum": x.tolist()}
 
 
+@pytest.mark.real
 def test_kinds_bytes_and_wire_bytes():
     for found in on_ranks(count_all, 2):
         assert found["rows"] == [

@@ -85,6 +85,7 @@ def go_on(rank: int, _: str, run: str, port: int) -> None:
     find(Path(run))(Path(run))
 
 
+@pytest.mark.real
 def test_what_was_broken_off_goes_on_to_its_end_as_it_would_have(folder):
     preempted, local = (Run.open(folder / name) for name in ("preempted", "fsdp1_local"))
     old = {run.name: [losses(run, rank) for rank in range(2)] for run in (preempted, local)}

@@ -136,6 +136,7 @@ def found():
     return on_ranks(all_options, 2)[0]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_recomputing_changes_memory_and_nothing_else(found, backend):
     seen = found[backend]["recomputed"]
@@ -146,6 +147,7 @@ def test_recomputing_changes_memory_and_nothing_else(found, backend):
     assert all(after < before - hidden for before, after in zip(peaks, peaks[1:], strict=False))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_format_is_where_it_was_asked_for(found, backend):
     seen = found[backend]["formats"]
@@ -153,6 +155,7 @@ def test_each_format_is_where_it_was_asked_for(found, backend):
     assert seen["buffers"] == {"scale": "torch.float16", "count": "torch.int64"}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_units_compute_what_the_others_do(found, backend):
     seen, plain = found[backend]["compiled"], found[backend]["recomputed"]["none"]
@@ -160,6 +163,7 @@ def test_compiled_units_compute_what_the_others_do(found, backend):
     assert seen["grad"] == pytest.approx(plain["grad"], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_module_may_be_called_by_another_method_and_batch_norms_are_warned_of(found, backend):
     seen = found[backend]["called"]

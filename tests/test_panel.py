@@ -62,6 +62,7 @@ def folder(tmp_path):
     return path
 
 
+@pytest.mark.real
 def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     run = start("talk")
     panel = RunPanel(run.path)
@@ -77,6 +78,7 @@ def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     assert texts(again)[0] == before[0] and panel.run.path == again.run.path
 
 
+@pytest.mark.real
 def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     run = start("fail")
     panel = RunPanel(run.path)

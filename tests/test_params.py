@@ -1,7 +1,5 @@
 """Parameters: enums map to torch's, YAML round-trips exactly, every mistake is one clear error."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from mmfsdp.params import (
 )
 from mmfsdp.params.base import read_yaml
 from mmfsdp.params.run import PRESETS, read_cluster, with_cluster
+from tests.processes import in_fresh_python
 
 
 def test_precisions_map_to_torch():
@@ -147,4 +146,4 @@ def test_public_names_are_functions_even_after_their_files_were_imported():
         "assert all(callable(f) for f in (freeze, launch, estimate, mmfsdp.freeze))\n"
         "assert set(mmfsdp.__all__) <= set(dir(mmfsdp))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    in_fresh_python(code)

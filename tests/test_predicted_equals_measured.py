@@ -9,6 +9,8 @@ import pytest
 from tests.bench.peaks import draw, results
 from tests.parity import sent, wire
 
+pytestmark = pytest.mark.real
+
 NEAR, FAR = 0.05, 0.10
 """At least 95 % of the predicted peaks lie within NEAR of the measured ones, none beyond FAR."""
 

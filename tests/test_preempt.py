@@ -18,6 +18,7 @@ def kinds(run: Run) -> list[tuple[str, int]]:
     return [(event["kind"], event["step"]) for event in run.events() if event["kind"] != "saved"]
 
 
+@pytest.mark.real
 def test_drills_leave_no_trace_but_the_events(tmp_path):
     params = tiny_run(tmp_path, **{"train.steps": 40, "train.save_every": 30, "train.keep_last": 2})
     whole = launch(params.change(**{"launch.name": "whole"}))
@@ -60,6 +61,7 @@ child.kill()
 """
 
 
+@pytest.mark.real
 def test_a_notice_is_remembered_and_kills_neither_rank_nor_data_worker():
     subprocess.run([sys.executable, "-c", LISTENER], check=True, timeout=60)
 

@@ -88,6 +88,7 @@ def work(cache, queue):
     queue.put(len(steps))
 
 
+@pytest.mark.real
 def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder, tmp_path):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

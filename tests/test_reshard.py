@@ -3,6 +3,7 @@
 import traceback
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,8 @@ from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import whole
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
+
+pytestmark = pytest.mark.real
 
 HYBRID = {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2}
 KEPT = {"sharding_strategy": "SHARD_GRAD_OP", "frozen_policy": "REPLICATE"}

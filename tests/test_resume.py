@@ -23,6 +23,8 @@ from tests.fault_entries import on_batches
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port, tiny_run
 
+pytestmark = pytest.mark.real
+
 SAME = {
     "FSDP1": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP1-local": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "LOCAL_STATE_DICT"},

@@ -95,6 +95,7 @@ def test_an_entry_is_one_of_few(monkeypatch):
             check_entry(entry)
 
 
+@pytest.mark.real
 def test_a_process_is_known_by_its_id_and_start():
     start = local.process_start(os.getpid())
     assert local.is_same_process(os.getpid(), start)
@@ -105,6 +106,7 @@ def test_a_process_is_known_by_its_id_and_start():
     zombie.wait()
 
 
+@pytest.mark.real
 def test_processes_outlive_their_supervisor_and_strangers_are_left_alone():
     sleeper = "import time; print(flush=True); time.sleep(60)"  # until it prints, its environment may not be readable
     child = f"from subprocess import *; Popen([{sys.executable!r}, '-c', {sleeper!r}], stdout=PIPE).stdout.readline()"

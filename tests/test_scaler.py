@@ -73,6 +73,7 @@ def found():
     return on_ranks(train_through_an_overflow, 2)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
 def test_an_overflow_on_one_rank_is_a_skip_on_all(found, case):
     for rank in found:

@@ -80,6 +80,7 @@ def test_the_loss_is_the_weighted_sum_of_the_sources_means():
     assert found["losses"] == pytest.approx({source: mean.item() for source, mean in means.items()}, rel=1e-6)
 
 
+@pytest.mark.real
 def test_two_ranks_make_the_step_of_one_process():
     alone = step(tiny_flamingo(), micro_batches())
     gradient, due = torch.tensor(alone["gradient"]), decays(tiny_flamingo())

@@ -42,6 +42,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.real
 def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folder, capsys):
     base().to_yaml("base.yaml")
     starter = subprocess.Popen(
@@ -80,6 +81,7 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
     assert again.wait(60)["000"].ok
 
 
+@pytest.mark.real
 def test_a_cancelled_sweep_stops_all_of_it(folder):
     found = sweep(base(), grid={"train.lr": [9, 8, 1]}, at_once=2, entry=ENTRY)
     until(lambda: all(found.states()[name].step for name in ("000", "001")))

@@ -12,6 +12,8 @@ from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
 from tests.test_runs import record
 
+pytestmark = pytest.mark.real
+
 OTHER = """
 import os, sys
 from mmfsdp import cli, launch

@@ -63,6 +63,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.real
 def test_a_resumed_run_ends_as_the_unbroken_one(folder):
     result, resumed = read_json(folder / "whole/result.json"), read_json(folder / "resumed/result.json")
     assert result["wire_bytes_measured"] == result["wire_bytes_predicted"] and result["frozen_parameters_changed"] == 0
@@ -74,12 +75,14 @@ def test_a_resumed_run_ends_as_the_unbroken_one(folder):
     assert final(folder / "whole") == final(folder / "resumed")
 
 
+@pytest.mark.real
 def test_captions_come_through_the_chat_template(folder):
     result = caption_held_out(folder / "whole")
     assert result["captions"] and all(row["truth"].startswith("there are") for row in result["captions"])
     assert (folder / "whole" / result["captions"][0]["image"]).is_file() and result["heldout_exact_match"] <= 1
 
 
+@pytest.mark.real
 def test_without_a_question_about_a_picture_nothing_is_captioned(folder, tmp_path):
     rows = [row for row in json.loads((folder / "rows.json").read_text()) if not row["images"]]
     (tmp_path / "text.json").write_text(json.dumps(rows))
@@ -92,6 +95,7 @@ def test_without_a_question_about_a_picture_nothing_is_captioned(folder, tmp_pat
     assert result["captions"] == [] and "heldout_exact_match" not in result
 
 
+@pytest.mark.real
 def test_held_out_samples_that_do_not_fit_are_an_error(folder):
     params = RunParams.from_yaml(folder / "whole/params.yaml").change(**{"data.max_length": 12})
     _, processor = build_model(params.model, meta=True)
@@ -103,6 +107,7 @@ def test_held_out_samples_that_do_not_fit_are_an_error(folder):
         dist.destroy_process_group()
 
 
+@pytest.mark.real
 def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
     from peft import PeftModel
 
@@ -130,6 +135,7 @@ def test_exports_are_plain_folders_of_transformers_and_peft(folder, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.real
 @pytest.mark.extended
 def test_the_preset_learns_to_caption_new_pictures(tmp_path):
     changes = {"train.steps": 200, "train.eval_every": None, "train.eval_samples": 50, "launch.folder": str(tmp_path)}

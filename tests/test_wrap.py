@@ -25,6 +25,8 @@ from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.parity import bytes_held, local, plain_name, whole, wire
 from tests.test_several_sources import trained
 
+pytestmark = pytest.mark.real
+
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 MAX_NORM = 0.05
 EXACT, ROUNDED, FOUR_RANKS = WAYS["exact"], WAYS["rounded"], WAYS["four_ranks"]

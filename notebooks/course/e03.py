@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,9 @@ def flow(said: Mapping[str, object]) -> str | None:
     return None
 
 
-@exercise("03.mixed")
-def mixed(names: Sequence[str]) -> str | None:
-    """The units of one FlamingoLayer that has cross-attention, and the root."""
+@functools.cache
+def _mixed_units() -> frozenset[str]:
+    """Plan the lesson's model once, however many answers are checked; return the names of the mixed units."""
     from mmfsdp import FSDPParams, make_plan
 
     from .lessons import small_flamingo
@@ -38,7 +39,13 @@ def mixed(names: Sequence[str]) -> str | None:
     model, example = small_flamingo()
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
     plan = make_plan(model, FSDPParams(backend="FSDP1", **layers), world_size=2, example=example)
-    want = {unit.name for unit in plan.units if unit.kind == "mixed"}
+    return frozenset(unit.name for unit in plan.units if unit.kind == "mixed")
+
+
+@exercise("03.mixed")
+def mixed(names: Sequence[str]) -> str | None:
+    """The units of one FlamingoLayer that has cross-attention, and the root."""
+    want = _mixed_units()
     names = names if isinstance(names, str) else list(names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         return "Give a list of names, such as [unit.name for unit in bad_plan.units if ...]."

@@ -6,6 +6,8 @@ import pytest
 from lab import chromium, open_notebook, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.real
+
 CELLS = {
     "form": "from mmfsdp.widgets import PlanView, RunForm\nform = RunForm('tiny')\nform",
     "view": "view = PlanView(form)\nview",

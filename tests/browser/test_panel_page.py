@@ -3,8 +3,11 @@
 import re
 import time
 
+import pytest
 from lab import chromium, open_notebook, press, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
+
+pytestmark = pytest.mark.real
 
 CELLS = {
     "import": """import os

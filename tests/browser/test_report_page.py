@@ -5,6 +5,8 @@ from lab import chromium, shot
 
 from mmfsdp.widgets.report import write_report
 
+pytestmark = pytest.mark.real
+
 SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
 
 

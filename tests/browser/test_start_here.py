@@ -3,8 +3,11 @@
 import shutil
 import time
 
+import pytest
 from lab import ROOT, chromium, open_notebook, press, run_cell, shot
 from playwright.sync_api import expect
+
+pytestmark = pytest.mark.real
 
 expect.set_options(timeout=20_000)
 

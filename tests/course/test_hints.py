@@ -11,9 +11,9 @@ import torch
 import yaml
 from answers import CELLS, RUNS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
+from course import ranks
 from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.lessons import small_run, train
-from course.ranks import run_on_ranks
 
 from mmfsdp import sweep
 
@@ -50,12 +50,22 @@ def hint_for_change(name, change):
     old = change.get("old", CELLS[name].get("line"))
     assert old in SOLUTIONS[name], old
     first, code = SOLUTIONS[name].replace(old, change["new"], 1).split("\n", 1)
-    run_on_ranks(code, int(first.split()[1]), name)
+    ranks.run_on_ranks(code, int(first.split()[1]), name)
     return hint_for(name)
 
 
+@pytest.fixture(scope="module")
+def rank_server():
+    """The process that starts the ranks of all cells."""
+    ranks._stop()
+    ranks._server()
+    yield
+    ranks._stop()
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("name", CELLS)
-def test_code_on_ranks(name):
+def test_code_on_ranks(rank_server, name):
     right, wrong = CELLS[name]["right"], CELLS[name]["wrong"]
     assert_meant([hint_for_change(name, change) for change in wrong], [change["hint"] for change in wrong])
     assert [hint_for_change(name, change) for change in right] == [None] * len(right)
@@ -97,6 +107,7 @@ def tools(tmp_path_factory):
         yield here
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", RUNS)
 def test_runs(name, tools, monkeypatch):
     monkeypatch.setenv("MMFSDP_COURSE", str(tools["whole"].path.parent.parent))

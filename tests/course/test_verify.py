@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import nbformat
 import pytest
@@ -11,6 +9,8 @@ from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
 from course.verify import for_class, main, solutions, solved, tagged, with_card
+
+from tests.processes import in_fresh_python
 
 
 def test_the_copy_for_the_class_has_neither_solutions_nor_outputs():
@@ -65,8 +65,7 @@ from course.quiz import questions
 assert hint_for("01.wire", 700) is None and "one half" in hint_for("01.wire", 350)
 assert questions("01")[0]["answers"][0]["choice"] == "32 samples"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    in_fresh_python(code, cwd=copy)
 
 
 def test_a_solved_copy_leaves_no_blank_in_an_exercise():

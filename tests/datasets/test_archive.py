@@ -96,6 +96,7 @@ def test_links_are_named_as_lost(read):
     assert names == ["folder/c.txt"] and str(loss).startswith("'b.png' is a link or device, not a file")
 
 
+@pytest.mark.real
 def test_a_sparse_file_is_read_with_its_zeros(tmp_path):
     with open(tmp_path / "a.txt", "wb") as file:
         file.seek(100_000)

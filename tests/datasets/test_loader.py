@@ -113,6 +113,7 @@ def test_a_restart_goes_on_exactly(real, processor, start):
         assert all(same(a, b) for a, b in zip(straight[start:], resumed, strict=True))
 
 
+@pytest.mark.real
 def test_worker_processes_change_nothing_and_report_what_they_skip(shards, processor):
     params = shards(2).change(augment=True, workers=2)
     spawned = batches(params, processor, batch_size=4, start=3)

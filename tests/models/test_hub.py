@@ -2,8 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
+
+from tests.processes import in_fresh_python
 
 WORDS = """
 from mmfsdp.models import build_language, build_vision
@@ -29,8 +29,7 @@ def test_offline_a_downloaded_model_is_planned_and_another_is_refused(tmp_path):
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 60000}
     (kept / "snapshots/1/config.json").write_text(json.dumps(config))
     here = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", WORDS], capture_output=True, text=True, env=here)
-    width, refused, tag, unknown = done.stdout.splitlines()
+    width, refused, tag, unknown = in_fresh_python(WORDS, env=here).splitlines()
     assert width == "16"
     assert refused.startswith("language.name: 'ann/new' gives no Config (")
     assert tag.startswith("vision.weights: 'laion2b_e16' gives no ViT-B-32 (")

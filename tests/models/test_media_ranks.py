@@ -19,6 +19,8 @@ from tests.parity import check_ranks, two_steps
 from tests.ranks import WAYS, on_ranks
 from tests.tiny import KNOWN, LANGUAGE, VISION
 
+pytestmark = pytest.mark.real
+
 CASES = WAYS["media"]
 ENCODERS = {"open_clip": BackboneParams(source="open_clip", config=VISION), **TOWERS}
 TRAINED = ("open_clip ViT", "CLIP, last but one", "SigLIP", "ViT")

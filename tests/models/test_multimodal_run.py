@@ -12,6 +12,8 @@ from mmfsdp.widgets.report import report_html
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, tiny_run, train_runs
 
+pytestmark = pytest.mark.real
+
 MULTIMODAL = {"model.kind": "multimodal", "train.steps": 3, "train.eval_samples": 2}
 RUNS = {
     "stage 1": {"train.profile": 1},

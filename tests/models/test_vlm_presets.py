@@ -37,6 +37,7 @@ def test_its_configuration_alone_gives_a_peak_with_activations(name):
         preview(load(name).change(**{"model.picture": {"tokens": 1, "pixels": [1]}}))
 
 
+@pytest.mark.real
 def test_the_largest_is_planned_with_an_example_for_1024_ranks_in_3_gib():
     """The bench says how long it takes, too; that depends on the machine."""
     command = [sys.executable, "-m", "tests.bench.largest"]

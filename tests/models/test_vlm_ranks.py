@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -14,6 +15,8 @@ from tests.models.test_from_transformers import ONE, TEXT, TURNS, replace
 from tests.parity import two_steps
 from tests.ranks import on_ranks
 from tests.tiny_vlms import FAMILIES, save_vlm
+
+pytestmark = pytest.mark.real
 
 SAMPLES = [[ONE, TURNS], [TEXT, replace(TEXT, text="an answer")]]
 """Of each rank: the second has no picture."""

@@ -9,6 +9,8 @@ from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 
+pytestmark = pytest.mark.real
+
 CPU = torch.device("cpu")
 PERCEIVER_STEPS = 3
 

@@ -39,6 +39,7 @@ def test_a_lesson_has_a_card_exercises_with_solutions_a_quiz_and_sources(path):
         assert (FOLDER / link).is_file(), link
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
 def test_a_lesson_runs_and_its_solutions_are_right(path, executed):
     book = executed[path].result()

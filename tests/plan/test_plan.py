@@ -1,8 +1,6 @@
 """Plans hold every parameter once, keep frozen and trainable apart, and know where backward goes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
 from mmfsdp.train.preview import frozen_model
+from tests.processes import in_fresh_python
 
 
 def plan_of(model: nn.Module, *, world_size: int = 2, example=None, **fields) -> WrapPlan:
@@ -286,7 +285,7 @@ def test_reading_a_plan_needs_no_torch(tmp_path):
         f"plan = WrapPlan.from_json(open({str(tmp_path / 'plan.json')!r}).read());"
         "print(plan); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    in_fresh_python(code)
 
 
 def test_a_table_that_others_call_by_other_names_is_the_roots():

@@ -4,6 +4,7 @@ ranks; what the lint lets pass does not fail, and what it does not is refused.""
 import gc
 import json
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,6 +19,8 @@ from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.train.meters import Collectives
 from tests.parity import bytes_held, wire
 from tests.ranks import fake_group, in_processes, on_ranks
+
+pytestmark = pytest.mark.real
 
 DIM, RANKS, MODELS = 8, 2, 60
 LEAVES = {

@@ -95,12 +95,14 @@ def check_family(results: dict[str, tuple[WrapPlan, list[dict[str, Any]]]], name
             assert abs(estimate(plan, TrainParams(device="cpu")).peak_bytes / row["peak"] - 1) <= 0.05, way
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("trained", TRAINED)
 @pytest.mark.parametrize("name", SIX)
 def test_a_family_on_two_ranks(six_families, name, trained):
     check_family(six_families, name, trained)
 
 
+@pytest.mark.real
 @pytest.mark.extended
 @pytest.mark.parametrize("trained", TRAINED)
 @pytest.mark.parametrize("name", OTHERS)

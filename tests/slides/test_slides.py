@@ -24,6 +24,7 @@ def built(tmp_path_factory):
     return folder
 
 
+@pytest.mark.real
 def test_every_slide_shows_whole_without_network(built):
     asked, errors = [], []
     with chromium(viewport={"width": 1280, "height": 720}, offline=True) as tab:
@@ -67,6 +68,7 @@ def test_every_slide_that_is_no_chapter_has_notes_with_its_minutes_and_they_fit_
         assert not first or sum(minutes[int(first) - 1 : int(last)]) <= int(room), (first, last)
 
 
+@pytest.mark.real
 def test_the_pdf_has_every_slide(built):
     pages = len(re.findall(rb"/Type\s*/Page\b", (built / "deck.pdf").read_bytes()))
     assert pages == len(DECK.split("\n---\n"))

@@ -15,6 +15,8 @@ from mmfsdp.run.sweep import Sweep
 from tests.slurm.conftest import light
 from tests.waiting import until
 
+pytestmark = pytest.mark.real
+
 ENTRY = "tests.launch_entries:member"
 
 

@@ -4,12 +4,16 @@ ends as the unbroken one does, to the last bit."""
 import time
 from contextlib import contextmanager
 
+import pytest
+
 from mmfsdp import Run, launch
 from tests.slurm.cluster import NODES, SPARE
 from tests.test_preempt import kinds
 from tests.test_resume import curve, final, rows
 from tests.tiny_run import tiny_run
 from tests.waiting import until
+
+pytestmark = pytest.mark.real
 
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 5}
 ENTRY = "tests.launch_entries:trains"

@@ -4,12 +4,16 @@ import re
 import stat
 import sys
 
+import pytest
+
 from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text
 from tests.slurm.conftest import light
 from tests.waiting import until
+
+pytestmark = pytest.mark.real
 
 
 def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path, timed):

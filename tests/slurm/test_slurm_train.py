@@ -7,6 +7,8 @@ import pytest
 from mmfsdp import launch
 from tests.tiny_run import tiny_run
 
+pytestmark = pytest.mark.real
+
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 10}
 HYBRID = {"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_replicate": 2, "fsdp.dp_shard": 2}
 

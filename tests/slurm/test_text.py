@@ -116,6 +116,7 @@ def fake_slurm(tmp_path, monkeypatch):
     return tmp_path / "bin"
 
 
+@pytest.mark.real
 def test_banners_are_no_jobs(fake_slurm, tmp_path):
     executor = slurm_executor(RunParams().change(**SLURM | {"launch.folder": str(tmp_path)}))
     executor.folder.mkdir(parents=True)
@@ -133,6 +134,7 @@ def test_banners_are_no_jobs(fake_slurm, tmp_path):
 ENDS_IN_LOG = {" DUE TO TIME LIMIT": "FAILED: .*raise launch.timeout_min", "": "CANCELLED: cancelled by scancel"}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("cause", ENDS_IN_LOG)
 def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path, cause):
     """Without accounting; status.json and then run.json are deleted, too."""
@@ -157,6 +159,7 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
 
 
+@pytest.mark.real
 def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch):
     for name in ("squeue", "scancel"):
         (fake_slurm / name).write_text("#!/bin/sh\nexec sleep 60\n")

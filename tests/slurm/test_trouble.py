@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm_state import state_in_log
 from tests.slurm.cluster import NODES, NOWHERE
 from tests.waiting import until
+
+pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -171,6 +171,7 @@ def results():
     return on_ranks(run_the_examples, 2)[0]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_trains_as_one_process_does(results, name):
     alone = results["one process"]
@@ -179,6 +180,7 @@ def test_an_example_trains_as_one_process_does(results, name):
     assert results[f"{name} bf16"]["losses"] == pytest.approx(alone, rel=0.02)
 
 
+@pytest.mark.real
 def test_the_units_are_those_of_the_page(results):
     # FSDP1: the root; the encoder, its two layers and its embedding of positions; the projector; the embedding of words
     # and the two layers of the decoder. FSDP2's page makes no units of embeddings.

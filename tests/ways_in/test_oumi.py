@@ -137,6 +137,7 @@ def found():
     return on_ranks(wrap_every_case, 4)
 
 
+@pytest.mark.real
 def test_the_wrapped_models_are_what_the_fields_say(found):
     seen = found[0]
     for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"):
@@ -154,6 +155,7 @@ def test_the_wrapped_models_are_what_the_fields_say(found):
     assert seen["by size"]["units"] == seen["FULL_SHARD"]["units"] == ["Sequential", "Layer", "Layer"]
 
 
+@pytest.mark.real
 def test_rank_0s_weights_are_everybodys_only_with_sync_module_states(found):
     # Unsynced and sharded, each rank holds a part of its own: the whole is a mixture.
     for rank in found:

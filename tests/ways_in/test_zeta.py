@@ -104,6 +104,7 @@ def found():
     return on_ranks(run_the_examples, 2)[0]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_train_as_one_process_does(found, name):
     tolerance = 1e-4 if EXAMPLES[name][1].get("mp", "fp32") == "fp32" else 0.02
@@ -111,6 +112,7 @@ def test_the_examples_train_as_one_process_does(found, name):
     assert found[name]["losses"][2] < found[name]["losses"][0]
 
 
+@pytest.mark.real
 def test_the_arguments_mean_what_the_page_says(found):
     whole = 784 * 256 + 256 + 256 * 10 + 10
     assert found["basic"]["wrapper"] == DDP.__name__ and found["basic"]["held"] == whole
