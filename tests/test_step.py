@@ -107,7 +107,9 @@ def test_a_loss_that_is_no_mean_over_the_counted_tokens_is_told_once(make, is_se
 def test_a_mean_over_samples_is_left_alone():
     labels = torch.tensor([0, 1, 2])  # of a classifier: logits have one row for each
     output = SequenceClassifierOutput(loss=torch.tensor(1.0), logits=torch.zeros(3, 4))
-    lint_loss(nn.Module(), output, labels, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lint_loss(nn.Module(), output, labels, 3)
 
 
 def test_a_model_without_a_loss_is_named():

@@ -19,6 +19,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate.make_plan import make_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.train.optimizer import build_optimizer
+from tests.parity import local, plain_name
 from tests.ranks import fake_group
 
 
@@ -203,15 +204,22 @@ def test_a_forward_stops_where_a_frozen_parameter_is_trainable(fake_ranks, field
         model(**tiny_batch().inputs())
 
 
-def test_parameters_of_any_strides_are_sharded(fake_ranks):
-    for backend in ("FSDP2", "FSDP1", "DDP"):
-        model = nn.Sequential(
-            nn.Linear(8, 8), nn.Conv2d(4, 4, 2).to(memory_format=torch.channels_last), nn.Linear(8, 8)
-        )
-        model[0].weight = nn.Parameter(torch.randn(8, 8).t())
-        model[0].bias = nn.Parameter(torch.zeros(1).expand(8), requires_grad=False)
-        model[2].weight = nn.Parameter(torch.randn(8, 16)[:, ::2])
-        apply_plan(model, plan(model, backend=backend))
+@pytest.mark.parametrize("backend, share", [("FSDP2", 2), ("FSDP1", 2), ("DDP", 1)])
+def test_parameters_of_any_strides_are_sharded(fake_ranks, backend, share):
+    conv = nn.Conv2d(4, 4, 2).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Linear(8, 8), conv, nn.Linear(8, 8))
+    model[0].weight = nn.Parameter(torch.randn(8, 8).t())
+    model[0].bias = nn.Parameter(torch.ones(1).expand(8), requires_grad=False)
+    model[2].weight = nn.Parameter(torch.randn(8, 16)[:, ::2])
+    whole = {name: p.detach().clone().flatten() for name, p in model.named_parameters()}
+    wrapped = apply_plan(model, plan(model, backend=backend))
+    numel = 0
+    for full_name, p in wrapped.named_parameters():
+        # The first rank has the first rows of each parameter; in FSDP1 the first half of a unit's parameters, in a row.
+        shard = local(p).detach().flatten()
+        assert torch.equal(shard, whole[plain_name(full_name)][: len(shard)]), full_name
+        numel += len(shard)
+    assert numel == sum(map(len, whole.values())) // share
 
 
 @pytest.fixture
