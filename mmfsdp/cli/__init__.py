@@ -35,13 +35,21 @@ def build_parser() -> Parser:
     parser = Parser(prog="mmfsdp", description=ABOUT, epilog=FLAGS.format(presets=", ".join(preset_names())))
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
 
-    def add(call: Callable[[Namespace], int], about: str, *, usage: str, name: str = "") -> Parser:
-        name = name or call.__name__
+    def add(call: Callable[[Namespace], int], about: str, *, usage: str) -> Parser:
         about_command = f"{about[0].upper()}{about[1:]}."
+        name = call.__name__
         command = commands.add_parser(name, help=about, description=about_command, usage=f"mmfsdp {name} {usage}")
         command.set_defaults(call=call, parser=command)
         return command
 
+    _add_what_starts_runs(add)
+    _add_what_looks_at_runs(add)
+    _add_benches(add)
+    return parser
+
+
+def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
+    """Add the commands that take the parameters of a run as flags."""
     command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
     command.add_argument("--machine", metavar="NAME", help="add the seconds of a step, and every mesh, on this machine")
     add_flags(command)
@@ -54,13 +62,6 @@ def build_parser() -> Parser:
     command.add_argument("--dry-run", action="store_true", help="print what sbatch would receive; start nothing")
     _add_profile(command)
     add_flags(command)
-
-    command = add(runs, "list runs: state, step, loss, age, where", usage="[FOLDER ...]")
-    command.add_argument("folders", metavar="FOLDER", nargs="*", help="folders of runs (default: runs)")
-
-    add(cancel, "stop every rank of a run, or every run of a sweep", usage="RUN").add_argument("run", help=RUN)
-    for call, about in ONE_RUN.items():
-        add(call, about, usage="RUN").add_argument("run", metavar="RUN", help=RUN)
 
     usage = "[--config C] --grid FIELD=A,B ... [flags]\n       mmfsdp sweep FOLDER"
     command = add(sweep, "start a run for each combination of values, or show a sweep", usage=usage)
@@ -81,6 +82,16 @@ def build_parser() -> Parser:
     command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
     add_flags(command)
 
+
+def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
+    """Add the commands that take runs."""
+    command = add(runs, "list runs: state, step, loss, age, where", usage="[FOLDER ...]")
+    command.add_argument("folders", metavar="FOLDER", nargs="*", help="folders of runs (default: runs)")
+
+    add(cancel, "stop every rank of a run, or every run of a sweep", usage="RUN").add_argument("run", help=RUN)
+    for call, about in ONE_RUN.items():
+        add(call, about, usage="RUN").add_argument("run", metavar="RUN", help=RUN)
+
     command = add(report, "write a run's report.html, or a page that compares runs", usage="RUN [RUN ...]")
     command.add_argument("runs", metavar="RUN", nargs="+", help=RUN)
 
@@ -91,6 +102,9 @@ def build_parser() -> Parser:
         "layout", metavar="LAYOUT", nargs="?", choices=LAYOUTS, default=LAYOUTS[0], help=", ".join(LAYOUTS)
     )
 
+
+def _add_benches(add: Callable[..., Parser]) -> None:
+    """Add `mmfsdp bench` with its benches."""
     command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step} [--help]")
     benches = command.add_subparsers(metavar="BENCH", title="benches", required=True)
     for name, about in (
@@ -105,7 +119,6 @@ def build_parser() -> Parser:
             one.add_argument("--width", type=count, metavar="N", help="of the language model (default: 512)")
         else:
             one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: those of the preset)")
-    return parser
 
 
 def _add_profile(command: Parser) -> None:
