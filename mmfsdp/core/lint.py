@@ -5,6 +5,7 @@ An error stops a launch before any rank starts. A warning is printed.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..params import AutoWrapPolicy, Backend, ParamError
 from .collectives import rank
 from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes
-from .plan import Finding, WrapPlan
+from .plan import MAX_SINGLE_LINES, Finding, WrapPlan
 from .trace import Trace, need_gradient
 
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
@@ -70,6 +71,19 @@ def _list(names: Sequence[str]) -> str:
     if len(names) > 2:
         listed += f" and {len(names) - 2} more"
     return listed
+
+
+def list_all(names: Sequence[str]) -> str:
+    """Return all names; where they are many, those that differ only in numbers as one: 28 x layers.*.mlp.weight."""
+    if len(names) <= MAX_SINGLE_LINES:
+        return ", ".join(names)
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    listed = []
+    for pattern, same in alike.items():
+        listed.append(same[0] if len(same) == 1 else f"{len(same)} x {pattern}")
+    return ", ".join(listed)
 
 
 # ---- the loss, in the first step ----

@@ -19,8 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
-from .lint import lint_loss, plain_name
-from .plan import plan_of
+from .inference import reshard
+from .lint import lint_loss, list_all, model_changed, plain_name
+from .plan import plan_of, stop_at_errors
 
 
 def train_step(
@@ -116,30 +117,49 @@ class Scaler(Protocol):
 
 
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
-    """Raise before a step that would train wrongly.
+    """Raise before a step that would train wrongly. A forward without a backward is resharded first.
 
-    ParamError if a planned model's optimizer has a frozen parameter, or none that trains; ValueError for fp16 without a
-    scaler.
+    ParamError if the optimizer lacks a trainable parameter, or if that of a planned model has a frozen one; ValueError
+    for fp16 without a scaler.
     """
     if scaler is None and computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
-    if plan_of(model) is None:
-        return
+    reshard(model)  # FSDP2 lists whole tensors while a unit is gathered; gradients go to the shards
     optimized: set[torch.Tensor] = set()
     for group in optimizer.param_groups:
         optimized.update(group["params"])
+    plan = plan_of(model)
+    missing = []
+    trainable = 0
     for name, p in model.named_parameters():
-        if p in optimized and not p.requires_grad:
+        trainable += p.requires_grad
+        if p.requires_grad and p not in optimized:
+            missing.append(plain_name(name).removeprefix("module."))
+        if plan and p in optimized and not p.requires_grad:
             plain = plain_name(name).removeprefix("module.")
             raise ParamError(
                 "optimizer",
                 f"{plain}: frozen, yet given to the optimizer, which may decay it; give it only the "
                 "parameters with requires_grad (build_optimizer does)",
             )
+    if missing and plan:
+        stop_at_errors(
+            model_changed(model, plan)
+        )  # what was frozen when the plan was made is no fault of the optimizer
+    if missing:
+        raise ParamError("optimizer", not_optimized(missing, trainable))
+
+
+def not_optimized(missing: list[str], trainable: int) -> str:
+    """Return what is wrong with an optimizer that lacks these of so many trainable parameters."""
     # Wrapping replaces parameters, so an optimizer made before it updates tensors that nobody uses.
-    if optimized.isdisjoint(model.parameters()):
-        problem = "nothing that trains was given to the optimizer; make it after the model is wrapped"
-        raise ParamError("optimizer", problem)
+    fix = "make it after the model is wrapped"
+    if len(missing) == trainable:
+        return f"nothing that trains was given to the optimizer; {fix}"
+    return (
+        f"{list_all(missing)}: trainable, but not given to the optimizer, so that it would never change; {fix}, from "
+        "all parameters with requires_grad, or freeze these before"
+    )
 
 
 def computes_in_fp16(model: nn.Module) -> bool:

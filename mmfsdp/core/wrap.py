@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
-from torch.distributed.fsdp._runtime_utils import _reshard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..params import Backend, Precision
-from . import fsdp1
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
 from .group import contains
+from .inference import reshard_without_gradients, serve_generate
 from .lint import lint, model_changed
 from .plan import Unit, WrapPlan, stop_at_errors
 from .trace import need_gradient
@@ -79,6 +78,7 @@ def apply_plan(
         replicated = replicate_frozen(model, plan, device=device, weights=weights)
         wrap = wrap_fsdp1 if plan.backend is Backend.FSDP1 else wrap_fsdp2
         wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, weights=weights)
+    reshard_without_gradients(wrapped)
     serve_generate(wrapped, model, plan, device)
     refuse_unfrozen(wrapped, model, plan)
     wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
@@ -218,25 +218,6 @@ def compile_units(model: nn.Module, plan: WrapPlan) -> None:
             module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
 
 
-def serve_generate(wrapped: nn.Module, model: nn.Module, plan: WrapPlan, device: torch.device) -> None:
-    """Give the wrapped model a `generate` that gathers what it needs and leaves every unit sharded."""
-    if not hasattr(model, "generate"):
-        return
-    if plan.backend is Backend.FSDP2:
-        register_fsdp_forward_method(model, "generate")
-    unsharded: Any = model.generate
-    if plan.backend is Backend.FSDP1:
-        unsharded = partial(fsdp1.generate, wrapped, plan, device)  # type: ignore[arg-type]
-
-    @wraps(model.generate)  # type: ignore[arg-type]
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        out = unsharded(*args, **kwargs)  # type: ignore[operator]
-        reshard(wrapped)  # an optimizer made next must find shards
-        return out
-
-    wrapped.generate = generate  # type: ignore[assignment]
-
-
 def refuse_unfrozen(wrapped: nn.Module, model: nn.Module, plan: WrapPlan) -> None:
     """Have the forward raise ParamError if a parameter that was frozen when it was wrapped is trainable.
 
@@ -249,17 +230,3 @@ def refuse_unfrozen(wrapped: nn.Module, model: nn.Module, plan: WrapPlan) -> Non
             stop_at_errors(model_changed(model, plan))
 
     wrapped.register_forward_pre_hook(check)
-
-
-def reshard(model: nn.Module) -> None:
-    """Free what a forward without a backward left unsharded, so that the next step gathers as every other does."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-            # torch 2.11 clears the order of forward in backward only; it would set the next backward's prefetch.
-            module._get_fsdp_state()._comm_ctx.post_forward_order.clear()
-        elif isinstance(module, FullyShardedDataParallel):
-            # torch 2.11: FSDP1 has no public call for this.
-            handle = module._handle
-            if handle is not None and handle.uses_sharded_strategy:
-                _reshard(module, handle, True)

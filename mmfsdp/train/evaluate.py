@@ -19,9 +19,9 @@ from torch import nn
 
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
+from ..core.inference import keep_gathered
 from ..core.quantize import quantize_model
 from ..core.step import count_labels, label_tokens, token_sum
-from ..core.wrap import reshard
 from ..data.batch import Batch, Sample
 from ..data.pictures import CorruptRecord
 from ..data.processor import SampleProcessor
@@ -88,12 +88,11 @@ class HeldOut:
         sources, weights, tokens, _ = count_labels(self.batches, rank_tokens, device)
         sums = torch.zeros_like(weights)
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), keep_gathered(model):
             for batch, count in zip(self.batches, rank_tokens, strict=True):
                 mean = model(**batch.to(device).inputs()).loss.float()
                 sums[sources.index(batch.source)] += token_sum(mean, count)
         train_mode(model)
-        reshard(model)
         return float((sum_over_ranks(sums) / tokens) @ weights)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..core.collectives import compute_device
+from ..core.inference import reshard
 from ..core.lint import plain_name
 from ..core.plan import plan_of
 from ..core.step import computes_in_fp16, local_part
@@ -25,9 +25,7 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
 
     Weight decay is for matrices: norms, biases, gates and embeddings have none.
     """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # after a forward without a backward, parameters may still be unsharded
+    reshard(model)  # after a forward without a backward, parameters may still be unsharded
     groups: dict[float, dict[str, Any]] = {}
     for names, p in named_tensors(model):
         if p.requires_grad:

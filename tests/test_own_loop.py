@@ -1,0 +1,216 @@
+"""Loops of people's own on two ranks: evaluations between and inside steps, what train_step takes, and mistakes."""
+
+import pytest
+import torch
+import transformers
+from ranks import on_ranks
+from tiny import Mapping, tiny_batch, tiny_flamingo
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD
+
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.inference import keep_gathered
+from mmfsdp.core.plan import plan_of
+from mmfsdp.core.step import train_step
+from mmfsdp.estimate.make_plan import wrap_fsdp
+from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.train.meters import Collectives
+
+RANKS = 2
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+FROZEN = {
+    "all but head and norm": ["model.*", "!model.norm.weight"],
+    "all but layer 1, head and norm": ["model.embed_tokens.*", "model.layers.0.*"],
+    "all but the first MLP": ["*", "!model.layers.0.mlp.*"],
+    "nothing": [],
+}
+KEEP = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
+WAYS = {
+    "FSDP2": {},
+    "FSDP2 keep": KEEP,
+    "FSDP2 replicate": {"frozen_policy": "REPLICATE"},
+    "FSDP2 one unit": {"auto_wrap_policy": "NO_WRAP"},
+    "FSDP1": {"backend": "FSDP1"},
+    "FSDP1 keep": {"backend": "FSDP1", **KEEP},
+    "FSDP1 flat": {"backend": "FSDP1", "use_orig_params": False},
+    "DDP": {"backend": "DDP"},
+    "no shard": {"sharding_strategy": "NO_SHARD"},
+}
+COMBINATIONS = {
+    f"{way}, frozen: {frozen}": (frozen, way)
+    for frozen in FROZEN
+    for way in WAYS
+    # FSDP1 makes one flat parameter of frozen and trainable ones only if a unit has one kind.
+    if (frozen, way) != ("all but head and norm", "FSDP1 flat")
+}
+
+
+def llama(frozen: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    freeze(model, FROZEN[frozen])
+    return model
+
+
+def inputs_of(seed: int) -> dict[str, torch.Tensor]:
+    """Two texts of which every token is a label."""
+    ids = torch.randint(0, 32, (2, 6), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids}
+
+
+def evaluated(model: nn.Module) -> float:
+    """A held-out loss, as people compute it."""
+    model.eval()
+    with torch.no_grad():
+        loss = model(**inputs_of(99)).loss.item()
+    model.train()
+    if isinstance(model, FSDPModule):
+        assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
+    return loss
+
+
+def loop(model: nn.Module, ranks: list[int]) -> list[float]:
+    """The losses of a loop with an evaluation wherever one can stand. ranks: whose data this process has."""
+    losses = [evaluated(model)]
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+
+    def mean_loss(step: int) -> torch.Tensor:
+        return torch.stack([model(**inputs_of(10 * step + rank)).loss for rank in ranks]).mean()
+
+    for step in range(2):
+        losses.append(train_step(model, [Mapping(inputs_of(10 * step + rank)) for rank in ranks], optimizer).loss)
+        losses.append(evaluated(model))
+    # Between backward and step: what was gathered for this evaluation is old after the step.
+    mean_loss(2).backward()
+    losses.append(evaluated(model))
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(evaluated(model))
+    # Between forward and backward: backward must gather again what the evaluation has freed.
+    loss = mean_loss(3)
+    losses.append(evaluated(model))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(evaluated(model))
+    return losses
+
+
+def wrapped_llama(frozen: str, fields: dict) -> nn.Module:
+    return wrap_fsdp(llama(frozen), FSDPParams(**fields), example=inputs_of(0))
+
+
+def own_loops() -> dict:
+    rank = torch.distributed.get_rank()
+    found: dict = {"losses": {}}
+    for name, (frozen, way) in COMBINATIONS.items():
+        found["losses"][name] = loop(wrapped_llama(frozen, WAYS[way]), [rank])
+    found["sent in a step"] = {way: sent_with_evaluations(fields) for way, fields in WAYS.items()}
+    found["gathers"] = gathers_of_forwards()
+    found["not optimized"] = not_optimized()
+    return found
+
+
+def sent_with_evaluations(fields: dict) -> list[list]:
+    """What a step sends: after no evaluation, after two, and after a forward without a backward."""
+    model = wrapped_llama("all but layer 1, head and norm", fields)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+
+    def sent() -> list:
+        counted.reset()
+        train_step(model, [Mapping(inputs_of(0))], optimizer)
+        return sorted([row.kind, row.phase, row.count, row.wire_bytes] for row in counted.rows())
+
+    with Collectives() as counted:
+        sent()
+        sent()  # in its second step DDP sends its new order of buckets
+        rows = [sent()]
+        evaluated(model)
+        evaluated(model)
+        rows.append(sent())
+        model(**inputs_of(0))
+        rows.append(sent())
+    return rows
+
+
+def gathers_of_forwards() -> list[list[int]]:
+    """The all-gathers of one forward, of four that may share what they gather, and of the units freed after each."""
+    model, prompt = wrap_fsdp(tiny_flamingo(), FSDPParams(**KEEP), example=tiny_batch().inputs()), tiny_batch()
+    freed = [unit.name for unit in plan_of(model).gathered_units if unit.reshard_after_forward]
+    counts: list[list[int]] = [[], []]
+    with Collectives() as counted:
+        for number in (1, 4):
+            counted.reset()
+            model.generate(prompt.input_ids, media=prompt.media, max_new_tokens=number, min_new_tokens=number)
+            counts[0].append(sum(row.count for row in counted.rows() if row.kind == "all-gather"))
+            counted.reset()
+            with torch.no_grad(), keep_gathered(model):
+                for _ in range(number):
+                    model(**prompt.inputs())
+            counts[1].append(sum(row.count for row in counted.rows() if row.kind == "all-gather"))
+    counts[0].append(len([name for name in freed if name.startswith("language")]))  # pictures are encoded once
+    counts[1].append(len(freed))
+    return counts
+
+
+def not_optimized() -> list[str]:
+    """What is said of optimizers that lack something: one made after a forward with gradients, others by intention."""
+    texts = []
+    for frozen, left_out in (("all but layer 1, head and norm", "lm_head"), ("nothing", "layers")):
+        model = wrapped_llama(frozen, {})
+        optimizer = SGD([p for name, p in model.named_parameters() if p.requires_grad and left_out not in name], lr=1)
+        texts.append(refusal(model, optimizer))
+    model = wrapped_llama("all but layer 1, head and norm", {})
+    model(**inputs_of(0))  # leaves head and norm gathered
+    texts.append(refusal(model, SGD([p for p in model.parameters() if p.requires_grad], lr=1)))
+    return texts
+
+
+def refusal(model: nn.Module, optimizer: SGD) -> str:
+    with pytest.raises(ParamError) as error:
+        train_step(model, [Mapping(inputs_of(0))], optimizer)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict]:
+    return on_ranks(own_loops, RANKS)
+
+
+@pytest.mark.parametrize("case", COMBINATIONS)
+def test_evaluations_change_nothing(two_ranks, case):
+    frozen, _ = COMBINATIONS[case]
+    wanted = loop(llama(frozen), list(range(RANKS)))
+    for rank in two_ranks:
+        assert rank["losses"][case] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_after_an_evaluation_sends_as_much_as_any(two_ranks, way):
+    plain, after_evaluations, after_forward = two_ranks[0]["sent in a step"][way]
+    assert after_evaluations == plain
+    assert after_forward == plain
+
+
+def test_generation_and_a_shared_evaluation_gather_once(two_ranks):
+    for one, four, freed_each_time in two_ranks[0]["gathers"]:
+        assert four == one + 3 * freed_each_time
+        assert one > freed_each_time
+
+
+def test_each_parameter_that_the_optimizer_lacks_is_named(two_ranks):
+    for rank in two_ranks:
+        one, many, whole = rank["not optimized"]
+        assert "optimizer: lm_head.weight: trainable, but not given to the optimizer" in one
+        for layer in (0, 1):
+            assert f"model.layers.{layer}.mlp.up_proj.weight, " in many
+        assert "model.norm.weight, lm_head.weight: trainable, but not given to the optimizer" in whole
