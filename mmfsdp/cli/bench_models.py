@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -212,6 +213,8 @@ def measure(
     names: Sequence[str], make: Make, batch: Batch, rounds: int, device: torch.device = CPU
 ) -> list[dict[str, Any]]:
     """Measure a step of each method: what it sends, this rank's memory in bytes, and the median seconds of `rounds`."""
+    # It warns of in-place operations on a unit's output: nothing here does any.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     methods, rows = [], []
     for name in names:
         method, row = measure_step(name, make, batch, device)

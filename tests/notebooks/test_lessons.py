@@ -8,6 +8,10 @@ import pytest
 from books import FOLDER, LESSONS, execute, read, solutions, tagged, text_of, with_both
 
 RUNS = "test_a_lesson_runs_and_its_solutions_are_right"
+EXPLAINED = {
+    "UserWarning: plan: ": "the lint's findings, which lesson 03 reads and explains",
+}
+"""Warnings that a lesson shows on purpose: how each begins, and where it is explained."""
 CARD = ("You will learn", "You need", "It takes", "Last verified")
 
 
@@ -48,6 +52,11 @@ def test_a_lesson_runs_and_its_solutions_are_right(path, executed):
             assert "except" in cell.source or not re.search(r"^\s*\w*Error: ", text_of(cell), re.MULTILINE), text_of(
                 cell
             )
+    shown = "\n".join(text_of(cell) for cell in book.cells if cell.cell_type == "code")
+    warned = [line for line in shown.splitlines() if re.search(r"Warning: |\[W\d{4}|WARNING", line)]
+    # Printed by the lesson itself, as its own words.
+    warned = [line for line in warned if not line.startswith("Warning: ")]
+    assert [line for line in warned if not any(start in line for start in EXPLAINED)] == []
     said = [(cell.source, text_of(cell)) for cell in book.cells if cell.cell_type == "code" and "check(" in cell.source]
     for (source, before), (again, after) in zip(said[::2], said[1::2], strict=True):
         assert source == again
