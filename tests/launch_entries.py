@@ -216,3 +216,20 @@ def leaves(folder: Path) -> None:
     """End without a report, as a process that calls os._exit; rank 0 alone finishes."""
     if RANK:
         os._exit(0)
+
+
+def hangs_on_a_skewed_file_server(folder: Path) -> None:
+    """Rank 1 hangs in its third step. The clock of the file server is an hour behind, or ahead, as the run is named."""
+    (folder / f"rank{RANK}.here").touch()
+    while not (folder / f"rank{1 - RANK}.here").exists():  # however late one of them starts
+        time.sleep(0.05)
+    beat, path = Heartbeat(folder, RANK), heartbeat_path(folder, RANK)
+    for step in range(1, 4):
+        beat(f"step {step} compute")
+        at = time.time() + (3600 if folder.name == "ahead" else -3600)
+        os.utime(path, (at, at))
+        time.sleep(0.2)
+        if RANK == 1 and step == 3:
+            time.sleep(600)
+    beat("step 4 compute")
+    time.sleep(600)

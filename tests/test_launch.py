@@ -128,6 +128,18 @@ def test_an_address_that_nobody_answers_is_named_and_a_refused_connection_is_an_
 
 
 @pytest.mark.real
+def test_a_rank_that_hangs_is_found_whatever_the_clock_of_the_file_server(start):
+    runs = []
+    for name in ("behind", "ahead"):
+        changes = {"launch.name": name, "launch.silence_s": 1.0}
+        runs.append(start("hangs_on_a_skewed_file_server", **changes))
+    for run in runs:
+        state = run.wait(60)
+        assert state.status is Status.FAILED and state.rank == 1, state
+        assert "rank 1 does not answer (in step 3 compute): it hangs" in state.reason
+
+
+@pytest.mark.real
 def test_a_machine_that_sleeps_ends_no_run(start):
     run = start("busy", **{"launch.silence_s": 2.0, "train.steps": 3000})
     until(lambda: stepping(run))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -177,6 +177,46 @@ def test_the_state_of_any_folder_is_known(tmp_path, name):
         assert state.reason
 
 
+READ_BY_RUNS = ["run.json", "status.json", "metrics.jsonl", "logs/rank0.json", "logs/rank0.beat", "logs/supervisor.log"]
+LIST = "import sys; from mmfsdp.run.state import find_runs, runs_table; print(runs_table(find_runs(sys.argv[1])))"
+
+
+def test_no_folder_stops_the_list_of_runs(tmp_path):
+    """A FIFO, a link without end, a strange value: the other runs are listed all the same."""
+    good = {"run.json": record(**dead()), "status.json": '{"status": "COMPLETED"}'}
+    folders = {"good": good}
+    for executor in ("local", "slurm"):
+        for file in READ_BY_RUNS:
+            for kind in ("fifo", "zero"):
+                name = f"{executor}-{kind}-{file.replace('/', '-')}"
+                job = {"status.json": '{"status": "QUEUED", "job": "99"}', "logs/ranks.end": "1"}
+                folders[name] = {"run.json": record(**dead(), executor=executor), **job, file: kind}
+    values = json.loads(json.dumps(asdict(record(**dead()))))
+    for key, value in {"ranks": 10**12, "created": "noon", "executor": "moon", "steps": [], "pid": "x"}.items():
+        folders[f"strange-{key}"] = {"run.json": json.dumps(values | {key: value})}
+    folders["strange-status"] = {"run.json": record(**dead()), "status.json": '{"status": "FAILED", "reason": 7}'}
+    folders["strange-deep"] = {"run.json": "[" * 100_000}
+    folders["strange-row"] = {"run.json": record(**dead()), "metrics.jsonl": '{"step": "x", "loss": []}'}
+    for name, files in folders.items():
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "params.yaml").write_text("{}")
+        for file, content in files.items():
+            path = tmp_path / name / file
+            if isinstance(content, RunRecord):
+                content.write(tmp_path / name)
+            elif content in ("fifo", "zero"):
+                path.unlink(missing_ok=True)
+                os.mkfifo(path) if content == "fifo" else path.symlink_to("/dev/zero")
+            else:
+                path.write_text(content)
+    done = subprocess.run([sys.executable, "-c", LIST, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]  # reasons are indented
+    listed = {line.split()[0]: line for line in rows}
+    assert set(listed) == set(folders) and "COMPLETED" in listed["good"]
+    assert "cannot be read" in done.stdout
+
+
 def test_a_launch_that_was_cut_short_is_lost_after_a_while(tmp_path):
     (tmp_path / "params.yaml").write_text("{}")
     os.utime(tmp_path, (1, 1))
@@ -193,3 +233,8 @@ def test_a_run_on_another_machine_is_lost_when_it_falls_silent(tmp_path):
     assert state.status is Status.LOST and "another" in state.reason
     os.utime(tmp_path / "status.json")
     assert run_state(tmp_path).status is Status.STARTING
+    for age_s, status in ((0, Status.STARTING), (600, Status.LOST)):  # whatever the clock of the file server
+        for skew_s in (-3600, 3600):
+            write_json(tmp_path / "status.json", {"status": "STARTING", "alive": time.time() - age_s})
+            os.utime(tmp_path / "status.json", (time.time() + skew_s,) * 2)
+            assert run_state(tmp_path).status is status

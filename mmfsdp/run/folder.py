@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +23,9 @@ Row = dict[str, Any]
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of opening a file that does not exist."""
 
+MAX_FILE_BYTES = 1 << 28
+"""Bytes that are read of a file that is read as a whole: far more than any of them has."""
+
 FILE_MODE = 0o644
 """Files of a run are never writable by group or others, whatever the umask."""
 
@@ -30,6 +35,24 @@ EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
 def open_own(path: PathLike, mode: str) -> IO[bytes]:
     """Open an unbuffered binary file that, if it is new, only its owner may write."""
     return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, FILE_MODE))
+
+
+def open_regular(path: PathLike) -> IO[bytes]:
+    """Open a file for reading. Raise FileNotFoundError for anything but a regular file.
+
+    To open a FIFO waits for somebody who writes, and a link to /dev/zero has no end: in a shared folder of runs, one of
+    them would stop everybody who lists the runs.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise FileNotFoundError(f"{path} is not a regular file")
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
+def read_file(path: PathLike) -> bytes:
+    """Return what a file holds, at most MAX_FILE_BYTES. Raise FileNotFoundError for anything but a regular file."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return file.read(min(size, MAX_FILE_BYTES))  # read(n) takes n bytes of memory before it reads
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -56,8 +79,8 @@ def write_json(path: PathLike, value: Any) -> None:
 def read_json(path: PathLike) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if there is no such file or it holds anything else."""
     try:
-        value = json.loads(Path(path).read_bytes())
-    except (*NO_FILE, ValueError):
+        value = json.loads(read_file(path))
+    except (*NO_FILE, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -70,6 +93,21 @@ def metrics_path(folder: PathLike, rank: int = 0) -> Path:
 def heartbeat_path(folder: PathLike, rank: int) -> Path:
     """Return the path of a rank's heartbeat."""
     return Path(folder) / "logs" / f"rank{rank}.beat"
+
+
+def read_heartbeat(folder: PathLike, rank: int) -> tuple[str, float] | None:
+    """Return what a rank last reported that it does, and when by the clock of its machine; None if there is nothing.
+
+    The time of the file is that of the file server, whose clock may differ; only earlier versions need it.
+    """
+    try:
+        with open_regular(heartbeat_path(folder, rank)) as file:  # NFS asks its server at each open
+            text, at = file.read(100).decode("utf-8", "replace"), os.fstat(file.fileno()).st_mtime
+    except NO_FILE:
+        return None
+    with suppress(ValueError):
+        at = float(text[40:])
+    return text[:40].strip(), at
 
 
 def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
@@ -92,6 +130,17 @@ def last_log_lines(folder: PathLike, rank: int, *, size: int = 4000) -> str:
     return text.partition("\n")[2] if log.skipped and "\n" in text else text
 
 
+def last_line(path: PathLike) -> str:
+    """Return the last line of a log that is not empty, cut at 300 characters; "" if there is none."""
+    lines = last_bytes(path).strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def last_bytes(path: PathLike, *, size: int = 4000) -> str:
+    """Return the last `size` bytes of a file as text; "" if there is no such file."""
+    return GrowingFile(Path(path)).read(size, newest=True).decode("utf-8", "replace")
+
+
 @dataclass
 class GrowingFile:
     """Read what is appended to a file, each byte once. Everything that follows a log or metrics reads through this."""
@@ -109,19 +158,19 @@ class GrowingFile:
         """Return at most `limit` new bytes (-1: all): the oldest of them, or with `newest` the last ones."""
         self.restarted, self.skipped = False, 0
         try:
-            stat = os.stat(self.path)
-            if (stat.st_ino, stat.st_size) == (self._inode, self.offset):
+            status = os.stat(self.path)
+            if (status.st_ino, status.st_size) == (self._inode, self.offset):
                 return b""  # of a thousand ranks, most have written nothing: do not open their files
-            file = open(self.path, "rb")
+            file = open_regular(self.path)
         except NO_FILE:
             return b""
         with file:
-            stat = os.fstat(file.fileno())
-            if stat.st_ino != self._inode or stat.st_size < self.offset:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self.offset:
                 self.restarted = self.offset > 0
-                self._inode, self.offset = stat.st_ino, 0
+                self._inode, self.offset = status.st_ino, 0
             if newest and limit >= 0:
-                self.skipped = max(0, stat.st_size - self.offset - limit)
+                self.skipped = max(0, status.st_size - self.offset - limit)
             file.seek(self.offset + self.skipped)
             data = file.read(limit)
         self.offset += self.skipped + len(data)

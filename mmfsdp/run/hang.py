@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from .folder import heartbeat_path, last_log_lines, open_own
+from .folder import heartbeat_path, last_log_lines, open_own, read_heartbeat
 from .local import is_same_process, process_start
 from .record import RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
@@ -31,8 +31,6 @@ NOT_STARTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 STACK_DUMP_S = 0.5
 """Seconds that a rank may take to write its stack into its log."""
-CLOCK_TOLERANCE_S = 60.0
-"""Seconds that other ranks of a job may seem to have started before rank 0; the nodes' clocks differ."""
 SUSPENDED_S = 5.0
 """Seconds between two looks, which are at most one apart, after which this process was itself suspended."""
 
@@ -47,56 +45,57 @@ class Heartbeat:
 
     def __call__(self, activity: str) -> None:
         """Report what this rank does from now on, such as `step 5 compute`."""
-        os.pwrite(self._file.fileno(), f"{activity:<40}\n".encode(), 0)
+        os.pwrite(self._file.fileno(), f"{activity[:40]:<40} {time.time():.3f}\n".encode(), 0)
 
 
 class HangDetector:
     """Finds a rank that does not answer: the one that the others wait for.
 
-    since: heartbeats before this time (unix seconds) are of an earlier start of the run.
+    A heartbeat is as old as this process has seen no other one, by its own clock: the clocks of the ranks' machines and
+    of the file server may differ from it by minutes.
     """
 
-    def __init__(self, folder: Path, record: RunRecord, *, since: float):
-        self.folder, self.record, self.since = folder, record, since
+    def __init__(self, folder: Path, record: RunRecord):
+        self.folder, self.record = folder, record
         self.limit_s = record.hang_timeout_s
         self.longest_step_s = 0.0
-        self.last_check = self.awake_since = time.time()
-        self.heartbeats = [(0.0, NOT_STARTED)] * record.ranks
-        """When each rank last reported what it does, and what that is."""
+        self.last_check = self.awake_since = time.monotonic()
+        self.activities = [NOT_STARTED] * record.ranks
+        """What each rank last reported that it does."""
+        self.changed = [0.0] * record.ranks
+        """When each rank was seen to report that; 0 if it has reported nothing."""
+        self._beats: list[tuple[str, float] | None] = [None] * record.ranks
+        """Each rank's newest heartbeat."""
 
     def check(self) -> RunState | None:
         """Return the FAILED state that names the rank, or None while all ranks go on."""
-        now = time.time()
+        now = time.monotonic()
         if now - self.last_check > SUSPENDED_S:  # a laptop that slept, a job that Slurm suspended: so were the ranks
             self.awake_since = now
         self.last_check = now
-        self._read_heartbeats()
-        newest = max(at for at, _ in self.heartbeats)
+        self._read_heartbeats(now)
+        newest = max(self.changed)
         if not newest or now - max(newest, self.awake_since) < self._allowed_s():
             return None  # as long as one rank goes on, so do the others: they meet in every step
-        rank = min(range(self.record.ranks), key=lambda rank: _progress(self.heartbeats[rank][1]))
+        rank = min(range(self.record.ranks), key=lambda rank: _progress(self.activities[rank]))
         dump_stack(self.folder, self.record, rank)
-        reason = f"rank {rank} does not answer (in {self.heartbeats[rank][1]}): it hangs"
+        reason = f"rank {rank} does not answer (in {self.activities[rank]}): it hangs"
         reason += f"; the limit is launch.silence_s, {self.limit_s:g} s"
         return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
 
-    def _read_heartbeats(self) -> None:
+    def _read_heartbeats(self, now: float) -> None:
         for rank in range(self.record.ranks):
-            path = heartbeat_path(self.folder, rank)
-            try:
-                at, activity = path.stat().st_mtime, path.read_text().strip()
-            except FileNotFoundError:
+            beat = read_heartbeat(self.folder, rank)
+            if beat is None or beat == self._beats[rank]:
                 continue
-            if at < self.since:
-                continue
-            last_at, last_activity = self.heartbeats[rank]
+            last_activity = self.activities[rank]
             if last_activity.startswith("step") and "save" not in last_activity:
-                self.longest_step_s = max(self.longest_step_s, at - last_at)
-            self.heartbeats[rank] = (at, activity)
+                self.longest_step_s = max(self.longest_step_s, now - self.changed[rank])
+            self.changed[rank], self.activities[rank], self._beats[rank] = now, beat[0], beat
 
     def _allowed_s(self) -> float:
         """Return the seconds that may pass without a heartbeat, by what the ranks are doing."""
-        in_step = all(activity.startswith("step") and "save" not in activity for _, activity in self.heartbeats)
+        in_step = all(activity.startswith("step") and "save" not in activity for activity in self.activities)
         if not in_step or not self.longest_step_s:
             return SLOW_FACTOR * self.limit_s
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
@@ -133,10 +132,9 @@ def watch_job(folder: Path, *, rank0_pid: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     record = RunRecord.read(folder)
     assert record, folder
-    rank0_start = process_start(rank0_pid)
-    if os.getppid() != rank0_pid or rank0_start is None:
+    if os.getppid() != rank0_pid or process_start(rank0_pid) is None:
         return  # rank 0 has ended already
-    detector = HangDetector(folder, record, since=rank0_start - CLOCK_TOLERANCE_S)
+    detector = HangDetector(folder, record)
     while os.getppid() == rank0_pid:
         if not (folder / "run.json").exists():  # somebody has deleted it
             record.write(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from .folder import NO_FILE
+from .folder import NO_FILE, last_line, last_row, read_json
 from .record import RunRecord, RunState, Status, all_done, cancelled_state, first_failure, rank_statuses, read_status
 
 START_TOLERANCE_S = 60.0
@@ -105,8 +105,7 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     if state.status is Status.STARTING and has_steps:
         state = replace(state, status=Status.RUNNING)
     if not is_here(record):  # all that is known is in its files
-        ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
-        silence_s = min(age for age in ages if age is not None)
+        silence_s = _silence(folder)
         if silence_s > OTHER_HOST_TIMEOUT_S:
             return RunState(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s")
         state = replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
@@ -119,6 +118,19 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     return state
 
 
+def _silence(folder: Path) -> float:
+    """Return the seconds since a run on another machine last gave a sign of life.
+
+    The supervisor writes the time of its machine into status.json, and rank 0 into its metrics. The time of a file is
+    that of the file server, whose clock may differ; only earlier versions need it.
+    """
+    alive = (read_json(folder / "status.json") or {}).get("alive")
+    if isinstance(alive, (int, float)):
+        return time.time() - max(alive, last_row(folder).get("time", 0.0))
+    ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
+    return min(age for age in ages if age is not None)
+
+
 def _state_after_death(folder: Path, record: RunRecord) -> RunState:
     """Return the state of a run of which no process is left, from what the ranks reported."""
     if (folder / "cancel").exists():
@@ -128,8 +140,8 @@ def _state_after_death(folder: Path, record: RunRecord) -> RunState:
         return RunState(Status.COMPLETED)
     reason = "its processes are gone without a result: killed, no disk space, or the machine was restarted"
     with suppress(OSError):  # another person may not read it
-        words = (folder / "logs" / "supervisor.log").read_text(errors="replace").strip()
-        reason += words and f"; its supervisor's last words are: {words.splitlines()[-1][:300]}"
+        words = last_line(folder / "logs" / "supervisor.log")
+        reason += words and f"; its supervisor's last words are: {words}"
     return first_failure(statuses) or RunState(Status.LOST, reason)
 
 

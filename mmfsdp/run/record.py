@@ -22,6 +22,9 @@ ENTRIES = {
 """The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
 import what that person has written there."""
 
+MAX_RANKS = 100_000
+"""Ranks that a run may have: a reader looks for a file of each."""
+
 ENTRIES_VARIABLE = "MMFSDP_ENTRIES"
 """Environment variable with further modules of entries, separated by commas: for tests."""
 
@@ -137,11 +140,16 @@ class RunRecord:
         values = read_json(folder / "run.json") or {}
         if "silence_s" in values:  # the name of hang_timeout_s in folders of earlier versions
             values["hang_timeout_s"] = values["silence_s"]
-        names = {f.name for f in fields(cls)}
+        kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+        known = {}
+        for f in fields(cls):
+            if f.name in values and isinstance(values[f.name], kinds[str(f.type)]):
+                known[f.name] = values[f.name]
         try:
-            return cls(**{name: value for name, value in values.items() if name in names})
-        except TypeError:
+            record = cls(**known)
+        except TypeError:  # a field is missing, or its value is of another type
             return None
+        return record if 0 < record.ranks <= MAX_RANKS else None
 
 
 def check_entry(entry: str) -> str:
@@ -182,8 +190,11 @@ def all_done(statuses: list[dict[str, Any]]) -> bool:
 
 def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cancelled") -> RunState:
     """Return the final state of a run that was stopped: COMPLETED if its training had ended, else CANCELLED."""
-    result = folder / "result.json"  # rank 0 writes it after the last step is saved
-    if record and result.is_file() and result.stat().st_mtime > record.created:
+    result, start = folder / "result.json", folder / "params.yaml"
+    started = record.created if record else float("inf")
+    if record and start.is_file():  # both times are the file server's, whose clock may differ
+        started = start.stat().st_mtime
+    if result.is_file() and result.stat().st_mtime > started:  # rank 0 writes it after the last step is saved
         return RunState(Status.COMPLETED, f"{reason} after the last step")
     return RunState(Status.CANCELLED, reason)
 
@@ -195,6 +206,8 @@ LESS_MEMORY = (
 
 def advice(error: str) -> str:
     """Return what to do about an error message, to be appended to it; empty if there is no advice."""
+    if re.search("/dev/shm|</torch_|(insufficient|out of|allocate) shared memory", error):
+        return "; shared memory is full, 64 MB in most containers: start the container with more, or lower data.workers"
     if re.search("No space left on device|Disk quota exceeded", error):
         return "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
     return LESS_MEMORY if re.search("MemoryError|can't allocate memory|bad_alloc", error) else ""

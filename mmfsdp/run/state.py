@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .folder import PathLike, heartbeat_path, last_row
+from .folder import PathLike, last_row, read_heartbeat
 from .local import file_age, local_state
 from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
@@ -76,9 +76,9 @@ def read_ranks(path: PathLike, ranks: int, state: RunState) -> list[RankProgress
 
 
 def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
-    status, row, beat = rank_status(folder, rank), last_row(folder, rank), heartbeat_path(folder, rank)
-    age_s = None if state.done else file_age(beat)
-    activity = beat.read_text(errors="replace").strip()[:40] if beat.is_file() else ""
+    status, row = rank_status(folder, rank), last_row(folder, rank)
+    activity, at = read_heartbeat(folder, rank) or ("", None)
+    age_s = None if state.done or at is None else max(0.0, time.time() - at)
     match = re.match(r"step (\d+)", activity)
     error, traceback = "", ""
     if status.get("state") == "failed":
@@ -132,14 +132,10 @@ def runs_table(paths: Mapping[str, Path]) -> str:
     """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where; the reason below."""
     lines = []
     for name, path in paths.items():
-        record, state, loss = RunRecord.read(path), run_state(path), last_row(path).get("loss")
-        created, old, where = 0.0, "", ""
-        if record is not None:
-            created, old = record.created, age(time.time() - record.created)
-            where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
-        step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
-        cells = (name, str(state.status), step, loss, old, where)
-        lines.append((created, cells, _printable(state.reason)))
+        try:
+            lines.append(_table_line(name, path))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            lines.append((0.0, (name, "", "", "", "", ""), _printable(f"cannot be read: {error}")))
     lines.sort()
     head = ("name", "state", "step", "loss", "age", "where")
     title, *rows = text_table([head] + [cells for _, cells, _ in lines]).splitlines()
@@ -148,6 +144,17 @@ def runs_table(paths: Mapping[str, Path]) -> str:
         shown.append(row)
         shown += textwrap.wrap(reason, 80, initial_indent="  ", subsequent_indent="  ", max_lines=2)
     return "\n".join(shown)
+
+
+def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
+    """Return when a run was created, in unix seconds, its cells, and the reason of its state."""
+    record, state, loss = RunRecord.read(path), run_state(path), last_row(path).get("loss")
+    created, old, where = 0.0, "", ""
+    if record is not None:
+        created, old = record.created, age(time.time() - record.created)
+        where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
+    step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
+    return created, (name, str(state.status), step, loss, old, where), _printable(state.reason)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

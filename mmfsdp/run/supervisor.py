@@ -19,9 +19,9 @@ from typing import Any
 
 import submitit
 
-from .folder import add_event, last_log_lines, last_row
+from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
-from .local import LOOPBACK, file_age, is_same_process, stop_processes
+from .local import LOOPBACK, is_same_process, stop_processes
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
     LESS_MEMORY,
@@ -92,7 +92,7 @@ class Supervisor:
             state = self.stop_requested()
             if state is None:
                 self.job = submit_local(self.folder, self.record)
-                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
+                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
                 state = self.watch()
             if state is not None:
                 return state
@@ -103,13 +103,13 @@ class Supervisor:
 
     def watch(self) -> RunState | None:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
-        detector = HangDetector(self.folder, self.record, since=time.time())
+        detector, touched = HangDetector(self.folder, self.record), time.monotonic()
         while True:
             if not (self.folder / "run.json").exists():  # somebody has deleted it, and could not cancel the run then
                 self.record.write(self.folder)
-            status_age_s = file_age(self.folder / "status.json")
-            if status_age_s is None or status_age_s > TOUCH_INTERVAL_S:
-                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id)
+            if time.monotonic() > touched + TOUCH_INTERVAL_S or not (self.folder / "status.json").exists():
+                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
+                touched = time.monotonic()
             if state := self.stop_requested() or self.failure():
                 return state
             statuses = rank_statuses(self.folder, self.record)
@@ -152,7 +152,7 @@ class Supervisor:
         reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash{LESS_MEMORY}"
         if reported:
             reason += f"; then {reported.reason}"
-        log = last_log_lines(self.folder, rank) or (self.folder / "logs" / "supervisor.log").read_text()[-4000:]
+        log = last_log_lines(self.folder, rank) or last_bytes(self.folder / "logs" / "supervisor.log")
         return RunState(Status.FAILED, reason, rank, log)
 
     def silent_ranks(self) -> list[int]:

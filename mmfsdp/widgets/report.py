@@ -12,7 +12,7 @@ import ipywidgets as w
 import yaml
 
 from ..core.plan import WrapPlan, count, size
-from ..run.folder import current_plan, read_events, read_json, read_metrics, write_text
+from ..run.folder import current_plan, read_events, read_file, read_json, read_metrics, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -92,7 +92,7 @@ def show_captions(path: str | Path) -> w.HTML:
 def read_params(folder: Path) -> dict[str, Any]:
     """Return params.yaml as it stands; empty where it is missing or damaged."""
     try:
-        values = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_file(folder / "params.yaml"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -130,7 +130,7 @@ def _card(folder: Path, row: Mapping[str, str]) -> str:
     path = (folder / row.get("image", "")).resolve()
     picture = ""
     if path.suffix == ".png" and path.is_relative_to(folder.resolve()) and path.is_file():  # nothing from elsewhere
-        data = base64.b64encode(path.read_bytes()).decode()
+        data = base64.b64encode(read_file(path)).decode()
         picture = f'<img src="data:image/png;base64,{data}" alt="{truth}">'
     return f'<figure class="mm-card">{picture}<figcaption>{words}</figcaption></figure>'
 
