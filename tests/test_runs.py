@@ -181,6 +181,7 @@ READ_BY_RUNS = ["run.json", "status.json", "metrics.jsonl", "logs/rank0.json", "
 LIST = "import sys; from mmfsdp.run.state import find_runs, runs_table; print(runs_table(find_runs(sys.argv[1])))"
 
 
+@pytest.mark.real
 def test_no_folder_stops_the_list_of_runs(tmp_path):
     """A FIFO, a link without end, a strange value: the other runs are listed all the same."""
     good = {"run.json": record(**dead()), "status.json": '{"status": "COMPLETED"}'}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import signal
 import socket
 import time
@@ -24,6 +25,8 @@ from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
 VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
+SHARED_MEMORY = "/dev/shm"
+"""The file system in memory by which data workers hand batches to their rank, and NCCL's ranks of a node talk."""
 CONNECT_TIMEOUT_S = 30.0
 """Seconds within which the job's first node must answer; a packet that is lost is sent again after 1, 3, 7 and 15 s."""
 
@@ -48,9 +51,9 @@ def run_rank(folder: str) -> None:
 
     if (path / "cancel").exists():
         raise SystemExit("cancelled")
+    listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
     try:
         set_environment(job, record)
-        listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
         report(state="running")
         if record.executor == "slurm" and job.global_rank == 0:
             start_watchdog(path)
@@ -67,9 +70,20 @@ def run_rank(folder: str) -> None:
         raise SystemExit(0) from None
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        if "No space left on device" in text and is_full(SHARED_MEMORY):
+            text = f"{SHARED_MEMORY} is full: {text}"
         report(state="failed", error=text[:500], traceback=traceback.format_exc()[-20_000:])
         raise
     report(state="done")
+
+
+def is_full(folder: str) -> bool:
+    """Return True if a file system has less than 1 % of its space left."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return False
+    return usage.free < 0.01 * usage.total
 
 
 def set_environment(job: JobEnvironment, record: RunRecord) -> None:

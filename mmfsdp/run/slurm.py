@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 from .folder import write_text
 from .rank import run_rank
-from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, write_status
+from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, advice, write_status
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
@@ -59,7 +60,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
         raise ParamError("launch.executor", f"{params.launch.executor} submits no job; set it to slurm")
     launch = with_cluster(params.launch)
     logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
-    python = shlex.join((launch.python or sys.executable).split())
+    python = shlex.join(launch.python.split() if launch.python else [sys.executable])  # whose path may hold a space
     cpus = launch.cpus_per_task or launch.threads
     sbatch_options: dict[str, str | bool] = {"requeue": True}
     for option in launch.sbatch:
@@ -130,7 +131,16 @@ def check_slurm(params: RunParams) -> None:
 
 
 def submit(folder: Path) -> None:
-    """Submit a run from its folder, and write the job's number, or why it is refused, into status.json."""
+    """Submit a run from its folder, and write the job's number, or why there is none, into status.json."""
+    try:
+        _submit(folder)
+    except Exception as error:
+        reason = f"the submission failed: {error or type(error).__name__}{advice(str(error))}"
+        refuse(folder, reason, traceback.format_exc())
+        raise
+
+
+def _submit(folder: Path) -> None:
     enter_job_environment()
     if (folder / "cancel").exists():
         return write_status(folder, RunState(Status.CANCELLED, "cancelled"))
@@ -139,8 +149,9 @@ def submit(folder: Path) -> None:
         return refuse(folder, error)
     try:
         job = slurm_executor(params).submit(run_rank, str(folder))
-    except (FailedJobError, FailedSubmissionError) as error:
-        return refuse(folder, refusal(str(error)))
+    except (FailedJobError, FailedSubmissionError) as failure:
+        printed = getattr(failure.__cause__, "output", "")  # submitit's own words are those on stderr
+        return refuse(folder, refusal(str(failure), printed))
     job.paths.submitted_pickle.chmod(0o600)
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
     if (folder / "cancel").exists():
@@ -176,16 +187,22 @@ def plan_error(params: RunParams, entry: str) -> str:
     return ""
 
 
-def refuse(folder: Path, reason: str) -> None:
+def refuse(folder: Path, reason: str, traceback: str = "") -> None:
     """Write into status.json that a run is not submitted, and why."""
-    write_status(folder, RunState(Status.FAILED, reason), finished=time.time())
+    write_status(folder, RunState(Status.FAILED, reason, traceback=traceback), finished=time.time())
 
 
-def refusal(error: str) -> str:
-    """Return Slurm's error message in one line, without what a cluster's banners say."""
+def refusal(error: str, printed: str = "") -> str:
+    """Return Slurm's error message in one line, without what a cluster's banners say on stderr.
+
+    printed: what sbatch wrote to stdout, where a site's own checks may say why.
+    """
     lines = [line for line in error.splitlines() if re.match("sbatch|slurm|allocation", line)]
-    words = " ".join(lines) or error.strip() or "sbatch gave no job number and no reason; ask the administrators"
-    return f"Slurm refuses it: {words[:500]}"
+    words = (" ".join(lines) or error.strip())[:500]
+    printed = " ".join(printed.split())[:500]
+    if words and printed:
+        words += f"; sbatch printed: {printed}"
+    return f"Slurm refuses it: {words or printed or 'sbatch gave no job number and no reason; ask the administrators'}"
 
 
 def submitted_job(output: str) -> str:

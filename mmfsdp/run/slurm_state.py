@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .folder import last_log_lines, read_json
+from .folder import NO_FILE, last_line, last_log_lines, read_file, read_json
 from .local import is_here, is_supervised
+from .never_starts import what_to_do
 from .record import (
     RunRecord,
     RunState,
@@ -71,12 +72,17 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         if rank0.get("state") != "running" or rank0.get("time", 0.0) <= finished:
             return state
     if number is None:
-        submitting = is_supervised(record) if is_here(record) else time.time() - record.created < SUBMIT_TIMEOUT_S
+        if is_here(record):
+            submitting = is_supervised(record)
+        else:
+            submitting = time.time() - max(record.created, tried_at(folder)) < SUBMIT_TIMEOUT_S
         if submitting:
-            return RunState(Status.QUEUED, "being submitted")
+            return RunState(Status.QUEUED, state.reason or "being submitted")
         if (folder / "cancel").exists():
             return RunState(Status.CANCELLED, "cancelled")
-        return RunState(Status.LOST, f"its submission from {record.host} was interrupted")
+        words = last_line(folder / "logs" / "supervisor.log")
+        said = f"; its last words are: {words}" if words else ""
+        return RunState(Status.LOST, f"its submission from {record.host} was interrupted{said}")
     state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
     if (folder / "cancel").exists() and not state.ok:
         if state.done:
@@ -117,11 +123,17 @@ def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
     return first_failure(statuses)
 
 
+def tried_at(folder: Path) -> float:
+    """Return when the job was submitted or, if Slurm took no more jobs, last offered to it (unix seconds); else 0."""
+    submitted = (read_json(folder / "status.json") or {}).get("submitted")
+    return submitted if isinstance(submitted, (int, float)) else 0.0
+
+
 def _exit_code(folder: Path) -> int | None:
     """Return the exit code that the batch script has left; None before its end."""
     try:
-        return int((folder / "logs" / EXIT_CODE_FILE).read_text())
-    except (FileNotFoundError, ValueError):
+        return int(read_file(folder / "logs" / EXIT_CODE_FILE))
+    except (*NO_FILE, ValueError):
         return None
 
 
@@ -133,14 +145,17 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
     if job.state in ENDED:
         return _ended_state(folder, record, number, job)
     if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
-        return RunState(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}{trouble}")
+        words = f"job {number} waits{_waiting_reason(job)}"
+        if fix := what_to_do(job.reason, job=number, timeout_min=record.timeout_min):
+            words = f"will not start: {fix} (job {number}: {job.reason})"
+        return RunState(Status.QUEUED, words + trouble)
     if job.state == "SUSPENDED":
         reason = f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
         return RunState(Status.SUSPENDED, reason)
     if (folder / "logs" / PREEMPTED_FILE).exists():
         return RunState(Status.QUEUED, f"job {number}: preempted; requeued")
     if not job.state and not job.error:
-        changed = max((folder / "status.json").stat().st_mtime, rank0.get("time", 0.0))
+        changed = max(tried_at(folder), rank0.get("time", 0.0))
         if job.asked > changed + UNKNOWN_TIMEOUT_S:
             return _ended_state(folder, record, number, job)
     if not (job.state or job.error or rank0):
@@ -215,12 +230,22 @@ def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> 
     if match := _TASK_ERROR.search(log):
         node, tasks, error = match.groups()
         rank = int(re.split("[,-]", tasks)[0])
-        when = "" if statuses[rank] else " before it started"
-        return RunState(Status.FAILED, f"rank {rank} on {node}: {error}{when}", rank, last_log_lines(folder, rank))
+        last_words = last_log_lines(folder, rank)
+        if not statuses[rank]:
+            error = f"{error} before it started{_own_words(last_words)}"
+        return RunState(Status.FAILED, f"rank {rank} on {node}: {error}", rank, last_words)
     lines = log.strip().splitlines()
-    last_line = lines[-1][:500] if lines else f"no rank has reported anything ({reason})"
-    hint = "" if any(statuses) else f"; if a node cannot see {folder}, put launch.folder where all nodes can write"
-    return RunState(Status.FAILED, last_line + hint, traceback=log[-4000:])
+    if lines:
+        return RunState(Status.FAILED, lines[-1][:500], traceback=log[-4000:])
+    words = f"the job left no log, and no rank has reported anything{f' ({reason})' if reason else ''}"
+    hint = f"; if its first node cannot see {folder}, put launch.folder where all nodes can write"
+    return RunState(Status.FAILED, words + hint)
+
+
+def _own_words(log: str) -> str:
+    """Return the last line that a rank has printed itself, not srun about it, after a colon; "" if there is none."""
+    lines = [line for line in log.splitlines() if line.strip() and not re.match("srun: |slurmstepd", line)]
+    return f": {lines[-1][:300]}" if lines else ""
 
 
 @dataclass(frozen=True)

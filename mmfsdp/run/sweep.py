@@ -12,6 +12,8 @@ import itertools
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -23,9 +25,9 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
-from .folder import FILE_MODE, PathLike, last_row, read_json, write_json, write_text
+from .folder import FILE_MODE, PathLike, last_row, open_regular, read_json, write_json, write_text
 from .launch import Run, check, launch, make_folder, make_record, start_detached
-from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry
+from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
@@ -36,6 +38,10 @@ MAX_MEMBERS = 1000
 MAX_CANCELS = 16
 """Members that are cancelled at the same time."""
 POLL_S = 0.3
+RETRY_S = 10.0
+"""Seconds after which members that Slurm did not take are offered to it again."""
+SUBMIT_LIMIT = re.compile(r"\w*Submit\w*Limit|\w*MaxSubmit\w*")
+"""In sbatch's words: the limit on jobs in the queue, such as QOSMaxSubmitJobPerUserLimit or AssocGrpSubmitJobsLimit."""
 Values = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
 
@@ -203,7 +209,7 @@ class Sweep:
     def _has_starter(self) -> bool:
         """Return True if a process is there that starts the members."""
         try:
-            with open(self.path / LOCK, "rb") as lock:  # for reading: it may be another person's sweep
+            with open_regular(self.path / LOCK) as lock:  # for reading: it may be another person's sweep
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -239,13 +245,26 @@ def run_sweep(folder: Path) -> None:
 def submit_array(members: Sweep) -> None:
     """Submit the members as a job array: each task runs the batch file of its member, as if submitted alone.
 
-    More members than Slurm takes in an array make several, one after the other. Writes each member's job, or why it is
-    refused, into its status.json.
+    More members than Slurm takes in an array make several, one after the other. Writes each member's job, or why it has
+    none, into its status.json.
     """
     from . import slurm  # imports submitit, which takes long
 
     slurm.enter_job_environment()
-    entry, accepted = members.content["entry"], []
+    waiting = make_members(members)
+    try:
+        submit_in_parts(members, waiting)
+    except Exception as error:
+        for name in waiting:
+            slurm.refuse(members.path / name, f"the submission failed: {error or type(error).__name__}")
+        raise
+
+
+def make_members(members: Sweep) -> list[str]:
+    """Make the run folders of all members. Return the names of those whose plan is right."""
+    from . import slurm
+
+    entry, names = members.content["entry"], []
     for name in members.members:
         params = members.params(name)
         folder = make_folder(params.launch)
@@ -255,23 +274,76 @@ def submit_array(members: Sweep) -> None:
             slurm.refuse(folder, error)
         else:
             slurm.write_call(params, folder)
-            accepted.append(name)
-    limit, job = largest_array(), ""
-    for part, first in enumerate(range(0, len(accepted), limit)):
-        names = accepted[first : first + limit]
-        folder = members.path / f"array_{part}"
-        folder.mkdir()
-        for task, name in enumerate(names):  # each task finds its member by its own number
-            (folder / f"{task:03d}").symlink_to(Path("..", name))
-        write_text(folder / "array.sh", array_text(members, folder, names))
-        after = [f"--dependency=afterany:{job}"] if job else []  # no more at once than was asked
-        done = run_command(*slurm.SBATCH, *after, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
-        job = "" if done.returncode else slurm.submitted_job(done.stdout)
-        for task, name in enumerate(names):
-            if job:
-                slurm.accept_call(members.path / name, job=f"{job}_{task}")
-            else:
-                slurm.refuse(members.path / name, slurm.refusal(done.stderr))
+            names.append(name)
+    return names
+
+
+def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
+    """Submit job arrays until no member waits. Where Slurm takes no more jobs of this user now, wait and try again.
+
+    A member is taken out of `waiting` once it has a job, is refused or is cancelled.
+    """
+    from . import slurm
+
+    largest = size = largest_array()
+    part, job = 0, ""
+    while True:
+        drop_cancelled(members, waiting)
+        names = waiting[:size]
+        if not names:
+            return
+        done = submit_part(members, part, names, after=job)
+        number = "" if done.returncode else slurm.submitted_job(done.stdout)
+        if not number and job and "dependency" in done.stderr.lower():
+            job = ""  # Slurm has forgotten the part before, which has ended
+        elif not number and SUBMIT_LIMIT.search(done.stderr):
+            size = len(names) // 2
+            if size == 0:
+                wait_for_turn(members, waiting, done.stderr)
+                size = members.content["at_once"]
+        else:
+            for task, name in enumerate(names):
+                if number:
+                    slurm.accept_call(members.path / name, job=f"{number}_{task}")
+                else:
+                    slurm.refuse(members.path / name, slurm.refusal(done.stderr, done.stdout))
+            del waiting[: len(names)]
+            part, job, size = part + 1, number, largest
+
+
+def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) -> subprocess.CompletedProcess[str]:
+    """Offer some members to Slurm as one job array, which starts when the job `after`, if any, has ended."""
+    from . import slurm
+
+    folder = members.path / f"array_{part}"
+    if folder.exists():
+        shutil.rmtree(folder)  # of a larger array, which Slurm did not take
+    folder.mkdir()
+    for task, name in enumerate(names):  # each task finds its member by its own number
+        (folder / f"{task:03d}").symlink_to(Path("..", name))
+    write_text(folder / "array.sh", array_text(members, folder, names))
+    dependency = [f"--dependency=afterany:{after}"] if after else []  # no more at once than was asked
+    return run_command(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
+
+
+def wait_for_turn(members: Sweep, waiting: list[str], refusal: str) -> None:
+    """Wait until it is time to offer the members to Slurm again, and let each one's state say so."""
+    limit = SUBMIT_LIMIT.search(refusal)
+    words = f"waits for its turn: Slurm takes no more jobs of this user now ({limit[0] if limit else refusal})"
+    for name in waiting:
+        write_status(members.path / name, RunState(Status.QUEUED, words), submitted=time.time())
+    end = time.monotonic() + RETRY_S
+    while time.monotonic() < end and waiting:
+        time.sleep(POLL_S)
+        drop_cancelled(members, waiting)
+
+
+def drop_cancelled(members: Sweep, waiting: list[str]) -> None:
+    """Take the members that are cancelled, alone or with the whole sweep, out of `waiting`, and note their end."""
+    for name in [*waiting]:
+        if (members.path / "cancel").exists() or (members.path / name / "cancel").exists():
+            write_status(members.path / name, RunState(Status.CANCELLED, "cancelled"), finished=time.time())
+            waiting.remove(name)
 
 
 def largest_array() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .folder import GrowingFile, PathLike, log_paths, read_events, read_metrics
-from .record import RunState
+from .record import RunState, Status
 from .state import run_state
 
 MAX_LINE_BYTES = 4000
@@ -174,12 +174,12 @@ def clock(seconds: float) -> str:
 
 
 def follow(path: PathLike) -> Iterator[str]:
-    """Yield lines to print while a run goes on: those of its logs, its events but saves, and one at each
-    tenth of the steps.
+    """Yield lines to print while a run goes on: those of its logs, its events but saves, one at each tenth of the
+    steps, and why it waits in a queue.
 
     Ends when the run ends, with the traceback of a failed rank.
     """
-    reader, progress, last_tenth, events_read = LogReader(path), Progress(path), -1, 0
+    reader, progress, last_tenth, events_read, queued = LogReader(path), Progress(path), -1, 0, ""
     while True:
         state = run_state(path)  # before the look at the logs: those of a finished run are complete
         events = read_events(path)
@@ -193,6 +193,9 @@ def follow(path: PathLike) -> Iterator[str]:
         if tenth != last_tenth:
             yield progress.line(state)
             last_tenth = tenth
+        if state.status is Status.QUEUED and state.reason != queued:
+            queued = state.reason
+            yield f"{state.status}: {queued}"  # such as a job that Slurm will never start
         if state.done:
             break
         time.sleep(0.2)

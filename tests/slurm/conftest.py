@@ -32,10 +32,13 @@ def slurm():
         yield cluster
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def accounted():
-    """A Slurm of its own, with accounting."""
+    """Another Slurm, with accounting and two limits: quality of service `small` takes 2 jobs of 5 minutes each."""
     with started(accounting=True) as cluster:
+        limits = ("MaxWall=5", "MaxSubmitJobsPerUser=2")
+        cluster.ask("sacctmgr", "--immediate", "add", "qos", "small", "set", *limits)
+        cluster.ask("sacctmgr", "--immediate", "modify", "user", "root", "set", "qos+=small")
         yield cluster
 
 

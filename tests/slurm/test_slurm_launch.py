@@ -60,6 +60,29 @@ def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, 
     until(lambda: not [p for p in cluster.processes() if str(run.path) in " ".join(p.info["cmdline"])], seconds=5)
 
 
+LAUNCHER = """
+import sys
+from mmfsdp import RunParams, launch
+run = launch(RunParams.from_yaml(sys.argv[1]), entry="tests.launch_entries:places")
+print(run.wait(90))
+"""
+
+
+def test_a_python_in_a_path_with_a_space_submits(cluster, tmp_path):
+    (tmp_path / "a b").symlink_to(sys.prefix)
+    light(tmp_path).to_yaml(tmp_path / "params.yaml")
+    done = cluster.ask(str(tmp_path / "a b/bin/python"), "-c", LAUNCHER, str(tmp_path / "params.yaml"), timeout=120)
+    assert done.stdout.startswith("COMPLETED"), done.stdout + done.stderr
+    (batch,) = (tmp_path / "first/logs").glob("*_submission.sh")
+    assert f"'{tmp_path}/a b/bin/python' -u -m submitit" in batch.read_text()
+
+
+def test_a_python_without_the_package_is_the_reason(submit):
+    state = submit("places", **{"launch.python": f"{sys.executable} -S"}).wait(60)
+    words = r"rank \d on 127.0.0.\d: Exited with exit code 1 before it started: .*No module named 'submitit'.*"
+    assert state.status is Status.FAILED and re.fullmatch(words, state.reason), state
+
+
 def test_a_waiting_run_says_why_and_is_cancelled_at_once(submit, cluster):
     run = submit("stream", **{"launch.partition": "short", "launch.timeout_min": 30})
     state = until(lambda: (s := run.state()).reason.count("PartitionTimeLimit") and s, words=lambda: str(run.state()))
@@ -105,7 +128,7 @@ def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):
     runs = {f: submit("places", **{"launch.name": f, f"launch.{f}": value}) for f, (value, _) in lines.items()}
     for field, (_, words) in lines.items():
         state = runs[field].wait(60)
-        assert state.status is Status.FAILED and state.reason.startswith(f"launch.{words}"), state
+        assert state.status is Status.FAILED and state.reason == f"launch.{words}", state
         assert (runs[field].path / "logs/ranks.end").read_text().strip() == words.split()[-1]
 
 

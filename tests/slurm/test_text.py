@@ -7,13 +7,13 @@ import time
 import pytest
 import yaml
 
-from mmfsdp import ParamError, Run, RunParams
+from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.cli import main
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
 from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import write_json
-from mmfsdp.run.launch import make_folder
+from mmfsdp.run.launch import make_folder, start_in
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text, slurm_executor
 from mmfsdp.run.state import run_state
@@ -157,6 +157,41 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     assert Run.open(folder).job == "99"
     Run.open(folder).cancel()
     assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
+
+
+SUBMISSIONS = {
+    "a site's check on stdout": (
+        "#!/bin/sh\necho 'Choose an account'; echo 'sbatch: error: Batch job submission failed' >&2; exit 1",
+        "FAILED: Slurm refuses it: sbatch: error: Batch job submission failed; sbatch printed: Choose an account",
+    ),
+    "only that": ("#!/bin/sh\necho 'Choose an account'; exit 1", "FAILED: Slurm refuses it: Choose an account"),
+    "killed": (
+        "#!/bin/sh\necho 'no memory is left' >> {log}; kill -9 $PPID\n",
+        "LOST: its submission from .* was interrupted; its last words are: no memory is left",
+    ),
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", SUBMISSIONS)
+def test_a_submission_that_fails_leaves_its_words(fake_slurm, tmp_path, name):
+    sbatch, reason = SUBMISSIONS[name]
+    (fake_slurm / "sbatch").write_text(sbatch.format(log=tmp_path / "runs/first/logs/supervisor.log"))
+    params = RunParams().change(**SLURM | {"train.device": "cpu", "launch.folder": str(tmp_path / "runs")})
+    state = launch(params, entry="tests.launch_entries:places").wait(60)
+    assert re.match(reason, f"{state.status}: {state.reason}"), state
+
+
+@pytest.mark.real
+def test_a_submission_that_raises_leaves_its_words(tmp_path):
+    params = RunParams().change(
+        **SLURM | {"train.device": "cpu", "launch.folder": str(tmp_path), "launch.cluster": "x"}
+    )
+    folder = make_folder(params.launch)
+    start_in(folder, params, "tests.launch_entries:places")  # as if the profile were removed after the checks of launch
+    state = Run(folder).wait(60)
+    assert state.status is Status.FAILED and "ParamError" in state.traceback
+    assert state.reason.startswith("the submission failed: launch.cluster: there is no profile 'x'"), state
 
 
 @pytest.mark.real

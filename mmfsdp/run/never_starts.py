@@ -1,0 +1,37 @@
+"""Jobs that Slurm accepts and will never start: its reason, and the field to change.
+
+The reasons are those of https://slurm.schedmd.com/job_reason_codes.html. Slurm leaves such a job in the queue for ever,
+since an administrator might still raise the limit.
+"""
+
+from __future__ import annotations
+
+import re
+
+_LIMIT = "(QOS|Assoc)Max"
+FIXES = {
+    f"PartitionTimeLimit|{_LIMIT}WallDurationPerJobLimit": "lower launch.timeout_min, {timeout_min} now",
+    f"{_LIMIT}\\w*MinutesPerJob(Limit)?": "lower launch.timeout_min, {timeout_min} now, or ask for less",
+    f"PartitionNodeLimit|{_LIMIT}NodePerJobLimit": "change launch.nodes or launch.partition",
+    "PartitionConfig": "change launch.partition, launch.nodes or launch.timeout_min, {timeout_min} now",
+    f"{_LIMIT}Cpu(PerJob|PerNode)(Limit)?": "lower launch.cpus_per_task or launch.ranks",
+    f"{_LIMIT}(GRES|Gres)(PerJob|PerNode)": "lower launch.gpus_per_node or launch.ranks",
+    f"{_LIMIT}(Memory|Mem)(PerJob|PerNode)": "lower launch.mem",
+    f"{_LIMIT}\\w+(PerJob|PerNode)(Limit)?": "ask for less",
+    "QOSMin\\w+": "ask for more, or choose another launch.qos",
+    "QOSNotAllowed|InvalidQOS|Job's QOS not permitted .*": "choose another launch.qos or launch.partition",
+    "AccountNotAllowed|InvalidAccount|Job's account not permitted .*": "choose another launch.account",
+    "BadConstraints": "no node has what it asks for: change launch.constraint, gpus_per_node, cpus_per_task or mem",
+    "DependencyNeverSatisfied": "the job that it depends on has failed; launch it again",
+    "JobHeldUser": "it is held; `scontrol release {job}` lets it start",
+    "JobHeldAdmin": "an administrator holds it; ask why",
+}
+"""Pattern of Slurm's reason -> what to do. The first that matches counts."""
+
+
+def what_to_do(reason: str, *, job: str, timeout_min: int) -> str:
+    """Return what to do so that a job can start; "" where Slurm will start it by itself."""
+    for pattern, words in FIXES.items():
+        if re.fullmatch(pattern, reason):
+            return words.format(job=job, timeout_min=timeout_min)
+    return ""
