@@ -1,6 +1,8 @@
 """What may befall a rank, and what is known of it afterwards, how soon. Real trainings, real processes."""
 
 import re
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 
@@ -10,7 +12,7 @@ from mmfsdp import ParamError, Run, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.run.folder import read_events, read_json
 from mmfsdp.run.local import processes_of, stop_processes
-from mmfsdp.run.record import LESS_MEMORY, Status
+from mmfsdp.run.record import LESS_MEMORY, MORE_SHARED_MEMORY, Status, advice
 from mmfsdp.train.evaluate import caption_held_out
 from mmfsdp.widgets.report import write_report
 from tests.tiny_run import tiny_run
@@ -81,6 +83,27 @@ def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     assert noticed < fault.seconds
     while processes_of(run.record):  # the supervisor is the last to go
         assert time.time() - (run.path / "fault").stat().st_mtime < fault.seconds + 1, "every process is gone"
+
+
+LAUNCHER = """
+import sys
+from mmfsdp import RunParams, launch
+print(launch(RunParams.from_yaml(sys.argv[1])).wait(120))
+"""
+
+
+def test_a_full_shared_memory_is_told_as_such(tmp_path):
+    """With a /dev/shm of its own, of 64 kB, that only this run sees."""
+    changes = {"launch.silence_s": SILENCE, "data.workers": 1, "launch.ranks": 1, "train.save_every": None}
+    tiny_run(tmp_path, **changes).to_yaml(tmp_path / "params.yaml")
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm; exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", LAUNCHER, tmp_path / "params.yaml"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    assert "rank 0 does not answer (in step 1 data): it hangs" in done.stdout
+    assert "/dev/shm is full, the shared memory of data workers" in done.stdout and "disk" not in done.stdout
+    no_path = "/dev/shm is full: OSError: [Errno 28] No space left on device"  # of a semaphore, as a rank reports it
+    assert advice(no_path) == MORE_SHARED_MEMORY
+    assert "free some disk space" in advice("OSError: [Errno 28] No space left on device: '/runs/x'")
 
 
 def test_a_launched_run_is_resumed_in_its_folder(start):

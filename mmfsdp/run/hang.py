@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .folder import heartbeat_path, last_log_lines, open_own, read_heartbeat
 from .local import is_same_process, process_start
-from .record import RunRecord, RunState, Status, rank_status, write_status
+from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
 
 SLOW_FACTOR = 5
@@ -81,6 +81,8 @@ class HangDetector:
         dump_stack(self.folder, self.record, rank)
         reason = f"rank {rank} does not answer (in {self.activities[rank]}): it hangs"
         reason += f"; the limit is launch.silence_s, {self.limit_s:g} s"
+        if SHARED_MEMORY_FULL.search(last_log_lines(self.folder, rank, size=20_000)):
+            reason += MORE_SHARED_MEMORY  # a data worker that cannot hand over its batch says so, and goes on
         return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
 
     def _read_heartbeats(self, now: float) -> None:

@@ -204,10 +204,20 @@ LESS_MEMORY = (
 )
 
 
+SHARED_MEMORY_FULL = re.compile(
+    "(/dev/shm|</torch_|shared memory).*No space left on device|(insufficient|out of) shared memory"
+)
+"""In an error message: not the disk is full, but /dev/shm, by which data workers hand batches to their rank."""
+MORE_SHARED_MEMORY = (
+    "; /dev/shm is full, the shared memory of data workers, 64 MB in most containers: start the container with more, "
+    "or lower data.workers"
+)
+
+
 def advice(error: str) -> str:
     """Return what to do about an error message, to be appended to it; empty if there is no advice."""
-    if re.search("/dev/shm|</torch_|(insufficient|out of|allocate) shared memory", error):
-        return "; shared memory is full, 64 MB in most containers: start the container with more, or lower data.workers"
+    if SHARED_MEMORY_FULL.search(error):
+        return MORE_SHARED_MEMORY
     if re.search("No space left on device|Disk quota exceeded", error):
         return "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
     return LESS_MEMORY if re.search("MemoryError|can't allocate memory|bad_alloc", error) else ""
