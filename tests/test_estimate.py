@@ -140,8 +140,8 @@ def test_an_example_counts_the_work_of_a_step():
     assert times.overlapped < times.serial == times.network + max(times.compute, times.memory)
     quantized = FSDPParams(frozen_dtype="int8", mixed_precision="bf16")
     int8 = step_time(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
-    # Forward alone passes through the frozen matrix: it is written in 16 bits, and read.
-    assert int8.compute == pytest.approx(times.compute + 2 * 2 * 64 * 64 / 1e9)
+    # Forward alone passes through the frozen matrix: its codes and bf16 scales are read, and it is written in bf16.
+    assert int8.compute == pytest.approx(times.compute + (64 * 64 + 64 * 2 + 2 * 64 * 64) / 1e9)
     with pytest.raises(ValueError, match="tokens: is needed"):
         step_time(make_plan(model, FSDPParams(), world_size=2), machine=machine)
 

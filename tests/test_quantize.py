@@ -1,17 +1,23 @@
 """Frozen matrices in int8 and nf4: rounded as the formats say, right in backward, and kept as codes there."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from pretend_cuda import PretendCuda, Waits
 from tiny import tiny_flamingo
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AutoModelForCausalLM, GPT2Config
 from transformers.pytorch_utils import Conv1D
 
 from mmfsdp.core import quantize as q
-from mmfsdp.core.trace import trace
+from mmfsdp.core.trace import fake_mode, trace
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
@@ -49,6 +55,97 @@ def test_codes_of_the_reference():
     assert scales.tolist() == [[3.0]]
     assert codes[0, :8].tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
     assert q.PAIRS[0x2F].tolist() == [q.LEVELS[2], q.LEVELS[15]]
+
+
+def test_int8_rounds_once():
+    """bf16 weights are code times scale / 127, rounded; with a rounded scale / 127 one in five is another number."""
+    codes, scales = q.quantize(torch.randn(64, 256).bfloat16(), FrozenDtype.INT8)
+    exact = (codes.double() * (scales.double() / 127)).float().bfloat16()
+    assert torch.equal(q.dequantize(codes, scales, 256, torch.bfloat16), exact)
+    with Waits() as waits:
+        on_gpu = q.dequantize(PretendCuda(codes), PretendCuda(scales), 256, torch.bfloat16)
+    assert torch.equal(on_gpu.values, exact) and not waits.found
+
+
+FUSED = """
+import torch
+from mmfsdp.core import quantize as q
+from mmfsdp.core.nf4_kernel import launch
+for columns in (64, 70, 4992):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        codes, scales = q.quantize(torch.randn(9, columns).to(dtype), q.FrozenDtype.NF4)
+        levels = q.LEVELS.to(dtype)
+        if dtype is torch.bfloat16:  # numpy has none: the interpreter would cut off where a GPU rounds
+            levels = levels.float()
+        out = launch(codes, scales, levels, columns, q.BLOCK).to(dtype)
+        assert torch.equal(out, q.dequantize(codes, scales, columns, dtype)), (columns, dtype)
+print("equal")
+"""
+
+
+def test_the_fused_kernel_gives_what_plain_operators_give():
+    """By triton's interpreter, which runs it on the CPU."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", FUSED],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_the_fused_kernel_compiles_for_gpus(architecture):
+    """Its whole way to machine code: A100 and H100. Codes are read 8, weights written 16 bytes at a time, rounded."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from mmfsdp.core import nf4_kernel
+
+    tensors = {"codes": "*u8", "scales": "*bf16", "levels": "*bf16", "out": "*bf16"}
+    numbers = dict.fromkeys(("columns", "row_bytes", "row_blocks"), "i32")
+    constants = {"BLOCK_BYTES": q.BLOCK // 2, "BYTES": nf4_kernel.BYTES}
+    source = ASTSource(
+        nf4_kernel._dequantize,
+        signature={**tensors, **numbers, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+        # Addresses and sizes that 16 divides, as torch's and a layer's are.
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(tensors) + len(numbers))},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    assert compiled.asm["cubin"]
+    ptx = compiled.asm["ptx"]
+    assert "ld.global.v2.b32" in ptx and "st.global.v4.b32" in ptx
+    # A product of two bf16 numbers is exact in fp32, so that the compiler may as well multiply in bf16.
+    assert "fma.rn.bf16" in ptx or "mul.bf16" in ptx or "cvt.rn.bf16" in ptx
+
+
+def test_nf4_on_a_gpu_is_one_operator_and_no_table_is_made_of_fake_tensors():
+    codes, scales = q.quantize(torch.randn(8, 128).bfloat16(), FrozenDtype.NF4)
+    with fake_mode():
+        fake_codes = torch.empty(codes.shape, dtype=codes.dtype, device="cuda")
+        fake_scales = torch.empty(scales.shape, dtype=scales.dtype, device="cuda")
+        graph = make_fx(lambda c, s: q.dequantize(c, s, 128, torch.bfloat16))(fake_codes, fake_scales)
+        assert q.dequantize(fake_codes, fake_scales, 128, torch.bfloat16).shape == (8, 128)
+        fake = q.dequantize(torch.empty(8, 64, dtype=torch.uint8), torch.empty(8, 2), 128, torch.bfloat16)
+    operators = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert operators == [torch.ops.mmfsdp.dequantize_nf4.default]
+    assert fake.device.type == "cpu" and q._on_gpu.cache_info().currsize == 0
+    assert not any(isinstance(table, FakeTensor) for table in q.PAIRS_OF.values())
+
+
+def test_without_triton_nf4_is_dequantized_by_plain_operators_with_a_warning():
+    """Where triton cannot compile, such as on a CPU, which stands for a GPU here."""
+    codes, scales = q.quantize(torch.randn(8, 70).bfloat16(), FrozenDtype.NF4)
+    q._fused_kernel.cache_clear()
+    with pytest.warns(UserWarning, match="frozen_dtype: nf4 is dequantized by plain operators.*triton cannot compile"):
+        plain = q.dequantize_on_gpu(codes, scales, 70, torch.bfloat16)
+    assert torch.equal(plain, q.dequantize(codes, scales, 70, torch.bfloat16))
+    q._fused_kernel.cache_clear()
+    q._on_gpu.cache_clear()
 
 
 class Parts(nn.Module):

@@ -10,7 +10,8 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.estimate
 6. planner: `trace_and_group`, then `plan_units` for one policy.
 7. lint: mistakes in a plan, with the parameter and the fix.
 8. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: rank
-   0's, copied to every rank, which wrapping then shards; quantize: frozen matrices in 8 or 4 bits.
+   0's, copied to every rank, which wrapping then shards; quantize: frozen matrices in 8 or 4 bits;
+   nf4_kernel: 4 bits to weights in one kernel on a GPU.
 9. inference: evaluations and `generate` between steps.
 10. step: `train_step`; collectives: this rank, the number of ranks, sums over ranks.
 """

@@ -15,8 +15,10 @@ from -1 to 1, evenly spaced in int8. In nf4 the 16 levels are close to each othe
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,10 +34,13 @@ BLOCK = 64
 """Columns that share a scale in nf4."""
 LEVELS = torch.tensor(
     [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0]
-    + [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+    + [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0],
+    device="cpu",
 )
 PAIRS = torch.stack((LEVELS.repeat_interleave(16), LEVELS.repeat(16)), dim=1)
 """The two levels of each of the 256 values of a byte: one look-up instead of two, and no shifts."""
+PAIRS_OF = {dtype: PAIRS.to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+"""The same in each dtype of compute. Made here, once, since in a step they could be made of fake tensors."""
 CODES, SCALES = "_codes", "_scales"
 """What the names of the two parameters add to the matrix's."""
 
@@ -68,10 +73,66 @@ def dequantize(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) 
     if has_torch_function((codes, scales)):  # so that a trace sees this as one function of two parameters
         return handle_torch_function(dequantize, (codes, scales), codes, scales, columns, dtype)
     if codes.dtype is torch.int8:
-        return codes.to(dtype).mul_(scales.to(dtype) / 127)
-    levels = F.embedding(codes.int(), PAIRS.to(codes.device, dtype))  # (rows, columns / 2, 2)
-    blocks = levels.view(len(codes), -1, BLOCK).mul_(scales.to(dtype)[:, :, None])
+        return _dequantize_int8(codes, scales, dtype)
+    if codes.is_cuda:
+        return dequantize_on_gpu(codes, scales, columns, dtype)
+    return _look_up(codes, scales, columns, PAIRS_OF[dtype].to(codes.device))
+
+
+def _dequantize_int8(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    steps = scales.float() / 127  # in fp32: rounded to bf16 it would change one weight in five
+    if codes.is_cuda:
+        # One kernel, which casts as it reads and writes. On a CPU it would first copy its operands to fp32.
+        return torch.mul(codes, steps, out=torch.empty(codes.shape, dtype=dtype, device=codes.device))
+    return codes.float().mul_(steps).to(dtype)
+
+
+def _look_up(codes: Tensor, scales: Tensor, columns: int, pairs: Tensor) -> Tensor:
+    """Dequantize nf4 by plain operators, in the dtype of pairs (256, 2)."""
+    levels = F.embedding(codes.int(), pairs)  # (rows, columns / 2, 2)
+    blocks = levels.view(len(codes), -1, BLOCK).mul_(scales.to(pairs.dtype)[:, :, None])
     return blocks.view(len(codes), -1)[:, :columns]
+
+
+@torch.library.custom_op("mmfsdp::dequantize_nf4", mutates_args=())
+def dequantize_on_gpu(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return the matrix (rows, columns) of nf4 codes on a GPU.
+
+    torch takes this as one operator, which it does not look into: neither torch.compile nor fake tensors.
+    """
+    fused = _fused_kernel(codes.device)
+    if fused is None:
+        return _look_up(codes, scales, columns, _on_gpu(PAIRS, codes.device, dtype)).contiguous()
+    levels = _on_gpu(LEVELS, codes.device, dtype)
+    return fused(codes.contiguous(), scales.to(dtype).contiguous(), levels, columns, BLOCK)
+
+
+@dequantize_on_gpu.register_fake
+def _(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    return codes.new_empty(len(codes), columns, dtype=dtype)
+
+
+@cache  # a copy to a GPU waits for it
+def _on_gpu(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return table.to(device, dtype)
+
+
+@cache  # the first launch compiles it
+def _fused_kernel(device: torch.device) -> Callable[..., Tensor] | None:
+    """Return the fused kernel; None, with a warning, if triton cannot compile it here."""
+    codes = torch.zeros(1, BLOCK // 2, dtype=torch.uint8, device=device)
+    try:
+        from .nf4_kernel import launch
+
+        launch(codes, torch.ones(1, 1, device=device), LEVELS.to(device), BLOCK, BLOCK)
+    except Exception as error:  # no triton, C compiler, header of Python, or support of this GPU: each has its own
+        warnings.warn(
+            "frozen_dtype: nf4 is dequantized by plain operators, which move four times the bytes, since triton "
+            f"cannot compile a kernel here ({type(error).__name__}: {str(error)[:200]}); install what it names",
+            stacklevel=2,
+        )
+        return None
+    return launch
 
 
 def multiply(x: Tensor, codes: Tensor, scales: Tensor, columns: int) -> Tensor:

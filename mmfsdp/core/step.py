@@ -213,7 +213,10 @@ def count_labels(
 
 def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
     """Return plain numbers as a float64 tensor. The host does not wait for the device."""
-    return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
+    tensor = torch.tensor(values, dtype=torch.float64)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # else the copy may wait for what the GPU has still to do
+    return tensor.to(device, non_blocking=True)
 
 
 def token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -318,7 +321,12 @@ def send_to_host(
     figures: list[torch.Tensor | float], device: torch.device
 ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
     """Copy figures to the CPU, behind this step's work. Return them and the event after which they can be read."""
-    stacked = torch.stack([torch.as_tensor(figure, dtype=torch.float64, device=device) for figure in figures])
+    on_device = []
+    for figure in figures:
+        # Without pinned memory in between, the copy of a plain number would wait for the device.
+        tensor = figure if isinstance(figure, torch.Tensor) else to_device([figure], device)[0]
+        on_device.append(tensor.to(dtype=torch.float64))
+    stacked = torch.stack(on_device)
     if stacked.device.type != "cuda":
         return stacked, None
     # Only a copy to pinned memory lets the host go on while it runs.

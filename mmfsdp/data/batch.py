@@ -49,8 +49,9 @@ class Batch:
     input_ids: Tensor
     """(B, L) int64."""
 
-    attention_mask: Tensor
-    """(B, L) int64, 0 at padding."""
+    attention_mask: Tensor | None
+    """(B, L) int64, 0 at padding. None where none is needed: a mask makes attention slower, and the host wait for a GPU
+    to read it."""
 
     labels: Tensor | None
     """(B, L) int64: token ids (the model shifts them), IGNORE where there is no loss. None in a batch of prompts."""
@@ -92,12 +93,16 @@ class Batch:
         return replace(
             self,
             input_ids=function(self.input_ids),
-            attention_mask=function(self.attention_mask),
+            attention_mask=None if self.attention_mask is None else function(self.attention_mask),
             labels=None if self.labels is None else function(self.labels),
             media={name: function(tensor) for name, tensor in self.media.items()},
         )
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of `model(**batch.inputs())`, or of `model.generate` if there are no labels."""
-        values = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, "media": self.media}
-        return values if self.labels is None else {**values, "labels": self.labels}
+        values: dict[str, Any] = {"input_ids": self.input_ids, "media": self.media}
+        if self.attention_mask is not None:
+            values["attention_mask"] = self.attention_mask
+        if self.labels is not None:
+            values["labels"] = self.labels
+        return values

@@ -39,8 +39,12 @@ class ChatBatch(Batch):
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of `model(**batch.inputs())`, or of `model.generate` if there are no labels."""
-        values = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, **self.media}
-        return values if self.labels is None else {**values, "labels": self.labels, "use_cache": False}
+        values: dict[str, Any] = {"input_ids": self.input_ids, **self.media}
+        if self.attention_mask is not None:
+            values["attention_mask"] = self.attention_mask
+        if self.labels is not None:
+            values |= {"labels": self.labels, "use_cache": False}
+        return values
 
 
 @dataclass(frozen=True)

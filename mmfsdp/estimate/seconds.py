@@ -125,13 +125,19 @@ def step_time(
     if tokens is None and not plan.flops:
         raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
     operations = read_bytes = dequantized_bytes = fp32_numel = 0
+    recomputes = plan.fsdp.activation_checkpointing != "none"
     for unit in plan.units:
         products = 1 + unit.grad_flow  # of each weight: in forward, and in a backward that passes through
         operations += 2 * (tokens or 0) * (unit.numel * products + unit.trainable_numel)
         read_bytes += unit.unsharded_bytes * products
         for p in unit.params:
-            # Before each product a matrix in 8 or 4 bits is written in the format of compute, and read again.
-            dequantized_bytes += 2 * ITEMSIZE[unit.compute_dtype or "float32"] * (p.weights or 0) * products
+            if p.weights is not None:
+                # Before each product one kernel reads codes and scales, and writes the matrix in the format of compute;
+                # the product reads that. A forward that runs again in backward dequantizes again.
+                stored = p.numel * ITEMSIZE[unit.computed_dtype(p)]
+                written = p.weights * ITEMSIZE[unit.compute_dtype or "float32"]
+                dequantized_bytes += (stored + written) * (products + (recomputes and unit.grad_flow))
+                read_bytes += (written - stored) * products
             if unit.computed_dtype(p) == "float32":
                 fp32_numel += p.numel
     if tokens is None:

@@ -1,0 +1,69 @@
+"""In a step of ours the host never waits for a GPU: seen on tensors that pretend to be on one (pretend_cuda.py)."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from pretend_cuda import CUDA, Event, PretendCuda, Waits, backward_by_hand, pretend
+from tiny import tiny_batch, tiny_flamingo
+
+from mmfsdp.core.fsdp2 import cast_inputs, checkpoint_activations
+from mmfsdp.core.quantize import quantize_model
+from mmfsdp.core.step import train_step
+from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.train.optimizer import Scaler, build_optimizer
+
+FORMS = ("fp32", "bf16", "fp16", "int8", "nf4")
+
+
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+
+
+def steps(form, accumulation, *, recompute):
+    """Return what waits in a step, and the step's metrics, on the pretended GPU and on the CPU."""
+    model = tiny_flamingo()
+    model.mmfsdp_loss_checked = True  # the first step's lint reads values
+    if form in ("int8", "nf4"):
+        quantize_model(model, FSDPParams(frozen_dtype=form, backend="DDP", sharding_strategy="NO_SHARD"))
+    if recompute:
+        fsdp = FSDPParams(activation_checkpointing="all")
+        checkpoint_activations(model, make_plan(model, fsdp, world_size=1))
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(form, torch.bfloat16)
+    model.to(dtype)
+    batches = [replace(tiny_batch(2, seed=i), attention_mask=None) for i in range(accumulation)]
+    waits = Waits()
+    metrics = []
+    for device in (CUDA, torch.device("cpu")):
+        with waits, backward_by_hand():
+            scaler = Scaler(device) if form == "fp16" else None
+            trained = pretend(model) if device == CUDA else copy.deepcopy(model)
+            trained.register_forward_pre_hook(lambda m, a, k: cast_inputs(dtype, m, a, k), with_kwargs=True)
+            optimizer, schedule = build_optimizer(trained, TrainParams())
+            for _ in range(2):
+                waits.found.clear()  # the first step makes the optimizer's states
+                pinned = [batch.pin_memory() for batch in batches]  # as the loader does
+                metrics.append(
+                    train_step(trained, pinned, optimizer, schedule=schedule, max_grad_norm=1.0, scaler=scaler)
+                )
+            if device == CUDA:
+                found = dict(waits.found)
+                assert all(isinstance(p.data, PretendCuda) for p in trained.parameters())
+    return found, metrics[1], metrics[3]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_waits_for_nothing(form, accumulation, recompute):
+    found, on_gpu, on_cpu = steps(form, accumulation, recompute=recompute)
+    # transformers' Llama looks for sequences packed in one row, by their positions, once in a forward.
+    of_transformers = [place for place in found if "(transformers/" in place]
+    assert [found.pop(place) for place in of_transformers] == [accumulation]
+    assert "masking_utils.py" in of_transformers[0]
+    assert found == {}
+    # It computed what the CPU computes; the order of sums differs.
+    assert on_gpu.to_dict() == pytest.approx(on_cpu.to_dict(), rel=1e-6 if form == "fp32" else 2e-2)
