@@ -114,3 +114,12 @@ def test_bytes_at_any_number_of_ranks_however_often_a_module_runs(ranks, name):
         states = [t for of in optimizer.state.values() for t in of.values() if t.ndim]
         if name == "often":
             assert sum(local(t).nbytes for t in states) == estimate(plan).memory.optimizer, case
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_ddp_is_wrapped_without_a_deprecation_and_leaves_buffers_to_each_rank():
+    with fake_group(2):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        plan = make_plan(model, FSDPParams(backend="DDP"), world_size=2)
+        wrapped = apply_plan(model, plan)
+        assert not wrapped.broadcast_buffers
