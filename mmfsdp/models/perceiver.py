@@ -82,4 +82,5 @@ class PerceiverResampler(nn.Module):
             attention, mlp = layer.children()
             latents = latents + attention(features, latents)
             latents = latents + mlp(latents)
-        return self.norm(latents).unflatten(0, (batch, pictures))  # (B, T, N, D)
+        # Not the norm first: its output would be a view, and FSDP2 warns of those.
+        return self.norm(latents.unflatten(0, (batch, pictures)))  # (B, T, N, D)
