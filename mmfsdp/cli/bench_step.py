@@ -6,6 +6,7 @@ On GPUs: one rank each, nccl, the model of OpenFlamingo's size; on the CPU: two 
 from __future__ import annotations
 
 import os
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -104,4 +105,4 @@ def table(result: dict[str, Any]) -> str:
         rates = (f"{row['seconds']:.4f}", f"{row['samples_per_s']:.2f}", f"{row['utilization']:.1%}")
         sizes = (f"{row['peak_bytes'] / 1e6:.1f}", f"{row['wire_bytes'] / 1e6:.2f}")
         lines.append((row["way"], *rates, *sizes))
-    return "\n".join([result["title"], text_table(lines)])
+    return "\n".join([fill(result["title"], 80), text_table(lines)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from textwrap import fill
 from typing import Any
 
 import torch.distributed as dist
@@ -36,14 +37,17 @@ def bench_wrap(*, ranks: int = 2, rounds: int = 7, width: int = 512) -> dict[str
 
 def table(result: dict[str, Any]) -> str:
     """Return the rows as text."""
-    lines = [("", "sent MB", "calls", "rest MB", "peak MB", "seconds", "clipped norm")]
+    lines = [("", "sent MB", "calls", "rest MB", "peak MB", "s", "norm")]
     for row in result["rows"]:
         sent = f"{row['wire_bytes'] / 1e6:.2f}"
         rest, peak = f"{row['rest_bytes'] / 1e6:.1f}", f"{row['peak_bytes'] / 1e6:.1f}"
         clipped = f"{row['clipped_norm'] / MAX_NORM:.3f} x"
         lines.append((row["way"], sent, str(row["collectives"]), rest, peak, f"{row['seconds']:.3f}", clipped))
-    about = "sent, rest, peak: of rank 0. clipped norm: of the gradient after clipping, over the one asked for."
-    return "\n".join([result["title"], text_table(lines), about])
+    about = (
+        "sent, rest, peak: of rank 0. s: median seconds of a step. norm: of the gradient after clipping, over the "
+        "norm asked for."
+    )
+    return "\n".join([fill(result["title"], 80), text_table(lines), fill(about, 80)])
 
 
 def _measure(rounds: int, width: int) -> dict[str, Any]:

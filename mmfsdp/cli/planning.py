@@ -90,7 +90,7 @@ def bench(values: Namespace) -> int:
     numbers = ", ".join(f"{library} {number}" for library, number in versions().items())
     cores = f"{os.cpu_count()} cores ({platform.machine()})"
     result["machine"] = f"{cores}, {device}, load {os.getloadavg()[0]:.1f}; {numbers}; {date.today()}"
-    print(f"{result['machine']}\n{module.table(result)}")
+    print(f"{textwrap.fill(result['machine'], WIDTH)}\n{module.table(result)}")
     path = Path(f"bench_{name}.json")
     path.write_text(json.dumps(result, indent=1))
     print(f"written to {path}")
