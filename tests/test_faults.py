@@ -67,7 +67,7 @@ def start(tmp_path):
     yield go
     for run in started:
         if run.record:
-            stop_processes(run.record, grace_s=0)
+            stop_processes(run.record, run.path, grace_s=0)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -81,7 +81,7 @@ def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     assert re.search(reason, state.reason, re.DOTALL), state
     assert fault.traceback in state.traceback
     assert noticed < fault.seconds
-    while processes_of(run.record):  # the supervisor is the last to go
+    while processes_of(run.record, run.path):  # the supervisor is the last to go
         assert time.time() - (run.path / "fault").stat().st_mtime < fault.seconds + 1, "every process is gone"
 
 

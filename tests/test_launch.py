@@ -64,7 +64,7 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
         assert [step.split()[1] for step in steps] == list("12345")
         assert [row["step"] for row in run.metrics(rank)] == [1, 2, 3, 4, 5]
         assert run.logs(rank).splitlines() == [environment, warning, *steps, last]
-    until(lambda: not processes_of(run.record), seconds=2)
+    until(lambda: not processes_of(run.record, run.path), seconds=2)
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     assert [stat.S_IMODE(path.stat().st_mode) for path in run.path.rglob("*.pkl")] == [0o600] * 3, "call and results"
     assert run.params.train.steps == 5 and run.result() is None
@@ -143,7 +143,7 @@ def test_a_rank_that_hangs_is_found_whatever_the_clock_of_the_file_server(start)
 def test_a_machine_that_sleeps_ends_no_run(start):
     run = start("busy", **{"launch.silence_s": 2.0, "train.steps": 3000})
     until(lambda: stepping(run))
-    processes = processes_of(run.record)
+    processes = processes_of(run.record, run.path)
     assert len(processes) > 2, "the supervisor and the ranks"
     for process in processes:
         process.suspend()
@@ -189,13 +189,13 @@ def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_the
         with pytest.raises(ParamError, match="RUNNING.*once it has ended"):
             make_folder(light(tmp_path, **{"launch.replace": True}).launch)
         # supervisor, submitit's controller, two ranks with a child each, of which one may start late
-        members = until(lambda: len(found := processes_of(run.record)) >= 6 and found)
+        members = until(lambda: len(found := processes_of(run.record, run.path)) >= 6 and found)
         state = run.cancel()
         assert state.status is Status.CANCELLED and run.wait() == state == run.cancel()
         assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in members)
     finally:
         launcher.kill()
-        stop_processes(run.record, grace_s=0)
+        stop_processes(run.record, run.path, grace_s=0)
 
 
 @pytest.mark.real
@@ -207,11 +207,11 @@ def test_a_run_without_its_supervisor_is_told_truly_and_can_be_cancelled(start):
         state = until(lambda run=run: (s := run.state()).reason and s)
         assert state.status is Status.RUNNING and "its supervisor was killed" in state.reason
     assert runs[0].cancel().status is Status.CANCELLED
-    for process in processes_of(runs[1].record):
+    for process in processes_of(runs[1].record, runs[1].path):
         process.kill()
     assert until(lambda: runs[1].state().done)
     assert runs[1].state().status is Status.LOST
-    assert all(processes_of(run.record) == [] for run in runs)
+    assert all(processes_of(run.record, run.path) == [] for run in runs)
 
 
 @pytest.mark.real

@@ -82,7 +82,9 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     run = start("fail")
     panel = RunPanel(run.path)
     assert panel.wait(60).rank == 1
-    until(lambda: not processes_of(run.record), seconds=5)  # nor does rank 0 live on, which would not listen to TERM
+    until(
+        lambda: not processes_of(run.record, run.path), seconds=5
+    )  # nor does rank 0 live on, which would not listen to TERM
     assert "rank 1" in texts(panel)[0] and "RuntimeError: the cause" in texts(panel)[0]
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
     buttons, said = panel.actions.buttons, lambda: panel.actions._note.value

@@ -72,11 +72,11 @@ def test_what_the_data_lacked_is_told_by_source(finished_run):
     assert "Skipped data" not in report_html(finished_run)
     result = json.loads((finished_run / "result.json").read_text())
     whole = {"path": "shapes", "records": 0, "reasons": {}, "cut": 0}
-    reasons = {f"{i}\x1b.jpg": "is <truncated>" for i in range(7)}
+    reasons = {f"{i}\x1b[31m.jpg": "is <truncated>" for i in range(7)}
     lacking = {"path": "parts", "records": 7, "reasons": reasons, "cut": 4}
     (finished_run / "result.json").write_text(json.dumps(result | {"skipped": {"data": lacking, "data.more.0": whole}}))
     text = report_html(finished_run)
-    assert "Skipped data" in text and "0\\x1b.jpg&#x27;, which is &lt;truncated&gt;" in text
+    assert "Skipped data" in text and "&#x27;0.jpg&#x27;, which is &lt;truncated&gt;" in text
     assert text.count(".jpg&#x27;, which is") == 5, "the first of them"
     assert "parts: 7 records skipped, 4 texts cut to data.max_length" in text and "shapes: " not in text
 

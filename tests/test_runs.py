@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -106,19 +107,40 @@ def test_a_process_is_known_by_its_id_and_start():
     zombie.wait()
 
 
+SLEEPER = "import time; print(flush=True); time.sleep(60)"  # until it prints, its environment may not be readable
+
+
 @pytest.mark.real
-def test_processes_outlive_their_supervisor_and_strangers_are_left_alone():
-    sleeper = "import time; print(flush=True); time.sleep(60)"  # until it prints, its environment may not be readable
-    child = f"from subprocess import *; Popen([{sys.executable!r}, '-c', {sleeper!r}], stdout=PIPE).stdout.readline()"
-    environment = os.environ | {"MMFSDP_RUN": "this one"}
-    start = time.time()
-    leader = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, env=environment)
-    leader.wait()
+@pytest.mark.parametrize("leader_lives", [True, False])
+def test_only_processes_that_say_so_themselves_are_of_a_run(tmp_path, leader_lives):
+    """Also after their supervisor died. run.json may name any process of whoever cancels the run."""
+    own, copy = tmp_path / "own", tmp_path / "copy"
+    own.mkdir()
+    copy.mkdir()
+    end = "input()" if leader_lives else ""
+    child = f"from subprocess import *; Popen([{sys.executable!r}, '-c', {SLEEPER!r}], stdout=PIPE).stdout.readline()"
+    environment = os.environ | {"MMFSDP_RUN": "this one", "MMFSDP_FOLDER": str(own)}
+    start, options = time.time(), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    leader = subprocess.Popen([sys.executable, "-c", f"{child}; print(flush=True); {end}"], env=environment, **options)
+    assert leader.stdout.readline()
+    if not leader_lives:
+        leader.wait()
     run = record(pid=leader.pid, start=start)
-    assert len(local.processes_of(run)) == 1
-    assert local.processes_of(replace(run, identity="another")) == []
-    assert local.stop_processes(run)
-    assert local.processes_of(run) == []
+    assert len(local.processes_of(run, own)) == 1 + leader_lives
+    assert local.processes_of(replace(run, identity="another"), own) == []
+    assert local.processes_of(run, copy) == [], "a copy of its run.json"
+    assert local.stop_processes(run, copy) and len(local.processes_of(run, own)) == 1 + leader_lives
+    stranger = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, start_new_session=True)
+    assert stranger.stdout.readline()
+    named = {"pid": stranger.pid, "start": local.process_start(stranger.pid)}
+    assert local.stop_processes(record(**named), copy)
+    local.signal_rank(copy, record(**named), named, signal.SIGUSR2)
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.communicate()
+    assert local.stop_processes(run, own)
+    assert local.processes_of(run, own) == []
+    leader.communicate()
 
 
 HALF_WRITTEN = {

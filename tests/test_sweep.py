@@ -88,7 +88,7 @@ def test_a_cancelled_sweep_stops_all_of_it(folder):
     runs = [found.run("000"), found.run("001")]
     assert cli.main(["cancel", str(found.path)]) == 0
     assert {state.status for state in found.states().values()} == {Status.CANCELLED} and found.done()
-    assert not any(processes_of(run.record) for run in runs) and not (found.path / "002").exists()
+    assert not any(processes_of(run.record, run.path) for run in runs) and not (found.path / "002").exists()
 
 
 def test_no_member_starts_before_all_are_sound(folder, capsys):

@@ -38,4 +38,4 @@ def runs_of(params: RunParams) -> Iterator[Callable[..., Run]]:
     yield go
     for run in started:
         if run.record:
-            stop_processes(run.record, grace_s=0)
+            stop_processes(run.record, run.path, grace_s=0)

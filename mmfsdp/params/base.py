@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,11 +24,29 @@ ANY_OTHER = object()
 """Stands for every value of a field but its default."""
 
 
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colors, movements of the cursor
+    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # window titles, the clipboard, links and the like, with their text
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"|[\u202a-\u202e\u2066-\u2069]"  # these write backwards: a line would not say what it seems to say
+    r"|[\ud800-\udfff]"  # halves of a character, which no file and no terminal takes
+)
+
+
+def without_controls(text: str) -> str:
+    """Return a text without what a terminal would obey: colors, titles, the clipboard. Tabs and line ends stay."""
+    return _CONTROL.sub("", text)
+
+
 class ParamError(ValueError):
-    """A mistake in one parameter: `field` is its dotted name, `message` says in one line what is wrong and the fix."""
+    """A mistake in one parameter: `field` is its dotted name, `message` says in one line what is wrong and the fix.
+
+    Both may quote a file that somebody else wrote, so control sequences are left out.
+    """
 
     def __init__(self, field: str, message: str):
-        self.field, self.message = field, " ".join(message.split())
+        self.field, self.message = without_controls(field), without_controls(" ".join(message.split()))
         if len(self.message) > MAX_MESSAGE_LENGTH:  # its end names the fix
             self.message = f"{self.message[: MAX_MESSAGE_LENGTH // 2]} [...] {self.message[-MAX_MESSAGE_LENGTH // 2 :]}"
         super().__init__(f"{self.field}: {self.message}")
@@ -191,8 +210,18 @@ def plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], values: Any) -> T:
-    """Return an object of a dataclass or model from what `plain` returns: as its types say, all the way down."""
-    return TypeAdapter(kind).validate_python(values)
+    """Return an object of a dataclass or model from what `plain` returns: as its types say, all the way down.
+
+    Raises ValueError for values of other types.
+    """
+    any_kind: Any = kind  # a type is hashable, which mypy does not know of type[T]
+    return _adapter(any_kind).validate_python(values)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of a type; making one takes a millisecond."""
+    return TypeAdapter(kind)
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,20 +2,27 @@
 
 Any process may read these files while they are written, and may find half a line after a crash. So a whole file is
 written under a temporary name and renamed, a row is appended in one system call, and readers skip damaged rows.
+
+A folder may come from somebody else, so what it holds is data: texts come without control sequences, numbers are
+numbers, and nothing is written through a link, which may lead to any file of whoever reads.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import stat
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from ..params.base import without_controls
 
 PathLike = str | os.PathLike[str]
 Row = dict[str, Any]
@@ -29,12 +36,43 @@ MAX_FILE_BYTES = 1 << 28
 FILE_MODE = 0o644
 """Files of a run are never writable by group or others, whatever the umask."""
 
+MAX_NUMBER = 1e300
+"""Larger whole numbers are no figures of a run: they do not fit into a float."""
+NUMBER = (int, float)
+Types = Mapping[str, type | tuple[type, ...]]
+"""The type of each key that a reader knows."""
+
 EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
 
 
 def open_own(path: PathLike, mode: str) -> IO[bytes]:
-    """Open an unbuffered binary file that, if it is new, only its owner may write."""
-    return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, FILE_MODE))
+    """Open an unbuffered binary file that, if it is new, only its owner may write.
+
+    Raises OSError for a link, which may lead to another file of this user, and for a pipe that nobody reads.
+    """
+    try:
+        return open(path, mode, buffering=0, opener=_open_without_links)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a link stands where a file of the run belongs; remove it", str(path)) from None
+
+
+def _open_without_links(name: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever. It changes nothing for a file.
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+
+
+def touch(path: PathLike) -> None:
+    """Make an empty file if there is none. Raises OSError for a link."""
+    open_own(path, "ab").close()
+
+
+def make_inner_folder(path: PathLike) -> None:
+    """Make a folder inside a run folder, if there is none. Its owner alone may write it. Raises OSError for a link."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "a link stands where a folder of the run belongs; remove it", str(path))
+    os.makedirs(path, mode=0o755, exist_ok=True)
 
 
 def open_regular(path: PathLike) -> IO[bytes]:
@@ -79,10 +117,39 @@ def write_json(path: PathLike, value: Any) -> None:
 def read_json(path: PathLike) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if there is no such file or it holds anything else."""
     try:
-        value = json.loads(read_file(path))
+        value = _parse(read_file(path))
     except (*NO_FILE, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _parse(data: bytes) -> Any:
+    """Return the value of a JSON text, its texts without control sequences. Raises ValueError, RecursionError."""
+    text = data.decode("utf-8")
+    value = json.loads(text)
+    if "\\" in text or without_controls(text) != text:  # else nothing is there to be left out, as in most rows
+        return _without_controls(value)
+    return value
+
+
+def _without_controls(value: Any) -> Any:
+    """Return a value of JSON with all its texts cleaned, keys too."""
+    if isinstance(value, str):
+        return without_controls(value)
+    if isinstance(value, list):
+        return [_without_controls(item) for item in value]
+    if isinstance(value, dict):
+        return {without_controls(key): _without_controls(item) for key, item in value.items()}
+    return value
+
+
+def of_types(values: Row, types: Types) -> Row:
+    """Return values as a reader knows them: a known key whose value has another type is left out."""
+    return {key: value for key, value in values.items() if key not in types or _has_type(value, types[key])}
+
+
+def _has_type(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not (isinstance(value, int) and abs(value) > MAX_NUMBER)
 
 
 def metrics_path(folder: PathLike, rank: int = 0) -> Path:
@@ -107,7 +174,7 @@ def read_heartbeat(folder: PathLike, rank: int) -> tuple[str, float] | None:
         return None
     with suppress(ValueError):
         at = float(text[40:])
-    return text[:40].strip(), at
+    return without_controls(text[:40]).strip(), at
 
 
 def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
@@ -126,7 +193,7 @@ def last_log_lines(folder: PathLike, rank: int, *, size: int = 4000) -> str:
     if not paths:
         return ""
     log = GrowingFile(paths[-1])
-    text = log.read(size, newest=True).decode("utf-8", "replace")
+    text = without_controls(log.read(size, newest=True).decode("utf-8", "replace"))
     return text.partition("\n")[2] if log.skipped and "\n" in text else text
 
 
@@ -138,7 +205,7 @@ def last_line(path: PathLike) -> str:
 
 def last_bytes(path: PathLike, *, size: int = 4000) -> str:
     """Return the last `size` bytes of a file as text; "" if there is no such file."""
-    return GrowingFile(Path(path)).read(size, newest=True).decode("utf-8", "replace")
+    return without_controls(GrowingFile(Path(path)).read(size, newest=True).decode("utf-8", "replace"))
 
 
 @dataclass
@@ -182,17 +249,26 @@ def parse_rows(lines: bytes) -> list[Row]:
     rows = []
     for line in lines.splitlines():
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = _parse(line)
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(row)
     return rows
 
 
+_METRICS = (
+    "time loss heldout_loss grad_norm lr samples tokens samples_per_s tokens_per_s rank_tokens_per_s step_s data_s "
+    "wire_bytes memory_bytes skipped_steps skipped_in_a_row"
+)
+METRIC_TYPES: Types = dict.fromkeys(_METRICS.split(), NUMBER) | {"step": int}
+"""Columns of metrics.jsonl that are drawn, printed or computed with."""
+
+
 def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = -1) -> list[Row]:
     """Return a rank's metrics, one row per step; with `last_bytes` only those in the end of the file."""
-    return parse_rows(GrowingFile(metrics_path(folder, rank)).read(last_bytes, newest=True))
+    rows = parse_rows(GrowingFile(metrics_path(folder, rank)).read(last_bytes, newest=True))
+    return [of_types(row, METRIC_TYPES) for row in rows]
 
 
 def last_row(folder: PathLike, rank: int = 0) -> Row:
@@ -225,6 +301,9 @@ class MetricsWriter:
         self._file.write(json.dumps(row, default=float).encode() + b"\n")
 
 
+EVENT_TYPES: Types = {"time": NUMBER, "step": int, "kind": str, "text": str}
+
+
 def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
     """Append to events.jsonl. Ranks, supervisor and others write to it, so each event is one system call."""
     assert kind in EVENT_KINDS, kind
@@ -236,7 +315,8 @@ def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
 def read_events(folder: PathLike) -> list[Row]:
     """Return the events of a run, oldest first."""
     rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read())
-    return [row for row in rows if row.get("kind") in EVENT_KINDS and isinstance(row.get("step"), int)]
+    events = [of_types(row, EVENT_TYPES) for row in rows]
+    return [{"text": "", **event} for event in events if event.get("kind") in EVENT_KINDS and "step" in event]
 
 
 # ---- plan.json of earlier versions ----

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from .folder import heartbeat_path, last_log_lines, open_own, read_heartbeat
-from .local import is_same_process, process_start
+from .folder import heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat
+from .local import JOB_VARIABLE, process_start, signal_rank
 from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
 
@@ -40,7 +40,7 @@ class Heartbeat:
 
     def __init__(self, folder: Path, rank: int):
         path = heartbeat_path(folder, rank)
-        path.parent.mkdir(exist_ok=True)
+        make_inner_folder(path.parent)
         self._file = open_own(path, "wb")
 
     def __call__(self, activity: str) -> None:
@@ -106,10 +106,10 @@ class HangDetector:
 def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
     """Make a rank write its stack into its log: faulthandler does so on SIGUSR1 (rank.py). On Slurm all ranks do."""
     status = rank_status(folder, rank)
-    if record.executor == "slurm" and not scancel("--signal=USR1", os.environ["SLURM_JOB_ID"]):
+    if record.executor == "slurm" and not scancel("--signal=USR1", os.environ[JOB_VARIABLE]):
         time.sleep(STACK_DUMP_S)
-    elif status.get("host") == socket.gethostname() and is_same_process(status["pid"], status["start"]):
-        os.kill(status["pid"], signal.SIGUSR1)  # without scancel only ranks on this machine can be reached
+    elif status.get("host") == socket.gethostname():
+        signal_rank(folder, record, status, signal.SIGUSR1)  # without scancel only ranks on this machine can be reached
         time.sleep(STACK_DUMP_S)
 
 

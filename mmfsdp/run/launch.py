@@ -17,11 +17,11 @@ import mmfsdp
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import LaunchParams, ParamError, RunParams
-from .folder import FILE_MODE, PathLike, open_own, read_events, read_json, read_metrics, write_text
-from .local import RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
+from .folder import PathLike, open_own, read_events, read_json, read_metrics, touch, write_text
+from .local import FOLDER_VARIABLE, RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
 from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
-from .slurm_state import ENDED, current_state, job_number, scancel
+from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
 from .state import SWEEP_FILE, is_run, run_state
 from .watch import read_log
 
@@ -107,7 +107,7 @@ def start_in(folder: Path, params: RunParams, entry: str) -> None:
     """Start the supervisor of a run, or on Slurm the process that submits it, in a session of its own."""
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
-    environment = os.environ | {RUN_VARIABLE: identity}
+    environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
     process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
     make_record(params, entry, identity=identity, pid=process.pid).write(folder)
 
@@ -215,7 +215,7 @@ class Run:
         is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
         if state.done and not is_unknown:
             return state
-        (self.path / "cancel").touch(FILE_MODE)
+        touch(self.path / "cancel")
         record = self.record
         executor = record.executor if record else self.params.launch.executor.value
         if executor == "slurm":
@@ -227,20 +227,25 @@ class Run:
     def _cancel_local(self, end: float) -> None:
         while True:
             record = self.record  # None while the run is being launched
-            if self.state().done and not (record and is_here(record) and processes_of(record)):
+            if self.state().done and not (record and is_here(record) and processes_of(record, self.path)):
                 return
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} is still running after its cancel: {self.state()}")
             if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):
-                stop_processes(record)  # there is no supervisor to do it
+                stop_processes(record, self.path)  # there is no supervisor to do it
             time.sleep(0.05)
 
     def _cancel_job(self, end: float) -> None:
-        """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`."""
+        """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`.
+
+        Raises ParamError if the job is another run's.
+        """
         errors: list[str] = []
         worker = threading.Thread(target=self._end_job, args=(errors,), daemon=True)
         worker.start()  # scancel and squeue may take long to say that Slurm does not answer
         worker.join(max(0.0, end - time.monotonic()))
+        if "".join(errors[-1:]).startswith(NOT_ITS_JOB):
+            raise ParamError("run", f"{self.name} is not cancelled: {errors[-1]}")
         if worker.is_alive():
             words = "".join(errors[-1:]) or "its ranks take long to end"
             raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
@@ -251,11 +256,13 @@ class Run:
         while (self.path / "cancel").exists():
             if error or (not number and self.job):  # before, the process that submits it sees the file
                 number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
-                error = scancel(number)
+                error = job_error(self.path, number) or scancel(number)
             elif number and time.monotonic() > kill_at:
                 error = scancel("--signal=KILL", "--full", number)
                 kill_at = float("inf")
             errors.append(error)
+            if error.startswith(NOT_ITS_JOB):
+                return
             known = current_state(number) if number else ""
             if number and (known in ENDED or "Invalid job id" in error):
                 write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())

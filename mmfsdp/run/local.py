@@ -9,14 +9,26 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from .folder import NO_FILE, last_line, last_row, read_json
-from .record import RunRecord, RunState, Status, all_done, cancelled_state, first_failure, rank_statuses, read_status
+from .folder import NO_FILE, last_line, last_row
+from .record import (
+    RunRecord,
+    RunState,
+    Status,
+    all_done,
+    cancelled_state,
+    first_failure,
+    rank_statuses,
+    read_status,
+    status_values,
+)
 
 START_TOLERANCE_S = 60.0
 """Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""
@@ -29,6 +41,9 @@ LOOPBACK = "127.0.0.1"
 
 RUN_VARIABLE = "MMFSDP_RUN"
 """Environment variable that marks every process of a run; its value is the identity of the run."""
+FOLDER_VARIABLE = "MMFSDP_FOLDER"
+"""Environment variable of every process of a run: the run's folder. Somebody may copy the identity of another run."""
+JOB_VARIABLE = "SLURM_JOB_ID"
 
 
 def process_start(pid: int) -> float | None:
@@ -36,7 +51,7 @@ def process_start(pid: int) -> float | None:
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
+    except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError, OverflowError):
         return None
 
 
@@ -56,11 +71,29 @@ def is_supervised(record: RunRecord) -> bool:
     return is_same_process(record.pid, record.start)
 
 
-def processes_of(record: RunRecord) -> list[psutil.Process]:
+def belongs_to(process: psutil.Process, record: RunRecord, folder: Path) -> bool:
+    """Return True if a process says itself that it is of this run; on Slurm, of the job of the process that asks.
+
+    The files of a folder are no proof: they may name any process of whoever cancels the run.
+    """
+    try:
+        environment = process.environ()
+        if record.executor == "slurm":  # what a job inherits of the variables below depends on the cluster
+            return environment.get(JOB_VARIABLE) == os.environ.get(JOB_VARIABLE, "none")
+        same_folder = os.path.samefile(environment.get(FOLDER_VARIABLE, ""), folder)
+    except (psutil.Error, OSError):  # it has ended, it is another user's, or it is of no run
+        return False
+    return same_folder and environment.get(RUN_VARIABLE) == record.identity
+
+
+def processes_of(record: RunRecord, folder: Path) -> list[psutil.Process]:
     """Return the living processes of a run: those in its supervisor's session, also after the supervisor died."""
     leader_start = process_start(record.pid)
     if leader_start is not None and abs(leader_start - record.start) >= START_TOLERANCE_S:
         return []  # The pid was reused, so none of our processes is alive: they would have kept the session's id.
+    leads = False
+    with suppress(psutil.NoSuchProcess):
+        leads = leader_start is not None and belongs_to(psutil.Process(record.pid), record, folder)
     processes = []
     for pid in psutil.pids():
         try:
@@ -70,20 +103,29 @@ def processes_of(record: RunRecord) -> list[psutil.Process]:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
             # Without its leader, a session of this id might be somebody else's: ask the process itself.
-            if leader_start is not None or process.environ().get(RUN_VARIABLE) == record.identity:
+            ends = leader_start is not None and not process.cmdline()  # its memory is gone already, with what it says
+            if leads or ends or belongs_to(process, record, folder):
                 processes.append(process)
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or is another user's
     return processes
 
 
-def stop_processes(record: RunRecord, *, grace_s: float = 2.0) -> bool:
+def signal_rank(folder: Path, record: RunRecord, status: Mapping[str, Any], number: signal.Signals) -> None:
+    """Send a signal to the process of a rank, as its report names it, if that is a process of this run and alive."""
+    pid, start = status.get("pid", 0), status.get("start", 0.0)
+    with suppress(psutil.Error, ValueError, OverflowError, ProcessLookupError):
+        if is_same_process(pid, start) and belongs_to(psutil.Process(pid), record, folder):
+            os.kill(pid, number)
+
+
+def stop_processes(record: RunRecord, folder: Path, *, grace_s: float = 2.0) -> bool:
     """Stop every process of a run but the caller: SIGTERM, then SIGKILL. Return True if all are gone."""
     for number, seconds in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         end = time.monotonic() + seconds
         signalled: set[psutil.Process] = set()
         while True:
-            others = {process for process in processes_of(record) if process.pid != os.getpid()}
+            others = {process for process in processes_of(record, folder) if process.pid != os.getpid()}
             if not others:
                 return True
             for process in others - signalled:
@@ -109,7 +151,7 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         if silence_s > OTHER_HOST_TIMEOUT_S:
             return RunState(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s")
         state = replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
-    elif not supervised and processes_of(record):
+    elif not supervised and processes_of(record, folder):
         return replace(state, reason="its supervisor was killed; the ranks are still running")
     elif not supervised:
         return _state_after_death(folder, record)
@@ -124,8 +166,8 @@ def _silence(folder: Path) -> float:
     The supervisor writes the time of its machine into status.json, and rank 0 into its metrics. The time of a file is
     that of the file server, whose clock may differ; only earlier versions need it.
     """
-    alive = (read_json(folder / "status.json") or {}).get("alive")
-    if isinstance(alive, (int, float)):
+    alive = status_values(folder).get("alive")
+    if alive is not None:
         return time.time() - max(alive, last_row(folder).get("time", 0.0))
     ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
     return min(age for age in ages if age is not None)

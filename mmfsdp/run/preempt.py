@@ -22,15 +22,14 @@ are in this file.
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 from ..params import ParamError
 from .folder import add_event
-from .local import is_here, is_same_process
+from .local import is_here, signal_rank
 from .record import RunRecord, rank_statuses
-from .slurm_state import job_number, scancel
+from .slurm_state import job_error, job_number, scancel
 from .state import run_state
 
 PREEMPT_SIGNAL = signal.SIGUSR2
@@ -70,7 +69,8 @@ def preemption_requested(*numbers: int) -> bool:
 def simulate_preemption(folder: Path) -> None:
     """Send PREEMPT_SIGNAL to every rank of a run, as a cluster would: a drill. Returns at once.
 
-    Raises ParamError if not all ranks are running, or if they cannot be signalled from this machine.
+    Raises ParamError if not all ranks are running, if they cannot be signalled from this machine, or if the job that
+    the folder names is another run's.
     """
     record, state = RunRecord.read(folder), run_state(folder)
     statuses = rank_statuses(folder, record) if record else []
@@ -78,11 +78,13 @@ def simulate_preemption(folder: Path) -> None:
         raise ParamError("run", f"{folder} is {state}; a drill needs a run whose ranks are all running")
     if record.executor == "local" and not is_here(record):
         raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
+    job = job_number(folder) or ""
+    if record.executor == "slurm" and (error := job_error(folder, job) if job else "it names no job"):
+        raise ParamError("run", f"{folder}: {error}")
     add_event(folder, "drill", step=state.step, text="drill: all ranks are sent the preemption signal")
     if record.executor == "slurm":
-        if error := scancel(f"--signal={PREEMPT_SIGNAL.name.removeprefix('SIG')}", job_number(folder) or ""):
+        if error := scancel(f"--signal={PREEMPT_SIGNAL.name.removeprefix('SIG')}", job):
             raise ParamError("run", f"scancel cannot signal the ranks of {folder}: {error}")
         return
     for status in statuses:
-        if is_same_process(status["pid"], status["start"]):
-            os.kill(status["pid"], PREEMPT_SIGNAL)
+        signal_rank(folder, record, status, PREEMPT_SIGNAL)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from submitit import JobEnvironment
 
-from .folder import add_event, last_row, write_json
+from .folder import add_event, last_row, touch, write_json
 from .hang import start_watchdog
 from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
@@ -66,7 +66,7 @@ def run_rank(folder: str) -> None:
     except Preempted as preempted:
         report(state="preempted", step=preempted.step)
         if preemption_requested(PREEMPT_SIGNAL):  # after SIGTERM, Slurm itself requeues the job or ends it
-            (path / "logs" / PREEMPTED_FILE).touch()
+            touch(path / "logs" / PREEMPTED_FILE)
         raise SystemExit(0) from None
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()

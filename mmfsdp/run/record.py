@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..params import ParamError
+from ..params.base import without_controls
 from ..params.enums import Choice
-from .folder import read_json, write_json
+from .folder import NUMBER, Row, Types, of_types, read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
@@ -22,8 +23,10 @@ ENTRIES = {
 """The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
 import what that person has written there."""
 
+EXECUTORS = ("local", "slurm")
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
+MAX_PID = 2**31
 
 ENTRIES_VARIABLE = "MMFSDP_ENTRIES"
 """Environment variable with further modules of entries, separated by commas: for tests."""
@@ -82,13 +85,30 @@ class RunState:
         return self.status is Status.COMPLETED
 
     def __str__(self) -> str:
-        reason = f": {self.reason}" if self.reason else ""
+        reason = f": {without_controls(self.reason)}" if self.reason else ""
         return f"{self.status}, step {self.step} of {self.steps}{reason}"
+
+
+STATUS_TYPES: Types = {
+    "status": str,
+    "reason": str,
+    "rank": int,
+    "traceback": str,
+    "job": (str, int),
+    "submitted": NUMBER,
+    "finished": NUMBER,
+    "alive": NUMBER,
+}
+
+
+def status_values(folder: Path) -> Row:
+    """Return what status.json holds, each value of its type; {} if it is missing or damaged."""
+    return of_types(read_json(folder / "status.json") or {}, STATUS_TYPES)
 
 
 def read_status(folder: Path) -> RunState:
     """Return what status.json says; QUEUED if it is missing or damaged."""
-    values = read_json(folder / "status.json") or {}
+    values = status_values(folder)
     try:
         status = Status(values.get("status", "QUEUED"))
     except ValueError:
@@ -98,7 +118,7 @@ def read_status(folder: Path) -> RunState:
 
 def write_status(folder: Path, state: RunState, **more: Any) -> None:
     """Write a state, and more (job, submitted, finished), into status.json; what else it holds is kept."""
-    values = read_json(folder / "status.json") or {}
+    values = status_values(folder)
     values |= {"status": state.status, "reason": state.reason, "rank": state.rank, "traceback": state.traceback}
     write_json(folder / "status.json", values | more)
 
@@ -136,20 +156,19 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord | None:
-        """Return the content of run.json; None if it is missing or damaged."""
+        """Return the content of run.json; None if it is missing, damaged, or of no run that can be."""
         values = read_json(folder / "run.json") or {}
         if "silence_s" in values:  # the name of hang_timeout_s in folders of earlier versions
             values["hang_timeout_s"] = values["silence_s"]
-        kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-        known = {}
-        for f in fields(cls):
-            if f.name in values and isinstance(values[f.name], kinds[str(f.type)]):
-                known[f.name] = values[f.name]
+        kinds: Types = {"str": str, "int": int, "float": NUMBER}
+        types = {f.name: kinds[str(f.type)] for f in fields(cls)}
+        known = of_types({name: value for name, value in values.items() if name in types}, types)
         try:
             record = cls(**known)
         except TypeError:  # a field is missing, or its value is of another type
             return None
-        return record if 0 < record.ranks <= MAX_RANKS else None
+        can_be = record.executor in EXECUTORS and 1 <= record.ranks <= MAX_RANKS and 1 <= record.pid < MAX_PID
+        return record if can_be else None
 
 
 def check_entry(entry: str) -> str:
@@ -162,9 +181,22 @@ def check_entry(entry: str) -> str:
     raise ParamError("entry", f"{entry!r} is not an entry of mmfsdp; it must be {TRAIN} or {TRAIN_AND_CAPTION}")
 
 
+RANK_TYPES: Types = {
+    "state": str,
+    "rank": int,
+    "host": str,
+    "pid": int,
+    "start": NUMBER,
+    "time": NUMBER,
+    "step": int,
+    "error": str,
+    "traceback": str,
+}
+
+
 def rank_status(folder: Path, rank: int) -> dict[str, Any]:
     """Return what a rank last reported: state (running, preempted, failed, done), pid, time, and more; else {}."""
-    return read_json(folder / "logs" / f"rank{rank}.json") or {}
+    return of_types(read_json(folder / "logs" / f"rank{rank}.json") or {}, RANK_TYPES)
 
 
 def rank_statuses(folder: Path, record: RunRecord) -> list[dict[str, Any]]:

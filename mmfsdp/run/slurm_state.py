@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .folder import NO_FILE, last_line, last_log_lines, read_file, read_json
+from .folder import NO_FILE, last_line, last_log_lines, read_file
 from .local import is_here, is_supervised
 from .never_starts import what_to_do
 from .record import (
@@ -26,6 +26,7 @@ from .record import (
     rank_status,
     rank_statuses,
     read_status,
+    status_values,
     write_status,
 )
 
@@ -36,6 +37,9 @@ PREEMPTED_FILE = "ranks.preempted"
 RESTART_COUNT = "SLURM_RESTART_COUNT"
 """Environment variable of a job: how often it was requeued; missing the first time."""
 
+NOT_ITS_JOB = "the folder names job"
+"""Begins the refusal to touch a job of another run."""
+
 SQUEUE_INTERVAL_S = 20.0
 """Seconds between two calls of squeue by one process."""
 COMMAND_TIMEOUT_S = 4.0
@@ -44,6 +48,9 @@ SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
 UNKNOWN_TIMEOUT_S = 30.0
 """Seconds after which Slurm should know a job that was submitted to it."""
+
+JOB_NUMBER = re.compile("[0-9]{1,18}(_[0-9]{1,9})?")
+"""A job, or a task of a job array."""
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Slurm's states of jobs that have not started, or not started again."""
@@ -67,7 +74,7 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     state, number = read_status(folder), job_number(folder)
     if state.done:
         # The job may be requeued after it had ended, by an administrator or because a node failed.
-        finished = (read_json(folder / "status.json") or {}).get("finished", float("inf"))
+        finished = status_values(folder).get("finished", float("inf"))
         rank0 = rank_status(folder, 0)
         if rank0.get("state") != "running" or rank0.get("time", 0.0) <= finished:
             return state
@@ -96,13 +103,19 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
 
 
 def job_number(folder: Path) -> str | None:
-    """Return the run's Slurm job; None before it is submitted."""
-    number = (read_json(folder / "status.json") or {}).get("job")
-    if number:
-        return str(number)
+    """Return the run's Slurm job, such as 123 or 123_4; None before it is submitted.
+
+    It becomes an argument of Slurm's commands, so anything but digits is no job.
+    """
+    number = str(status_values(folder).get("job", ""))
+    if JOB_NUMBER.fullmatch(number):
+        return number
     # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one (Run.resume).
-    calls = [path.name.removesuffix("_submitted.pkl") for path in (folder / "logs").glob("[0-9]*_submitted.pkl")]
-    return calls[0] if calls else None
+    for path in (folder / "logs").glob("[0-9]*_submitted.pkl"):
+        number = path.name.removesuffix("_submitted.pkl")
+        if JOB_NUMBER.fullmatch(number):
+            return number
+    return None
 
 
 def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
@@ -125,8 +138,7 @@ def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
 
 def tried_at(folder: Path) -> float:
     """Return when the job was submitted or, if Slurm took no more jobs, last offered to it (unix seconds); else 0."""
-    submitted = (read_json(folder / "status.json") or {}).get("submitted")
-    return submitted if isinstance(submitted, (int, float)) else 0.0
+    return status_values(folder).get("submitted", 0.0)
 
 
 def _exit_code(folder: Path) -> int | None:
@@ -309,6 +321,27 @@ def _accounted_job(number: str) -> Job:
     _, state, start, nodes = rows[-1]
     state, _, reason = state.partition(" ")  # such as "CANCELLED by 1000"
     return Job(state, reason, start, nodes)
+
+
+def job_error(folder: Path, number: str) -> str:
+    """Return why a job must not be touched for a run; empty if its batch script lies in the run's folder.
+
+    A folder may name any job of whoever cancels its run.
+    """
+    done = run_command("squeue", "--noheader", "--array", "--states=all", "--format=%i|%o", f"--jobs={number}")
+    if done.returncode:
+        return done.stderr.strip() or "squeue: no answer"
+    scripts = [row[1] for row in _rows(done.stdout, columns=2) if row[0] == number]
+    if not scripts:
+        return f"squeue: Invalid job id {number}"
+    script = Path(scripts[-1])
+    inner = script.parent  # FOLDER/logs; of an array, SWEEP/array_0, where a link of the task's number leads to FOLDER
+    owner = inner.parent if inner.name == "logs" else inner / f"{int(number.partition('_')[2] or 0):03d}"
+    with suppress(OSError):
+        if os.path.samefile(owner, folder) and (inner.name == "logs" or "_" in number):
+            return ""
+    words = f"{NOT_ITS_JOB} {number}, whose batch script is {script}"
+    return f"{words}, so that job is not touched; if it is yours, scancel {number} ends it"
 
 
 def current_state(number: str) -> str:

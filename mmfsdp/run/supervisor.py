@@ -54,7 +54,7 @@ def supervise(folder: Path) -> None:
     except Exception as error:
         reason = f"the supervisor failed: {error}{advice(str(error))}"
         state = RunState(Status.FAILED, reason, traceback=traceback.format_exc())
-    stop_processes(record)
+    stop_processes(record, folder)
     write_status(folder, state, finished=time.time())
     if state.status is Status.FAILED:
         add_event(folder, "failed", step=last_row(folder).get("step", 0), text=state.reason)

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
-from .folder import FILE_MODE, PathLike, last_row, open_regular, read_json, write_json, write_text
+from .folder import PathLike, last_row, open_regular, read_json, touch, write_json, write_text
 from .launch import Run, check, launch, make_folder, make_record, start_detached
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
@@ -162,7 +162,7 @@ class Sweep:
     def cancel(self, *, timeout: float = 10.0) -> dict[str, RunState]:
         """Stop the members that run and start no more. Return their states. Raises TimeoutError as Run.cancel does."""
         end = time.monotonic() + timeout
-        (self.path / "cancel").touch(FILE_MODE)
+        touch(self.path / "cancel")
         try:
             with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
                 started = [name for name in self.members if is_run(self.path / name)]

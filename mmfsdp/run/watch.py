@@ -5,7 +5,6 @@ Memory is bounded whatever the ranks print: long lines are cut, and a reader tha
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..params.base import without_controls
 from .folder import GrowingFile, PathLike, log_paths, read_events, read_metrics
 from .record import RunState, Status
 from .state import run_state
@@ -22,13 +22,6 @@ MAX_LINE_BYTES = 4000
 """Bytes of one line that are shown."""
 MIN_LOG_BYTES = 1 << 16
 """Bytes of each rank's log that one call takes in at least."""
-
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colors, movements of the cursor
-    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links and the like, with their text
-    r"|\x1b[ -/]*[0-~]?"
-    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
-)
 
 
 class LogLine(NamedTuple):
@@ -41,7 +34,7 @@ class LogLine(NamedTuple):
 def clean(line: bytes) -> str:
     """Return a raw line as a terminal shows it after its carriage returns, without control sequences."""
     visible = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return _CONTROL.sub("", visible.decode("utf-8", "replace"))
+    return without_controls(visible.decode("utf-8", "replace"))
 
 
 class _RankLog:

@@ -29,7 +29,7 @@ from ..data.sources import open_source
 from ..models.build import build_model, freeze_model
 from ..models.media_model import train_mode
 from ..params import DataSource, ParamError, RunParams
-from ..run.folder import open_own, read_json, write_json
+from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.record import RunRecord
 
@@ -180,7 +180,7 @@ def exact_match(texts: Sequence[str], samples: Sequence[Sample]) -> float:
 
 def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Sequence[str]) -> list[dict[str, str]]:
     """Write the first pictures into the run folder; one row each with file, truth, caption and split."""
-    (folder / "captions").mkdir(mode=0o755, exist_ok=True)
+    make_inner_folder(folder / "captions")
     rows = []
     for i, (sample, text) in enumerate(zip(samples[:PICTURES_KEPT], texts, strict=False)):
         name = f"captions/{split}_{i:02d}.png"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..run.folder import write_json
+from ..run.folder import make_inner_folder, write_json
 from .meters import silent
 
 WARMUP_STEPS = 2
@@ -66,7 +66,7 @@ class StepProfile(AbstractContextManager):
         profiler, self._profiler = self._profiler, None
         with silent():
             profiler.stop()  # waits for the GPU
-        self.folder.mkdir(exist_ok=True)
+        make_inner_folder(self.folder)
         trace = self.folder / f"rank{dist.get_rank()}.json.gz"
         profiler.export_chrome_trace(str(trace))
         events = []

@@ -155,6 +155,7 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     os.utime(folder, (1, 1))
     assert run_state(folder).reason == "its run.json is missing; cancel it, in case that it still runs"
     assert Run.open(folder).job == "99"
+    (fake_slurm / "squeue").write_text(f"#!/bin/sh\necho '99|{folder}/logs/submission.sh'\n")
     Run.open(folder).cancel()
     assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
 
@@ -202,12 +203,49 @@ def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch
     record(executor="slurm").write(folder)
     write_json(folder / "status.json", {"status": "QUEUED", "job": "77"})
     begun = time.monotonic()
-    with pytest.raises(TimeoutError, match="first is not cancelled yet: scancel did not answer.*goes on trying"):
+    with pytest.raises(TimeoutError, match="first is not cancelled yet: squeue did not answer.*goes on trying"):
         Run(folder).cancel()
     assert time.monotonic() - begun < 11 and (folder / "cancel").exists()
     (fake_slurm / "scancel").write_text(f"#!/bin/bash\n{COMMANDS['scancel']}\n")
-    (fake_slurm / "squeue").write_text("#!/bin/sh\necho '77|CANCELLED'\n")
+    (fake_slurm / "squeue").write_text(
+        f"#!/bin/sh\ncase $* in *%o*) echo '77|{folder}/logs/submission.sh';; *) echo '77|CANCELLED';; esac\n"
+    )
     assert Run(folder).wait(20).status is Status.CANCELLED and "77" in (fake_slurm / "cancelled").read_text()
+
+
+NO_JOBS = [
+    "--user=root",
+    "--me",
+    "77 78",
+    "77,78",
+    "77;78",
+    "-u",
+    "",
+    "77\n",
+    "٧٧",
+    ["77"],
+    {"a": 1},
+    None,
+    True,
+    10**400,
+]
+
+
+@pytest.mark.parametrize("job", NO_JOBS)
+def test_what_is_no_job_number_reaches_no_command_of_slurm(fake_slurm, tmp_path, job):
+    for name in ("squeue", "sacct"):
+        (fake_slurm / name).write_text("#!/bin/bash\necho $* >> ${0%/*}/asked\n")
+    folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
+    record(executor="slurm", host="elsewhere", created=1.0).write(folder)
+    write_json(folder / "status.json", {"status": "QUEUED", "job": job})
+    for rank in range(2):
+        write_json(folder / f"logs/rank{rank}.json", {"state": "running", "time": 2.0})
+    (folder / "logs/5 --me_submitted.pkl").touch()
+    assert Run(folder).job is None
+    with pytest.raises(ParamError):
+        Run(folder).drill()
+    Run(folder).cancel()
+    assert not (fake_slurm / "cancelled").exists() and not (fake_slurm / "asked").exists()
 
 
 def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mmfsdp import cli
+from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm_state import state_in_log
 from tests.slurm.cluster import NODES, NOWHERE
@@ -92,6 +95,30 @@ def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
     assert state.status is Status.FAILED and state.step > 0
     assert state.reason == "the time limit was reached; raise launch.timeout_min"
     assert state_in_log(timed.path) == "TIMEOUT", "known also where Slurm has forgotten it"
+
+
+def test_a_folder_that_names_another_job_cannot_touch_it(submit, cluster, tmp_path, capsys):
+    """Somebody hands a folder over; who cancels or drills it has a job of their own."""
+    own = submit("polite")
+    until(lambda: own.state().step > 0 or "life 0 step 2" in own.logs(0), words=lambda: str(own.state()))
+    handed = tmp_path / "handed"
+    shutil.copytree(own.path, handed)
+    for logs in ("copied", "linked"):
+        if logs == "linked":
+            shutil.rmtree(handed / "logs")
+            (handed / "logs").symlink_to(own.path / "logs")
+        for job in (own.job, "--user=root", f"{own.job} {own.job}", "--me"):
+            write_json(handed / "status.json", {"status": "QUEUED", "job": job})
+            for command in ("drill", "cancel"):
+                cli.main([command, str(handed)])
+            (handed / "cancel").unlink(missing_ok=True)
+            said = capsys.readouterr().err
+            assert said.count(f"the folder names job {own.job}, whose batch script is {own.path}") == 2, said
+    assert "life 0" in own.logs(0) and own.state().status in (Status.STARTING, Status.RUNNING), own.state()
+    assert cluster.ask("squeue", "--noheader", "--format=%i %T").stdout == f"{own.job} RUNNING\n"
+    own.drill()
+    until(lambda: (own.path / "logs/ranks.preempted").exists(), words=lambda: own.logs(0))
+    assert own.cancel().status is Status.CANCELLED
 
 
 class Bomb:
