@@ -144,6 +144,14 @@ def cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def key(tmp_path_factory):
+    """Where the tests keep the key that shows whose runs are: not in the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture
 def finished_run(tmp_path):
     """A run folder as the ranks leave it, written by the package's own writers; its texts are hostile."""

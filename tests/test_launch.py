@@ -74,17 +74,17 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
 
 
 @pytest.mark.real
-def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start):
+def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start, tmp_path):
     before = os.umask(0)
     try:
-        run = start("talk")
+        run = start("talk", **{"launch.folder": str(tmp_path / "work/runs")})
         run.cancel()
         add_event(run.path, "saved", step=1, text="")
         MetricsWriter(run.path, 7).write({"step": 1})
         keep_pictures(run.path, "heldout", [Sample("", "a star", (Image.new("RGB", (8, 8)),))], ["a star"])
     finally:
         os.umask(before)
-    loose = [path for path in run.path.rglob("*") if path.stat().st_mode & 0o022]
+    loose = [path for path in (tmp_path / "work", *tmp_path.glob("work/**/*")) if path.stat().st_mode & 0o022]
     assert not loose and {"cancel", "logs", "supervisor.log"} <= {path.name for path in run.path.rglob("*")}
 
 

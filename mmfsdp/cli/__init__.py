@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 from ..params import ParamError, preset_names
-from ..params.base import did_you_mean
+from ..params.base import did_you_mean, without_controls
 from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..run.record import advice
@@ -77,9 +78,11 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command.add_argument("--at-once", type=count, default=1, metavar="N", help="runs at a time (default: 1)")
     add_flags(command)
 
-    command = add(resume, "continue a run that ended early", usage="RUN [--step N] [flags]")
+    command = add(resume, "continue a run that ended early", usage="RUN [--step N] [--trust] [flags]")
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
+    words = "run what the folder names, though somebody else may have written that"
+    command.add_argument("--trust", action="store_true", help=words)
     add_flags(command)
 
 
@@ -157,10 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print()
         return 130
     except Exception as error:
-        message = " ".join(str(error).split())
+        message = without_controls(" ".join(str(error).split()))
         hint = advice(message)  # safetensors reports a full disk with an error of its own
-        if not (hint or isinstance(error, (ParamError, OSError))):
-            raise  # a bug, of which a person should see the traceback
+        if not (hint or isinstance(error, (ParamError, OSError))):  # a bug, of which a person should see the traceback
+            print(without_controls(traceback.format_exc()), file=sys.stderr)
+            return 1
         print(f"mmfsdp {command}: {message}{hint}", file=sys.stderr)
         return 2
 

@@ -12,13 +12,14 @@ from shlex import quote
 from typing import Any
 
 from ..params import LaunchParams, ParamError, RunParams
-from ..params.base import read_yaml
+from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
 from ..run.launch import Run, check
 from ..run.launch import launch as start_run
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep, sweep_members
 from ..run.sweep import sweep as start_sweep
+from ..run.trust import UntrustedRun, check_trusted
 from ..run.watch import ProgressBar
 from ..run.watch import follow as lines_of
 from .planning import check_plan, print_plan, run_folder, say
@@ -29,6 +30,12 @@ def count(text: str) -> int:
     if not (text.isdecimal() and int(text)):
         raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def show(*texts: object) -> None:
+    """Print texts of a run, a line each, without what a terminal would obey: somebody else may have written them."""
+    for text in texts:
+        print(without_controls(str(text)))
 
 
 def run(values: Namespace) -> int:
@@ -58,12 +65,21 @@ def launch(values: Namespace) -> int:
 
 
 def resume(values: Namespace) -> int:
-    """Continue a run in its folder, from its newest complete checkpoint or from that of `--step`."""
+    """Continue a run in its folder, from its newest complete checkpoint or from that of `--step`.
+
+    With `--trust`, also one that somebody else may have made or changed.
+    """
     resumed = Run.open(run_folder(values.run))
     params = params_of(values, default=resumed.params)
+    if not values.trust:
+        try:
+            check_trusted(resumed.path, params)
+        except UntrustedRun as error:
+            show(f"Resuming {resumed.path} would run:", *(f"  {line}" for line in error.lines))
+            raise ParamError("run", f"{error.why}; read the parameters above, then add --trust") from None
     if params != resumed.params:
         check_plan(params)
-    resumed.resume(step=values.step, params=params)
+    resumed.resume(step=values.step, params=params, trust=values.trust)
     return follow(resumed.path) or finish(resumed.path)
 
 
@@ -100,13 +116,13 @@ def follow(folder: Path) -> int:
     followed = Run.open(folder)
     try:
         for line in lines_of(followed.path):
-            print(line)
+            show(line)
     except KeyboardInterrupt:
         name = quote(str(folder))
         print(f"\n{followed.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it", end="")
         raise
     state = followed.state()
-    print(f"{followed.name}: {state}")
+    show(f"{followed.name}: {state}")
     return 0 if state.ok else 1
 
 
@@ -119,15 +135,15 @@ def finish(folder: Path) -> int:
     result = caption_held_out(folder)
     for row in result["captions"][:5]:
         mark = "=" if row["caption"] == row["truth"] else "x"
-        print(f"  {mark} {row['caption']}\n    truth: {row['truth']}")
+        show(f"  {mark} {row['caption']}", f"    truth: {row['truth']}")
     for key, value in result.items():
         if isinstance(value, float):
-            print(f"  {key}: {value:.3f}")
+            show(f"  {key}: {value:.3f}")
         elif not isinstance(value, (list, dict)):
-            print(f"  {key}: {value}")
+            show(f"  {key}: {value}")
     for line in skipped_lines(result):
-        print(f"  {line}")
-    print(f"report: {write_report(folder)}")
+        show(f"  {line}")
+    show(f"report: {write_report(folder)}")
     return 0
 
 
@@ -154,7 +170,7 @@ def sweep(values: Namespace) -> int:
 
 def show_members(shown: Sweep) -> int:
     """Print the table of a sweep. Returns 1 if a member failed."""
-    print(shown)
+    show(shown)
     return int(any(state.done and not state.ok for state in shown.states().values()))
 
 
@@ -176,7 +192,7 @@ def runs(values: Namespace) -> int:
     default = LaunchParams().folder
     for folder in values.folders or [default]:
         paths = find_runs(folder)
-        print(runs_table(paths) if paths else f"no runs in {folder}")
+        show(runs_table(paths) if paths else f"no runs in {folder}")
     return 0
 
 
@@ -186,10 +202,10 @@ def cancel(values: Namespace) -> int:
     if os.path.isfile(path / SWEEP_FILE):
         members = Sweep(path)
         members.cancel()
-        print(members)
+        show(members)
     else:
         cancelled = Run.open(path)
-        print(f"{cancelled.name}: {cancelled.cancel()}")
+        show(f"{cancelled.name}: {cancelled.cancel()}")
     return 0
 
 
@@ -201,9 +217,9 @@ def report(values: Namespace) -> int:
     from ..widgets.report import write_report
 
     if len(opened) == 1:
-        print(write_report(opened[0]))
+        show(write_report(opened[0]))
         return 0
-    print(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
+    show(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
     return 0
 
 
@@ -213,5 +229,5 @@ def export(values: Namespace) -> int:
     say("reading the checkpoint")
     from ..compat.export import export as write
 
-    print(write(exported.path, Path(values.to), layout=values.layout))
+    show(write(exported.path, Path(values.to), layout=values.layout))
     return 0

@@ -68,6 +68,13 @@ def touch(path: PathLike) -> None:
     open_own(path, "ab").close()
 
 
+def make_folders(path: PathLike) -> None:
+    """Make a folder, and those above it, that do not exist; whatever the umask, their owner alone may write them."""
+    for folder in (*reversed(Path(path).absolute().parents), Path(path)):
+        if not folder.exists():
+            folder.mkdir(mode=0o755, exist_ok=True)
+
+
 def make_inner_folder(path: PathLike) -> None:
     """Make a folder inside a run folder, if there is none. Its owner alone may write it. Raises OSError for a link."""
     if os.path.islink(path):
@@ -242,6 +249,27 @@ class GrowingFile:
             data = file.read(limit)
         self.offset += self.skipped + len(data)
         return data
+
+
+RESULT_TYPES: Types = {
+    "heldout_exact_match": NUMBER,
+    "unseen_combination_exact_match": NUMBER,
+    "text_only_exact_match": NUMBER,
+    "seconds": NUMBER,
+    "wire_bytes_predicted": NUMBER,
+    "wire_bytes_measured": NUMBER,
+    "wire_measured": list,
+    "world_size": int,
+    "frozen_parameters_changed": int,
+    "peak": dict,
+    "skipped": dict,
+    "captions": list,
+}
+
+
+def read_result(folder: PathLike) -> Row:
+    """Return what result.json holds, each value of its type; {} until it is written."""
+    return of_types(read_json(Path(folder) / "result.json") or {}, RESULT_TYPES)
 
 
 def parse_rows(lines: bytes) -> list[Row]:

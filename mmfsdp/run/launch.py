@@ -17,12 +17,23 @@ import mmfsdp
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import LaunchParams, ParamError, RunParams
-from .folder import PathLike, open_own, read_events, read_json, read_metrics, touch, write_text
+from .folder import (
+    PathLike,
+    make_folders,
+    make_inner_folder,
+    open_own,
+    read_events,
+    read_json,
+    read_metrics,
+    touch,
+    write_text,
+)
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
 from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
 from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
 from .state import SWEEP_FILE, is_run, run_state
+from .trust import check_trusted, params_digest
 from .watch import read_log
 
 KILL_AFTER_S = 2.0
@@ -71,7 +82,7 @@ def make_folder(params: LaunchParams) -> Path:
     if params.folder.startswith(("~", "$")) and os.path.expanduser(params.folder) == params.folder:
         raise ParamError("launch.folder", f"{params.folder!r}: no such user; variables are not read; write it in full")
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folders(parent)
         if params.replace and _is_over(folder):
             number = 1
             while folder.with_name(f"{params.name}-{number}").exists():
@@ -150,6 +161,7 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
         identity=identity,
         created=time.time(),
         version=mmfsdp.__version__,
+        digest=params_digest(params.to_yaml()),
     )
 
 
@@ -277,13 +289,18 @@ class Run:
         """
         simulate_preemption(self.path)
 
-    def resume(self, *, step: int | None = None, params: RunParams | None = None) -> Run:
+    def resume(self, *, step: int | None = None, params: RunParams | None = None, trust: bool = False) -> Run:
         """Start it again where it ended, from its newest complete checkpoint or that of `step`; returns at once.
 
-        `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. Raises
-        ParamError if it is still running or has done all its steps.
+        `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. `trust`: run
+        what its folder names, though somebody else may have written that. Raises ParamError if it is still running or
+        has done all its steps, and its kind UntrustedRun without `trust` where that is needed.
         """
-        params = params or self.params
+        # It goes on in its own folder, wherever that is now: the batch file deletes and writes files in there.
+        place = {"launch.folder": str(self.path.parent), "launch.name": self.name}
+        params = (params or self.params).change(**place)
+        if not trust:
+            check_trusted(self.path, params)
         check(params)
         record, state, checkpoints = self.record, self.state(), self.path / "checkpoints"
         entry = check_entry(record.entry if record else TRAIN)
@@ -295,9 +312,15 @@ class Run:
             raise ParamError("train.steps", words)
         if step is not None:
             drop_after(checkpoints, step)
+        for name in ("logs", "captions", "profile"):
+            if name == "logs" or os.path.lexists(self.path / name):
+                make_inner_folder(self.path / name)  # refuses a link, which may lead anywhere
         for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # Slurm reuses job ids
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
+        for path in (self.path / "logs").iterdir():
+            if path.is_symlink():  # a log would be written through it
+                path.unlink()
         start_in(self.path, params, entry)
         return self
 

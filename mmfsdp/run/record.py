@@ -149,6 +149,8 @@ class RunRecord:
     version: str
     hang_timeout_s: float = 60.0
     """Seconds without a heartbeat after which a rank counts as hung."""
+    digest: str = ""
+    """Shows whose parameters these are: see trust.py. Empty in folders of earlier versions."""
 
     def write(self, folder: Path) -> None:
         """Write run.json."""

@@ -25,9 +25,23 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
-from .folder import PathLike, last_row, open_regular, read_json, touch, write_json, write_text
+from .folder import (
+    NUMBER,
+    PathLike,
+    Types,
+    last_row,
+    make_inner_folder,
+    of_types,
+    open_own,
+    open_regular,
+    read_json,
+    read_result,
+    touch,
+    write_json,
+    write_text,
+)
 from .launch import Run, check, launch, make_folder, make_record, start_detached
-from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, write_status
+from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
@@ -42,6 +56,7 @@ RETRY_S = 10.0
 """Seconds after which members that Slurm did not take are offered to it again."""
 SUBMIT_LIMIT = re.compile(r"\w*Submit\w*Limit|\w*MaxSubmit\w*")
 """In sbatch's words: the limit on jobs in the queue, such as QOSMaxSubmitJobPerUserLimit or AssocGrpSubmitJobsLimit."""
+SWEEP_TYPES: Types = {"created": NUMBER, "at_once": int, "entry": str, "members": list}
 Values = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
 
@@ -106,12 +121,12 @@ class Sweep:
 
     def __init__(self, path: PathLike):
         self.path = Path(os.path.expanduser(path)).absolute()
-        self.content: dict[str, Any] = read_json(self.path / SWEEP_FILE) or {}
+        self.content: dict[str, Any] = of_types(read_json(self.path / SWEEP_FILE) or {}, SWEEP_TYPES)
         """created, at_once, entry and members."""
         self.members: dict[str, Values] = {}
         """Name of each member -> the parameters in which it differs from base.yaml."""
-        for number, values in enumerate(self.content.get("members", [])):
-            self.members[f"{number:03d}"] = values
+        for number, values in enumerate(self.content.get("members", [])[:MAX_MEMBERS]):
+            self.members[f"{number:03d}"] = values if isinstance(values, dict) else {}
 
     @classmethod
     def open(cls, path: PathLike) -> Sweep:
@@ -164,8 +179,9 @@ class Sweep:
         end = time.monotonic() + timeout
         touch(self.path / "cancel")
         try:
+            open_own(self.path / LOCK, "ab").close()  # refuses a link, which the lock would follow
             with FileLock(self.path / LOCK, timeout=timeout):  # the starter has seen the file and has ended
-                started = [name for name in self.members if is_run(self.path / name)]
+                started = [name for name in self.members if self._is_member(name)]
         except Timeout:
             raise TimeoutError(f"the starter of {self.path} has not ended within {timeout:g} s") from None
         running = [name for name in started if not run_state(self.path / name).done]
@@ -188,7 +204,7 @@ class Sweep:
         states, rows = self.states(), []
         for name, values in self.members.items():
             folder, state = self.path / name, states[name]
-            result, status = read_json(folder / "result.json") or {}, read_json(folder / "status.json") or {}
+            result, status = read_result(folder), status_values(folder)
             row = {"name": name, **values, "state": str(state.status), "step": state.step}
             row |= {"loss": last_row(folder).get("loss"), "new right": result.get("heldout_exact_match")}
             record = RunRecord.read(folder)
@@ -205,6 +221,10 @@ class Sweep:
         for row in self.rows():
             lines.append([_cell(row.get(key)) for key in head])
         return text_table(lines)
+
+    def _is_member(self, name: str) -> bool:
+        """Return True if a member was started. A link may lead to a run that is of no sweep."""
+        return is_run(self.path / name) and not (self.path / name).is_symlink()
 
     def _has_starter(self) -> bool:
         """Return True if a process is there that starts the members."""
@@ -318,7 +338,7 @@ def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) 
     folder = members.path / f"array_{part}"
     if folder.exists():
         shutil.rmtree(folder)  # of a larger array, which Slurm did not take
-    folder.mkdir()
+    make_inner_folder(folder)
     for task, name in enumerate(names):  # each task finds its member by its own number
         (folder / f"{task:03d}").symlink_to(Path("..", name))
     write_text(folder / "array.sh", array_text(members, folder, names))

@@ -5,6 +5,7 @@ Memory is bounded whatever the ranks print: long lines are cut, and a reader tha
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -125,7 +126,7 @@ class Progress:
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows of metrics; those that are older than the newest one are left out."""
         for row in rows:
-            if "step" in row and "time" in row:
+            if "step" in row and math.isfinite(row.get("time", math.nan)):
                 if not self.recent or row["time"] > self.recent[-1]["time"]:
                     self.recent.append(row)
 

@@ -18,6 +18,7 @@ from ..core.collectives import gather_json, rank
 from ..data.batch import Batch
 from ..models import Flamingo
 from ..params import ParamError, RunParams
+from ..run.folder import make_folders
 
 Read = Callable[[str], Tensor]
 """Gives rank 0's tensor of this name, where the model is on the meta device."""
@@ -120,7 +121,7 @@ def _write(paths: Sequence[Path], features: Tensor) -> None:
     """Write what is missing or damaged. Other ranks and runs may write the same pictures at the same time."""
     for path, picture_features in zip(paths, features.cpu(), strict=True):
         if _read([path]) is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
             temporary.write_bytes(save({"features": picture_features.contiguous()}))
             temporary.replace(path)

@@ -23,6 +23,7 @@ from ..models import build_language
 from ..models.build import generated_folder, needs_backbones
 from ..models.weight_files import make_readable
 from ..params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
+from ..run.folder import make_folders
 from .small_llava import backbones_of, write_llava
 
 Progress = Callable[[str, float], None]
@@ -63,7 +64,7 @@ def ensure_backbones(params: RunParams, progress: Progress | None = None, *, rec
         ensure_backbones(RunParams(model=backbones_of(params.model)), progress, recipe=recipe)
     folder = generated_folder(params.model)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(folder.parent)
         with FileLock(f"{folder}.lock", mode=0o666):  # whoever may write in a shared cache may take it
             if needs_backbones(params.model):
                 pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))

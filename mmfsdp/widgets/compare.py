@@ -11,7 +11,7 @@ import ipywidgets as w
 
 from ..params import ParamError
 from ..params.base import leaves
-from ..run.folder import read_json, read_metrics, write_text
+from ..run.folder import read_metrics, read_result, write_text
 from ..run.state import is_run, run_state
 from .curves import METRICS, History, Line, chart
 from .markup import note, page, table
@@ -60,7 +60,7 @@ def comparison(folders: Sequence[str | Path]) -> str:
 
 def run_figures(folder: Path, history: History) -> dict[str, float | None]:
     """Return the numbers to judge a run by; None where they are not known."""
-    result, newest = read_json(folder / "result.json") or {}, history.newest
+    result, newest = read_result(folder), history.newest
     losses = [point.value for point in history.get("loss", ())]
     rates = [point.value for point in history.get("samples_per_s", ())]
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..run.folder import read_json, read_metrics
+from ..run.folder import read_json, read_metrics, read_result
 from ..run.launch import Run
 from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
@@ -120,7 +120,7 @@ class RunPanel(CellWidget):
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         self._rank_grid.value = rank_grid(ranks)
         self._tracebacks.value = tracebacks(ranks)
-        result = (read_json(self.run.path / "result.json") or {}) if self.state.done else {}
+        result = read_result(self.run.path) if self.state.done else {}
         history = History(read_metrics(self.run.path))
         html = training_charts(self.run.path, history, self.state.steps, result)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}

@@ -12,7 +12,7 @@ import ipywidgets as w
 import yaml
 
 from ..core.plan import WrapPlan, count, size
-from ..run.folder import current_plan, read_events, read_file, read_json, read_metrics, write_text
+from ..run.folder import current_plan, read_events, read_file, read_json, read_metrics, read_result, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -47,7 +47,7 @@ def report_html(folder: str | Path) -> str:
     params = read_params(folder)
     planned = read_json(folder / "plan.json") or {}
     estimate = planned.get("estimate") or {}
-    result = read_json(folder / "result.json") or {}
+    result = read_result(folder)
     rows = read_metrics(folder)
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result),
@@ -90,7 +90,9 @@ def show_captions(path: str | Path) -> w.HTML:
 
 
 def read_params(folder: Path) -> dict[str, Any]:
-    """Return params.yaml as it stands; empty where it is missing or damaged."""
+    """Return params.yaml as it stands; empty where it is missing or damaged, and for a link: it may lead anywhere."""
+    if (folder / "params.yaml").is_symlink():
+        return {}
     try:
         values = yaml.safe_load(read_file(folder / "params.yaml"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -115,7 +117,7 @@ def result_figures(result: Mapping[str, Any]) -> str:
 
 def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
     """Return the first pictures of each split with the caption, and the truth where the caption is wrong."""
-    rows = (read_json(folder / "result.json") or {}).get("captions", [])
+    rows = read_result(folder).get("captions", [])
     html = ""
     for split, title in SPLITS.items():
         cards = [_card(folder, row) for row in rows if row.get("split") == split]

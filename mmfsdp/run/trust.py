@@ -1,0 +1,127 @@
+"""Trust in a run folder: a digest of its parameters under a key of the user's own.
+
+To resume a run is to run what its params.yaml names: on Slurm a Python, modules and setup commands, also those of a
+cluster's profile. Somebody may have handed the folder over, and who owns it says nothing: an unpacked archive is owned
+by whoever unpacked it. So `launch` leaves a digest of the parameters in run.json that only a key in the user's home can
+make. Where it does not fit, `resume` shows what it would run, and goes on only if it is told to trust that.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from ..params import ParamError, RunParams
+from ..params.base import leaves, read_yaml, without_controls
+from ..params.run import with_cluster
+from .record import RunRecord
+
+KEY_BYTES = 32
+MAX_VALUE_LENGTH = 500
+"""Characters of a value that are shown."""
+
+
+class UntrustedRun(ParamError):
+    """A run that this user did not start with these parameters.
+
+    lines: what resuming it would run, one parameter each.
+    """
+
+    def __init__(self, why: str, lines: list[str]):
+        self.why, self.lines = why, lines
+        fix = "read that; resume(trust=True), or --trust on the command line, runs it"
+        super().__init__("run", f"{why}; resuming it would run {'; '.join(lines)}; {fix}")
+
+
+def check_trusted(folder: Path, params: RunParams) -> None:
+    """Raise UntrustedRun unless this user started the run of this folder, and nobody else can have changed it since.
+
+    params: those to be resumed with.
+    """
+    why = _distrust(folder)
+    if why:
+        raise UntrustedRun(f"{folder}: {why}", what_runs(params))
+
+
+def _distrust(folder: Path) -> str:
+    """Return why the parameters in a run folder may be somebody else's; empty if they are this user's."""
+    for path in (folder, folder / "logs", folder / "params.yaml"):
+        if not os.path.lexists(path):
+            continue
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return f"{path.name} is a link"
+        if status.st_uid != os.getuid():
+            return f"{path.name} belongs to another user"
+        if status.st_mode & 0o022:
+            return f"others may write into {path.name} (chmod go-w {path.name})"
+    record = RunRecord.read(folder)
+    if record is None or not record.digest:
+        return "nothing shows that you started this run: it has no digest of its parameters"
+    digest = params_digest((folder / "params.yaml").read_text(encoding="utf-8"))
+    if not digest:
+        return f"your key {key_path()} cannot be read or written, so nothing shows that you started this run"
+    if not hmac.compare_digest(digest, record.digest):
+        return "its params.yaml, or the cluster's profile that it names, is not the one that you started it with"
+    return ""
+
+
+def what_runs(params: RunParams) -> list[str]:
+    """Return the parameters that are not the defaults, as `name: value`; those of a cluster's profile, too."""
+    resolved = params.to_dict() | {"launch": with_cluster(params.launch).to_dict()}
+    defaults, lines = leaves(RunParams().to_dict()), []
+    for name, value in leaves(resolved).items():
+        if defaults.get(name) != value and name not in ("launch.name", "launch.folder"):
+            lines.append(without_controls(f"{name}: {value}")[:MAX_VALUE_LENGTH])
+    return lines or ["the defaults"]
+
+
+def params_digest(text: str) -> str:
+    """Return the digest of a params.yaml, and of the profile that it names, under the user's key; "" without a key."""
+    key = _read_key() or _make_key()
+    if key is None:
+        return ""
+    launch = with_cluster(RunParams.from_dict(read_yaml(text, name="params.yaml") or {}).launch)
+    return hmac.new(key, "\0".join((text, launch.to_yaml())).encode(), "sha256").hexdigest()
+
+
+def key_path() -> Path:
+    """Return the path of the user's key."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "mmfsdp", "key")
+
+
+def _read_key() -> bytes | None:
+    """Return the user's key; None if there is none that nobody else can have read or written."""
+    try:
+        with open(key_path(), "rb") as file:
+            status = os.fstat(file.fileno())
+            is_private = status.st_uid == os.getuid() and not status.st_mode & 0o077
+            key = file.read(KEY_BYTES)
+    except OSError:
+        return None
+    return key if is_private and len(key) == KEY_BYTES else None
+
+
+def _make_key() -> bytes | None:
+    """Make the user's key, in place of one that others could read, and return it; None where the home takes none."""
+    path = key_path()
+    temporary = path.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}")
+    if not path.is_absolute():  # this user has no home
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        if path.exists() and _read_key() is None:
+            path.unlink()
+        os.link(temporary, path)
+    except OSError:  # a home that is full or closed; or another process was first
+        pass
+    try:
+        temporary.unlink()
+    except OSError:
+        pass
+    return _read_key()
