@@ -11,6 +11,7 @@ from mmfsdp.run.folder import MetricsWriter, read_json, write_json
 from mmfsdp.widgets import show_comparison
 from mmfsdp.widgets.compare import comparison
 from tests.test_report import Page
+from tests.test_runs import GONE, record
 
 HOSTILE = "<script>alert(1)<"
 
@@ -45,6 +46,15 @@ def test_only_what_differs_is_shown(two):
     assert "<script" not in page and html.escape(HOSTILE) in page
     Page(page)
     assert show_comparison(two).value.endswith(page)
+
+
+def test_a_run_whose_loss_is_not_finite_stands_last_and_has_no_loss(two):
+    record(**GONE).write(two[0])
+    write_json(two[0] / "status.json", {"status": "COMPLETED"})
+    MetricsWriter(two[0]).write({"step": 21, "loss": float("nan"), "skipped_steps": 1, "skipped_in_a_row": 1})
+    page = comparison(two)
+    assert row_of(page, "loss") == [f"{(4 / 19 + 4 / 20) / 2:,.4g}", "not finite"]
+    assert row_of(page, "fsdp.frozen_policy") == ["REPLICATE", "SHARD"]
 
 
 def test_runs_without_files_have_a_column_and_other_folders_are_refused(two, tmp_path):

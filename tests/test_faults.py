@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mmfsdp import ParamError, Run, launch
+from mmfsdp import ParamError, Run, cli, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.run.folder import read_events, read_json
 from mmfsdp.run.local import processes_of, stop_processes
@@ -104,6 +104,19 @@ def test_a_full_shared_memory_is_told_as_such(tmp_path):
     no_path = "/dev/shm is full: OSError: [Errno 28] No space left on device"  # of a semaphore, as a rank reports it
     assert advice(no_path) == MORE_SHARED_MEMORY
     assert "free some disk space" in advice("OSError: [Errno 28] No space left on device: '/runs/x'")
+
+
+def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys):
+    changes = {"train.lr": 1e30, "train.warmup_steps": 0, "train.steps": 8, "train.eval_every": 4}
+    run = start("mmfsdp.train:run", **changes)
+    state = run.wait(120)
+    assert str(state) == "COMPLETED, 7 of 8 steps skipped: loss not finite since step 2" and not state.ok
+    assert cli.main(["watch", str(run.path)]) == 1
+    assert f"{run.name}: {state}\n" in capsys.readouterr().out
+    page = write_report(run.path).read_text()
+    assert str(state) in page and "not finite now" in page and "held-out 0" not in page
+    with pytest.raises(ParamError, match="all 8 of .* are done"):
+        run.resume()
 
 
 def test_a_launched_run_is_resumed_in_its_folder(start):

@@ -15,7 +15,7 @@ from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.widgets.compare import comparison
 from mmfsdp.widgets.panel import rank_grid, tracebacks
 from mmfsdp.widgets.report import report_html
-from tests.test_runs import dead, record
+from tests.test_runs import GONE, record
 
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x1b\\\x1b[31m\x9b2J\r\x08"
 """To the clipboard, to the window's title, and over what stands there."""
@@ -29,7 +29,7 @@ def folder(finished_run):
     """A run that has failed, with every file that a run writes."""
     logs = finished_run / "logs"
     logs.mkdir()
-    record(**dead()).write(finished_run)
+    record(**GONE).write(finished_run)
     failed = {"status": "FAILED", "reason": "rank 1: a cause", "rank": 1, "traceback": "Traceback", "job": "77"}
     write_json(finished_run / "status.json", failed | {"submitted": 1.0, "finished": 2.0})
     for rank in range(2):
@@ -39,6 +39,7 @@ def folder(finished_run):
         (logs / f"77_{rank}_log.out").write_text(f"first {SEQUENCES}\n{TAG}\n")
     row = {"step": 21, "time": 1.0, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "samples_per_s": 1.0, "tokens_per_s": 1.0}
     row |= {"memory_bytes": 1, "wire_bytes": 1, "step_s": 0.1, "heldout_loss": 1.0, "rank_tokens_per_s": 1.0}
+    row |= {"skipped_steps": 1, "skipped_in_a_row": 1}
     MetricsWriter(finished_run).write(row)
     MetricsWriter(finished_run, 1).write(row)
     add_event(finished_run, "failed", step=1, text="rank 1: a cause")
@@ -143,7 +144,7 @@ def test_nothing_is_written_through_a_link(folder, tmp_path, capsys):
     cli.main(["drill", str(folder)])
     with pytest.raises(OSError):
         MetricsWriter(folder)
-    RunRecord(**vars(record(**dead())) | {"steps": 99}).write(folder)
+    RunRecord(**vars(record(**GONE)) | {"steps": 99}).write(folder)
     write_json(folder / "status.json", {"status": "FAILED"})
     RunParams().to_yaml(folder / "params.yaml")
     for name in ("captions", "logs"):

@@ -55,6 +55,25 @@ def test_a_curve_survives_missing_and_non_finite_values():
         ElementTree.fromstring(charts(History([{"step": 1, "loss": flat}])))
 
 
+def drawn_lines(svg, color=style.TRAINABLE):
+    return len(re.findall(rf'<path d="[^"]*" fill="none" stroke="{color}" stroke-width="1.6"', svg))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400])
+def test_a_value_that_is_not_finite_is_a_gap_and_never_0(bad):
+    measured = rows(10)
+    measured[4]["loss"] = bad
+    svg = charts(History(measured))
+    assert drawn_lines(svg) == 2 and line_points(svg) == 4, "before the gap, and after it"
+    measured[9]["loss"] = bad
+    svg = charts(History(measured))
+    assert drawn_lines(svg) == 2 and "loss: 3 at first, not finite now" in svg and "not finite" in texts(svg)
+    svg = charts(History([{"step": step, "loss": bad, "heldout_loss": bad} for step in range(1, 9)]), total=8)
+    assert drawn_lines(svg) == drawn_lines(svg, style.FROZEN) == 0
+    assert "held-out not finite" in texts(svg) and "held-out 0" not in svg and "0 now" not in svg
+    ElementTree.fromstring(svg)
+
+
 def test_predictions_stand_beside_what_was_measured():
     measured = History([{"step": i, "memory_bytes": 50 * 2**20} for i in range(1, 9)])
     drawn = charts(measured, predicted={"memory_bytes": 80 * 2**20})

@@ -240,6 +240,58 @@ def test_no_folder_stops_the_list_of_runs(tmp_path):
     assert "cannot be read" in done.stdout
 
 
+GONE = dead()
+BAD = float("nan")
+ENDS = {
+    "all well": ([{"loss": 1.0}], True, "COMPLETED, step 8 of 8"),
+    "a loss": (
+        [{"loss": BAD, "grad_norm": BAD, "skipped_steps": 7, "skipped_in_a_row": 7}] * 7,
+        False,
+        "COMPLETED, 7 of 8 steps skipped: loss not finite since step 2",
+    ),
+    "a norm": (
+        [{"loss": 1.0, "grad_norm": float("inf"), "skipped_steps": 3, "skipped_in_a_row": 2}] * 2,
+        False,
+        "COMPLETED, 3 of 8 steps skipped: gradient norm not finite since step 7",
+    ),
+    "both": (
+        [{"loss": loss, "grad_norm": BAD, "skipped_steps": 2, "skipped_in_a_row": 2} for loss in (1.0, BAD)],
+        False,
+        "COMPLETED, 2 of 8 steps skipped: loss or gradient norm not finite since step 7",
+    ),
+    "the last step": (
+        [{"loss": float("inf"), "grad_norm": BAD, "skipped_steps": 1, "skipped_in_a_row": 1}],
+        False,
+        "COMPLETED, 1 of 8 steps skipped: loss not finite in step 8",
+    ),
+    "a step between": (
+        [{"loss": 1.0, "grad_norm": 1.0, "skipped_steps": 1, "skipped_in_a_row": 0}],
+        True,
+        "COMPLETED, 1 of 8 steps skipped",
+    ),
+    "of an earlier version": ([{"loss": BAD, "skipped_steps": 7}], False, "COMPLETED, 7 of 8 steps skipped: loss not"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_completed_run_says_what_was_not_finite(tmp_path, name):
+    rows, ok, words = ENDS[name]
+    record(**GONE, steps=8).write(tmp_path)
+    write_json(tmp_path / "status.json", {"status": "COMPLETED"})
+    writer = MetricsWriter(tmp_path)
+    for step, row in enumerate(rows, 9 - len(rows)):
+        writer.write({"step": step, **row})
+    state = run_state(tmp_path)
+    assert str(state).startswith(words) and state.ok is ok and state.status is Status.COMPLETED, state
+
+
+def test_a_run_that_goes_on_says_that_its_loss_is_not_finite(tmp_path):
+    record(steps=8).write(tmp_path)
+    write_json(tmp_path / "status.json", {"status": "STARTING"})
+    MetricsWriter(tmp_path).write({"step": 3, "loss": BAD, "skipped_steps": 2, "skipped_in_a_row": 2})
+    assert str(run_state(tmp_path)) == "RUNNING, step 3 of 8: 2 of 3 steps skipped: loss not finite since step 2"
+
+
 def test_a_launch_that_was_cut_short_is_lost_after_a_while(tmp_path):
     (tmp_path / "params.yaml").write_text("{}")
     os.utime(tmp_path, (1, 1))

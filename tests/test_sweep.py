@@ -11,8 +11,10 @@ import pytest
 
 from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
 from mmfsdp.cli.running import grid_values
+from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import Status
+from tests.test_runs import GONE, record
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,6 +91,21 @@ def test_a_cancelled_sweep_stops_all_of_it(folder):
     assert cli.main(["cancel", str(found.path)]) == 0
     assert {state.status for state in found.states().values()} == {Status.CANCELLED} and found.done()
     assert not any(processes_of(run.record, run.path) for run in runs) and not (found.path / "002").exists()
+
+
+def test_a_member_whose_loss_is_not_finite_stands_last(folder):
+    path = Path("sweep")
+    path.mkdir()
+    write_json(path / "sweep.json", {"members": [{"train.lr": lr} for lr in (9, 1, 2)], "at_once": 1, "entry": ENTRY})
+    for number, loss in enumerate((float("nan"), 0.5, 0.25)):
+        member = path / f"{number:03d}"
+        member.mkdir()
+        record(**GONE, steps=8).write(member)
+        write_json(member / "status.json", {"status": "COMPLETED"})
+        MetricsWriter(member).write({"step": 8, "loss": loss})
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [1, 2, 9]
+    assert Sweep(path).rows()[-1]["why"] == "loss not finite in step 8"
+    assert cli.main(["sweep", "./sweep"]) == 1
 
 
 def test_no_member_starts_before_all_are_sound(folder, capsys):

@@ -11,7 +11,7 @@ from mmfsdp.run.folder import write_json
 from mmfsdp.run.launch import make_folder, make_record
 from mmfsdp.run.record import TRAIN, RunRecord
 from mmfsdp.run.trust import UntrustedRun, check_trusted, key_path, params_digest
-from tests.test_runs import dead
+from tests.test_runs import GONE
 
 SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0}
 
@@ -27,7 +27,7 @@ def own(tmp_path, monkeypatch):
     folder = make_folder(params.launch)
     params.to_yaml(folder / "params.yaml")
     (folder / "params.yaml").chmod(0o644)
-    make_record(params, TRAIN, identity="", pid=int(dead()["pid"])).write(folder)
+    make_record(params, TRAIN, identity="", pid=int(GONE["pid"])).write(folder)
     write_json(folder / "status.json", {"status": "FAILED"})
     return folder
 

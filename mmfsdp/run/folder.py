@@ -287,9 +287,10 @@ def parse_rows(lines: bytes) -> list[Row]:
 
 _METRICS = (
     "time loss heldout_loss grad_norm lr samples tokens samples_per_s tokens_per_s rank_tokens_per_s step_s data_s "
-    "wire_bytes memory_bytes skipped_steps skipped_in_a_row"
+    "wire_bytes memory_bytes"
 )
-METRIC_TYPES: Types = dict.fromkeys(_METRICS.split(), NUMBER) | {"step": int}
+METRIC_TYPES: dict[str, Any] = dict.fromkeys(_METRICS.split(), NUMBER)
+METRIC_TYPES |= {"step": int, "skipped_steps": int, "skipped_in_a_row": int}
 """Columns of metrics.jsonl that are drawn, printed or computed with."""
 
 

@@ -30,7 +30,7 @@ from .folder import (
 )
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
 from .preempt import simulate_preemption
-from .record import TRAIN, RunRecord, RunState, cancelled_state, check_entry, read_status, write_status
+from .record import TRAIN, RunRecord, RunState, Status, cancelled_state, check_entry, read_status, write_status
 from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
 from .state import SWEEP_FILE, is_run, run_state
 from .trust import check_trusted, params_digest
@@ -307,7 +307,8 @@ class Run:
         if not state.done:
             raise ParamError("run", f"{self.path} is {state}; cancel it before it is resumed")
         newest = complete_checkpoints(checkpoints)[-1:]
-        if state.ok and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
+        is_over = state.status is Status.COMPLETED
+        if is_over and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
             words = f"all {params.train.steps} of {self.path} are done; ask for more, or --step back"
             raise ParamError("train.steps", words)
         if step is not None:

@@ -73,6 +73,8 @@ class RunState:
     """Optimizer steps done."""
     steps: int = 0
     """Optimizer steps in total."""
+    not_finite: bool = False
+    """The loss of the last step is not finite, or the last steps were skipped: their gradient was not finite."""
 
     @property
     def done(self) -> bool:
@@ -81,12 +83,14 @@ class RunState:
 
     @property
     def ok(self) -> bool:
-        """True if the run completed."""
-        return self.status is Status.COMPLETED
+        """True if the run completed, and its training did not diverge."""
+        return self.status is Status.COMPLETED and not self.not_finite
 
     def __str__(self) -> str:
-        reason = f": {without_controls(self.reason)}" if self.reason else ""
-        return f"{self.status}, step {self.step} of {self.steps}{reason}"
+        reason = without_controls(self.reason)
+        if reason and self.status is Status.COMPLETED and self.step == self.steps:
+            return f"{self.status}, {reason}"
+        return f"{self.status}, step {self.step} of {self.steps}" + (f": {reason}" if reason else "")
 
 
 STATUS_TYPES: Types = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .folder import PathLike, last_row, read_heartbeat
+from .folder import PathLike, Row, last_row, read_heartbeat, read_metrics
 from .local import file_age, local_state
 from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
@@ -23,6 +24,9 @@ SWEEP_FILE = "sweep.json"
 
 QUIET_S = 10.0
 """Seconds without a heartbeat after which a rank stands out; or five of its steps, if they are longer."""
+
+LAST_ROWS_BYTES = 20_000
+"""Bytes of the newest metrics that tell a run's state: some fifty steps."""
 
 STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state}
 
@@ -45,9 +49,45 @@ def run_state(path: PathLike) -> RunState:
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return RunState(Status.QUEUED, "being launched")
         return RunState(Status.LOST, "it has no complete run.json: its launch was interrupted")
-    row = last_row(folder)
-    state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(row))
-    return replace(state, step=row.get("step", 0), steps=record.steps)
+    rows = read_metrics(folder, last_bytes=LAST_ROWS_BYTES)
+    state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(rows))
+    step = rows[-1].get("step", 0) if rows else 0
+    state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows))
+    if state.done and state.status is not Status.COMPLETED:
+        return state  # its own reason says more
+    words = skipped_steps(rows)
+    if not words or not (state.done or state.not_finite):
+        return state
+    return replace(state, reason=f"{state.reason}; {words}" if state.reason else words)
+
+
+def not_finite(rows: Sequence[Row]) -> bool:
+    """Return True if the newest of these metrics have a loss that is not finite, or are of several skipped steps.
+
+    A single skipped step is no trouble: fp16 finds its loss scale by skipping.
+    """
+    newest = rows[-1] if rows else {}
+    return not _finite(newest, "loss") or newest.get("skipped_in_a_row", 0) > 1
+
+
+def skipped_steps(rows: Sequence[Row]) -> str:
+    """Return such as `7 of 8 steps skipped: loss not finite since step 2`, of the newest metrics; "" if none were."""
+    newest = rows[-1] if rows else {}
+    step, skipped, in_a_row = (newest.get(key, 0) for key in ("step", "skipped_steps", "skipped_in_a_row"))
+    words = f"{skipped} of {step} steps skipped" if skipped else ""
+    if not not_finite(rows):
+        return words
+    newest_rows = rows[-max(1, in_a_row) :]
+    bad_losses = sum(not _finite(row, "loss") for row in newest_rows)
+    cause = "loss or gradient norm"
+    if bad_losses in (0, len(newest_rows)):
+        cause = "loss" if bad_losses else "gradient norm"
+    when = f"since step {step - in_a_row + 1}" if in_a_row > 1 else f"in step {step}"
+    return f"{words}: {cause} not finite {when}" if words else f"{cause} not finite {when}"
+
+
+def _finite(row: Row, key: str) -> bool:
+    return math.isfinite(row.get(key, 0.0))
 
 
 @dataclass(frozen=True)
@@ -90,7 +130,7 @@ def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
     elif state.rank == rank and state.status is Status.FAILED:
         word = "failed"
     elif state.done:
-        word = "done" if state.ok else "stopped"
+        word = "done" if state.status is Status.COMPLETED else "stopped"
     elif age_s is None:
         word = "waiting"
     else:

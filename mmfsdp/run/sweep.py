@@ -200,7 +200,10 @@ class Sweep:
         return self.states()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason."""
+        """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason.
+
+        Members whose loss is not finite stand last.
+        """
         states, rows = self.states(), []
         for name, values in self.members.items():
             folder, state = self.path / name, states[name]
@@ -210,7 +213,7 @@ class Sweep:
             record = RunRecord.read(folder)
             row["seconds"] = status["finished"] - record.created if record and "finished" in status else None
             rows.append(row | {"why": state.reason})
-        return rows
+        return sorted(rows, key=lambda row: states[row["name"]].not_finite)
 
     def __str__(self) -> str:
         varied: dict[str, None] = {}

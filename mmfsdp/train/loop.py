@@ -171,7 +171,7 @@ class Recorder:
         row |= figures | {"samples_per_s": metrics.samples / step_s, "tokens_per_s": metrics.tokens / step_s}
         # The sums above are over all ranks. A rank with short texts shows here.
         row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
-        row["skipped_steps"] = state.skipped
+        row |= {"skipped_steps": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
         self.writer.write(row)
         if dist.get_rank() == 0:
             log_step(metrics, figures, self.settings)

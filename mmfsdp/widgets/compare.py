@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,9 @@ def comparison(folders: Sequence[str | Path]) -> str:
     for path in paths:
         if not is_run(path):
             raise ParamError("runs", f"{str(path)!r} is not a run; name folders of runs, such as runs/first")
-    rows: list[list[object]] = [["state", *(run_state(path).status for path in paths)]]
+    states = {path: run_state(path) for path in paths}
+    paths.sort(key=lambda path: states[path].not_finite)  # those that diverged stand last
+    rows: list[list[object]] = [["state", *(str(states[path]) for path in paths)]]
     params = [leaves(read_params(path)) for path in paths]
     for name in sorted(set().union(*params)):
         values = [each.get(name) for each in params]
@@ -46,7 +49,7 @@ def comparison(folders: Sequence[str | Path]) -> str:
     figures = [run_figures(path, history) for path, history in zip(paths, histories, strict=True)]
     for name in figures[0] if figures else ():
         values = [each[name] for each in figures]
-        rows.append([name, *("–" if value is None else f"{value:,.4g}" for value in values)])
+        rows.append([name, *(_cell(value) for value in values)])
     html = table(["", *map(str, paths)], rows) + note("Parameters that are equal are left out.")
     lines: dict[str, list[Line]] = {key: [] for key in METRICS}  # of all runs, by metric
     for index, (path, history) in enumerate(zip(paths, histories, strict=True)):
@@ -58,11 +61,17 @@ def comparison(folders: Sequence[str | Path]) -> str:
     return f'{html}<div class="mm-charts">{pictures}</div>'
 
 
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if math.isfinite(value) else "not finite"
+
+
 def run_figures(folder: Path, history: History) -> dict[str, float | None]:
     """Return the numbers to judge a run by; None where they are not known."""
     result, newest = read_result(folder), history.newest
     losses = [point.value for point in history.get("loss", ())]
-    rates = [point.value for point in history.get("samples_per_s", ())]
+    rates = [point.value for point in history.get("samples_per_s", ()) if math.isfinite(point.value)]
     return {
         "loss": mean(losses[-max(1, len(losses) // 10) :]) if losses else None,  # of the last tenth of the steps
         "new pictures right": result.get("heldout_exact_match"),

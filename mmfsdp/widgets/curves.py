@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,14 +40,17 @@ METRICS = {
 
 
 class Point(NamedTuple):
-    """A value at a step."""
+    """A value at a step; nan where it was not finite."""
 
     step: int
     value: float
 
 
 class History(dict[str, list[Point]]):
-    """The finite values of METRICS that a run has written so far, by key, and its newest row."""
+    """The values of METRICS that a run has written so far, by key, and its newest row.
+
+    A value that is not finite is kept as nan: it is drawn as a gap.
+    """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]):
         """rows: of metrics.jsonl, in their order."""
@@ -56,8 +60,8 @@ class History(dict[str, list[Point]]):
             for key in METRICS:
                 if key in row:
                     points = self.setdefault(key, [])
-                    if is_finite(row.get("step")) and is_finite(row[key]):
-                        points.append(Point(row["step"], row[key]))
+                    if is_finite(row.get("step")) and type(row[key]) in (int, float):
+                        points.append(Point(row["step"], row[key] if is_finite(row[key]) else math.nan))
 
 
 def is_finite(number: Any) -> bool:
@@ -73,9 +77,31 @@ class Line(NamedTuple):
     color: str = TRAINABLE
 
     def drawn(self) -> list[Point]:
-        """Return every n-th point, and the newest."""
+        """Return every n-th point, and the newest, of each part between gaps."""
+        points: list[Point] = []
+        for part in self.parts():
+            points += part
+        return points
+
+    def parts(self) -> list[list[Point]]:
+        """Return the points that are drawn, apart where a value between them was not finite."""
         step = len(self.points) // MAX_POINTS + 1
-        return [*self.points[:-1:step], *self.points[-1:]]
+        parts: list[list[Point]] = []
+        after_gap = True
+        for point in self.points:
+            if math.isnan(point.value):
+                after_gap = True
+                continue
+            if after_gap:
+                parts.append([])
+            parts[-1].append(point)
+            after_gap = False
+        return [[*part[:-1:step], part[-1]] for part in parts]
+
+    @property
+    def newest(self) -> float:
+        """The newest value of the line; nan where it is not finite, and for a line without points."""
+        return self.points[-1].value if self.points else math.nan
 
 
 @dataclass(frozen=True)
@@ -121,7 +147,7 @@ def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, pr
     points: list[Point] = []
     for line in lines:
         points += line.drawn()
-    newest_step = max([1, *(point.step for point in points)])
+    newest_step = max([1, *(line.points[-1].step for line in lines if line.points)])
     last_step = min(total, max(10, 2 * newest_step)) if total else newest_step
     axes = Axes(last_step, *_value_range(metric, points, predicted), metric.scale)
 
@@ -134,13 +160,19 @@ def chart(metric: Metric, lines: Sequence[Line], *, total: int | None = None, pr
     of_one_run = not lines[0].name
     summary = []
     for line in lines:
-        drawn = line.drawn() or [Point(0, 0.0)]
-        first, now = drawn[0].value / metric.scale, drawn[-1].value / metric.scale
+        drawn = line.drawn()
+        first, now = (drawn[0].value if drawn else math.nan) / metric.scale, line.newest / metric.scale
         parts += _line(axes, line, labeled=not line.name or len(lines) == 1)
         if of_one_run and line.name:  # two lines that end together would write over each other
-            parts.append(text(WIDTH, 12, f"{line.name} {short_number(now)}", size=10, anchor="end", color=line.color))
-        summary.append(f"{line.name or metric.title}: {first:.4g} at first, {now:.4g} now")
+            label = f"{line.name} {_words(now, short_number)}"
+            parts.append(text(WIDTH, 12, label, size=10, anchor="end", color=line.color))
+        summary.append(f"{line.name or metric.title}: {_words(first)} at first, {_words(now)} now")
     return svg(WIDTH, HEIGHT, "; ".join(summary), *parts)
+
+
+def _words(value: float, form: Callable[[float], str] = "{:.4g}".format) -> str:
+    """Return a value in words, also one that is not finite."""
+    return form(value) if math.isfinite(value) else "not finite"
 
 
 def _frame(axes: Axes) -> list[str]:
@@ -158,17 +190,21 @@ def _frame(axes: Axes) -> list[str]:
 
 def _line(axes: Axes, line: Line, *, labeled: bool) -> list[str]:
     """Return a line; labeled: with its newest value at its end."""
-    points = [axes.pixel(point.step, point.value) for point in line.drawn()]
-    if not points:
-        return []
-    x, y = points[-1]
-    if len(points) == 1:  # a path of one point would not be visible
-        points.append((x + 3, y))
-    drawn = path(points, line.color)
-    if not labeled:
-        return [drawn]
-    newest = short_number(line.points[-1].value / axes.scale)
-    return [drawn, text(x + 5, y + 4, newest, color=line.color)]
+    drawn = []
+    x, y = float(LEFT), (TOP + HEIGHT - BOTTOM) / 2
+    for part in line.parts():
+        points = [axes.pixel(point.step, point.value) for point in part]
+        x, y = points[-1]
+        if len(points) == 1:  # a path of one point would not be visible
+            points.append((x + 3, y))
+        drawn.append(path(points, line.color))
+    if labeled and line.points:
+        newest = _words(line.newest / axes.scale, short_number)
+        if newest == "not finite":  # a long text; the line ends before the axis does
+            drawn.append(text(min(x + 5, WIDTH - 52.0), y + 4, newest, size=10, color=line.color))
+        else:
+            drawn.append(text(x + 5, y + 4, newest, color=line.color))
+    return drawn
 
 
 def _value_range(metric: Metric, points: Sequence[Point], predicted: float | None) -> tuple[float, float]:

@@ -100,7 +100,10 @@ class RunPanel(CellWidget):
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
         self._viewer.ask()
-        html = f"<b>{escape(self.run.name)}</b> {escape(str(state))}"
+        words = escape(str(state))
+        if state.not_finite:
+            words = f'<span class="mm-error" role="alert">{words}</span>'
+        html = f"<b>{escape(self.run.name)}</b> {words}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not state.done:
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'

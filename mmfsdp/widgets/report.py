@@ -59,7 +59,8 @@ def report_html(folder: str | Path) -> str:
         "Plan": lambda: plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), estimate) if planned else "",
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
-    body = note(run_state(folder))
+    state = run_state(folder)
+    body = note(state, "error" if state.not_finite else "quiet")
     for title, section in sections.items():
         try:
             html = section()
