@@ -81,8 +81,7 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command = add(resume, "continue a run that ended early", usage="RUN [--step N] [--trust] [flags]")
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
-    words = "run what the folder names, though somebody else may have written that"
-    command.add_argument("--trust", action="store_true", help=words)
+    command.add_argument("--trust", action="store_true", help="run what the folder names, whoever wrote that")
     add_flags(command)
 
 
