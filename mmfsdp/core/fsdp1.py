@@ -83,7 +83,7 @@ def backward_prefetch(unit: Unit, plan: WrapPlan) -> Any:
     would be wasted, and its memory freed only after backward.
     """
     earlier = [other for other in plan.sharded_units if other.forward_end < unit.forward_end]
-    if earlier and not max(earlier, key=lambda other: other.forward_end).grad_flow:
+    if earlier and not max(earlier, key=lambda other: other.forward_end).needed_in_backward:
         return None
     return plan.fsdp.backward_prefetch.to_torch()
 

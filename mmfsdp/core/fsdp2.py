@@ -1,10 +1,7 @@
-"""Apply a plan with FSDP2: one `fully_shard` call per unit, inner units first. Then: activation checkpointing."""
+"""Apply a plan with FSDP2: one `fully_shard` call per unit, inner units first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +9,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
 
-from ..params import BackwardPrefetch, ParamError
-from .group import is_layer_list, outermost, wrap_order
+from ..params import BackwardPrefetch
+from .group import wrap_order
 from .plan import Unit, WrapPlan
-from .trace import has_forward
+from .recompute import in_backward
 from .units import torch_dtype
 from .weights import WeightSource, materialize
 
@@ -49,8 +45,8 @@ def wrap_fsdp2(
             offload_policy=offload,
             ignored_params=replicated,  # whole on every rank: neither sharded nor gathered
         )
-        # A unit that backward does not pass through computes no gradient, so backward does not need its weights.
-        if unit.params and not unit.grad_flow:
+        # Backward does not need the weights of a unit that it does not pass through, and that does not run again.
+        if unit.params and not unit.needed_in_backward:
             fsdp_module(model, unit).set_unshard_in_backward(False)
     set_prefetch(model, plan)
     return model
@@ -94,8 +90,7 @@ def prefetch_in_forward_only(model: nn.Module, unit: Unit, following: FSDPModule
     module = fsdp_module(model, unit)
 
     def choose(*_: Any) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1  # a graph task is a backward that is running
-        module.set_modules_to_forward_prefetch([] if in_backward else [following])
+        module.set_modules_to_forward_prefetch([] if in_backward() else [following])
 
     for name in unit.modules:
         model.get_submodule(name).register_forward_pre_hook(choose, prepend=True)
@@ -106,51 +101,6 @@ def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:
     module = model.get_submodule(unit.modules[0])
     assert isinstance(module, FSDPModule)
     return module
-
-
-def checkpoint_activations(model: nn.Module, plan: WrapPlan) -> None:
-    """Checkpoint the modules that the plan's `activation_checkpointing` names, in place (Chen et al. 2016).
-
-    Only `forward` is replaced, so names stay, and FSDP's hooks of the module itself stay outside of what runs again.
-    """
-    for name in checkpointed_modules(model, plan):
-        module = model.get_submodule(name)
-        module.forward = partial(call_checkpointed, module.forward)  # type: ignore[method-assign]
-
-
-def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a forward that runs again in backward instead of keeping its activations."""
-    if torch.is_grad_enabled():
-        # A cache of transformers would keep keys and values of the first run, and change the second.
-        args, kwargs = tree_map(lambda x: None if is_cache(x) else x, (args, kwargs), is_leaf=is_cache)
-    # Reentrant checkpointing needs an input that requires a gradient; a frozen encoder's first layer has none.
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-
-def is_cache(value: Any) -> bool:
-    """Return True for a cache of transformers, which core does not import."""
-    return any(c.__name__ == "Cache" and c.__module__.startswith("transformers") for c in type(value).__mro__)
-
-
-def checkpointed_modules(model: nn.Module, plan: WrapPlan) -> list[str]:
-    """Return the names of the modules to checkpoint. Raises ParamError for a pattern that matches none."""
-    choice = plan.fsdp.activation_checkpointing
-    if choice == "none":
-        return []
-    names: list[str] = []
-    if choice == "all" or choice.startswith("every:"):
-        for name, module in model.named_modules():
-            parent = name.rpartition(".")[0]
-            if name and has_forward(module) and is_layer_list(model.get_submodule(parent)):
-                names.append(name)
-        every = 1 if choice == "all" else int(choice.removeprefix("every:"))
-        return outermost(names)[::every]
-    for name, module in model.named_modules():
-        if name and fnmatchcase(name, choice) and has_forward(module):
-            names.append(name)
-    if not names:
-        raise ParamError("activation_checkpointing", f"{choice!r} matches no module that has a forward")
-    return outermost(names)
 
 
 def cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> Any:

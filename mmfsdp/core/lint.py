@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,10 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ..params import AutoWrapPolicy, Backend, ParamError
 from .collectives import rank
 from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes
-from .plan import MAX_SINGLE_LINES, Finding, WrapPlan
+from .plan import MAX_SINGLE_LINES, Finding, Param, WrapPlan
 from .trace import Trace, need_gradient
 
-WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
+MAX_PADDING_SHARE = 0.25
+"""Above this share of padding, the lint says which mesh has less."""
+WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel, CheckpointWrapper)
 
 
 def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrapped: bool = False) -> tuple[Finding, ...]:

@@ -7,9 +7,11 @@ The words that are ours, each defined once:
 - root: the unit of the model itself. It holds the parameters that are in no other unit.
 - grad flow: backward needs a unit's weights. Always so for what trains; for a frozen unit, if its input depends on
   something trainable. Its weights then get no gradient, but the gradients of its inputs are computed with them.
+- recomputed: backward runs a unit's forward again (activation checkpointing), and needs its weights for that, with or
+  without grad flow.
 - frozen policy: SHARD gathers a frozen unit each time that it is needed. KEEP gathers it once in forward and keeps it
-  until backward is over (without grad flow: until the last forward is). REPLICATE puts all of it on every rank, without
-  traffic. AUTO chooses one of them per unit.
+  until backward is over (until the last forward is, if backward does not need it). REPLICATE puts all of it on every
+  rank, without traffic. AUTO chooses one of them per unit.
 - at rest: between two steps. Unsharded: gathered from all ranks, as the unit computes.
 - micro-step: one forward and backward; an optimizer step has `train.accumulation` of them.
 - wire bytes: what one rank sends in one optimizer step; `ring_bytes` has the formulas.
@@ -113,6 +115,8 @@ class Unit:
     """Bytes of the whole unit once gathered, in the compute dtype; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in; padding included."""
+    recomputed: bool = False
+    """Runs again in backward (activation checkpointing), so its weights are needed there even without grad flow."""
     reduced_twice: bool = False
     """Its backward runs more than once in a micro-step, so with accumulated micro-steps it is reduced twice: first what
     earlier micro-steps left, then what is new."""
@@ -121,6 +125,11 @@ class Unit:
     def is_root(self) -> bool:
         """The unit of the model itself."""
         return self.modules == ("",)
+
+    @property
+    def needed_in_backward(self) -> bool:
+        """Backward passes through it, or runs it again."""
+        return self.grad_flow or self.recomputed
 
     @property
     def numel(self) -> int:
@@ -255,7 +264,7 @@ class WrapPlan:
             # Backward runs the units in the opposite order of their ends in forward.
             for earlier, unit in pairwise(sorted(self.gathered_units, key=lambda unit: unit.forward_end)):
                 # Prefetch starts in a unit's own backward, and gathers only what is needed and not gathered.
-                if unit.grad_flow and earlier.gathers_backward:
+                if unit.needed_in_backward and earlier.gathers_backward:
                     ahead[unit.order] = earlier
         return ahead
 

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError, Precision
-from .fsdp2 import checkpointed_modules
 from .group import group_modules
 from .plan import Unit, WrapPlan
 from .trace import Trace, trace
@@ -41,7 +40,9 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
                     if p.is_floating:
                         trained_too.append(p.name)
         if trained_too:
-            first_trace.grad_flow |= trace(model, example, trained_too).grad_flow
+            second_trace = trace(model, example, trained_too)
+            first_trace.grad_flow |= second_trace.grad_flow
+            first_trace.returns_gradient |= second_trace.returns_gradient
     return Grouped(first_trace, groups, replicated)
 
 
@@ -53,7 +54,6 @@ def plan_units(
     units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)
     check_units(params, units)
     plan = WrapPlan(params, world_size, replicate, shard, units, buffer_bytes=buffer_bytes(model, params))
-    checkpointed_modules(model, plan)  # raises for a pattern that matches none
     return plan
 
 

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils.checkpoint import checkpoint
 
 from ..params import Backend, FrozenDtype, FSDPParams, ParamError
+from .recompute import call_checkpointed
 from .trace import need_gradient, tied_names
 
 BLOCK = 64
@@ -186,7 +186,7 @@ class QuantizedAttention(nn.MultiheadAttention):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute attention as torch does. Backward computes it again: autograd would keep the dequantized matrices."""
         if torch.is_grad_enabled() and need_gradient((args, kwargs)):
-            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+            return call_checkpointed(super().forward, *args, **kwargs)
         return super().forward(*args, **kwargs)
 
     @property

@@ -35,6 +35,8 @@ class Trace:
     """Number of times that a module's forward runs; without an example, 1 for each module that has a forward."""
     grad_flow: set[str] = field(default_factory=set)
     """Frozen parameters (first names) that backward passes through."""
+    returns_gradient: set[str] = field(default_factory=set)
+    """Modules whose output requires a gradient."""
     uses: dict[str, set[frozenset[str]]] = field(default_factory=dict)
     """By parameter (first name): for each of its uses, the set of modules whose forward was running."""
 
@@ -101,13 +103,18 @@ def trace_registration(
     for name, p in model.named_parameters(remove_duplicate=False):
         if p.requires_grad or plain_name(name) in also_trainable:
             after_trainable = True
-        if p.requires_grad:
-            continue
-        owner = model.get_submodule(name.rpartition(".")[0])
-        # A module may use its own weights after trainable ones inside it, adapters for example.
-        around_trainable = need_gradient(list(owner.parameters()))
-        if around_trainable or (after_trainable and not isinstance(owner, nn.Embedding)):
+        if not p.requires_grad:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            # A module may use its own weights after trainable ones inside it, adapters for example.
+            around_trainable = need_gradient(list(owner.parameters()))
+            if not around_trainable and (not after_trainable or isinstance(owner, nn.Embedding)):
+                continue
             trace.grad_flow.add(first_names[p])
+        # Every module around it returns what was computed with it.
+        path = plain_name(name)
+        while path:
+            path = path.rpartition(".")[0]
+            trace.returns_gradient.add(path)
     return trace
 
 
@@ -130,10 +137,12 @@ class _Recorder(TorchFunctionMode):
         self.trace.calls[name] += 1
         self.running.append(name)
 
-    def after_forward(self, name: str, *_: Any) -> None:
-        """Note the end. A forward hook."""
+    def after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        """Note the end, and whether the output requires a gradient. A forward hook."""
         self.trace.forward_end[name] = next(self.clock)
         self.running.remove(name)
+        if need_gradient(output):
+            self.trace.returns_gradient.add(name)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -14,7 +14,8 @@ from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
 from .plan import ITEMSIZE, ROOT, Param, Unit
 from .quantize import count_weights, matrix_name
-from .trace import Trace, named_tensors, need_gradient
+from .recompute import recomputed_modules
+from .trace import Trace, named_tensors
 
 FSDP1_ALIGNMENT = 16
 """Bytes to which FSDP1 aligns each parameter in its flat one with `use_orig_params` (torch's `_flat_param.py`)."""
@@ -40,6 +41,7 @@ def build_units(
     """
     members = assign_parameters(model, fsdp, groups, replicated, trace)
     last = _last_units(model, [modules for modules, _ in members], trace)
+    recomputed = recomputed_modules(model, fsdp, trace)
     # Places in the order of ends, by place in the order of starts: a unit around others starts first and ends last.
     ends = sorted(range(len(members)), key=lambda order: trace.last_end(members[order][0]))
     units = []
@@ -52,7 +54,8 @@ def build_units(
             forward_end=ends.index(order),
             kind=kind_of(params),
             compute_dtype=compute_dtype(params, fsdp),
-            grad_flow=_has_grad_flow(model, modules, params, fsdp, trace),
+            grad_flow=_has_grad_flow(modules, params, fsdp, trace),
+            recomputed=_is_inside(params, recomputed),
             sharded=fsdp.effective_backend is not Backend.DDP,
         )
         if unit.kind == "frozen":
@@ -157,14 +160,21 @@ def compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
     return ""
 
 
-def _has_grad_flow(model: nn.Module, modules: Modules, params: list[Param], fsdp: FSDPParams, trace: Trace) -> bool:
+def _has_grad_flow(modules: Modules, params: list[Param], fsdp: FSDPParams, trace: Trace) -> bool:
     """Return True if backward needs the unit's weights: not if it is frozen and its input needs no gradient."""
     if any(p.trainable or p.name in trace.grad_flow for p in params):
         return True
     if params and fsdp.effective_backend is Backend.FSDP1:
-        # FSDP1's hooks gather a unit before backward reaches any module inside it.
-        for name in modules:
-            if need_gradient(list(model.get_submodule(name).parameters())):
+        # FSDP1 gathers a unit as soon as the output of its module has a gradient, whichever part of it needs that.
+        return not trace.returns_gradient.isdisjoint(modules)
+    return False
+
+
+def _is_inside(params: list[Param], modules: list[str]) -> bool:
+    """Return True if one of the parameters is inside one of the modules, by one of its names."""
+    for p in params:
+        for name in (p.name, *p.aliases):
+            if contains(modules, [name]):
                 return True
     return False
 
@@ -192,7 +202,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     if unit.kind != "frozen":
         keep = not fsdp.sharding_strategy.reshard_after_forward
     # The root stays: backward would gather it again at once. What backward does not need may always go.
-    reshard = not unit.is_root and not (unit.grad_flow and (keep or stays))
+    reshard = not unit.is_root and not (unit.needed_in_backward and (keep or stays))
     # FSDP1 has one switch for both: what it keeps after forward it frees after backward, unless under `no_sync`.
     reshard_after_backward = reshard
     if fsdp.effective_backend is Backend.FSDP2:
@@ -204,7 +214,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
         reshard_after_forward=reshard,
         reshard_after_backward=reshard_after_backward,
         gathers_forward=int(gathered),
-        gathers_backward=int(gathered and unit.grad_flow and reshard),
+        gathers_backward=int(gathered and unit.needed_in_backward and reshard),
     )
 
 

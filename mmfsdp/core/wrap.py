@@ -17,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ..params import Backend, Precision
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
-from .fsdp2 import cast_inputs, checkpoint_activations, wrap_fsdp2
+from .fsdp2 import cast_inputs, wrap_fsdp2
 from .group import contains
 from .inference import reshard_without_gradients, serve_generate
 from .lint import lint, model_changed
 from .plan import Unit, WrapPlan, stop_at_errors
+from .recompute import checkpoint_activations, in_backward
 from .trace import need_gradient
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
@@ -67,7 +68,7 @@ def apply_plan(
         check_order(model, plan)
     cast_batch_norms(model, plan)
     compile_units(model, plan)
-    checkpoint_activations(model, plan)
+    checkpoint_activations(model, plan.fsdp)
 
     # 3. Wrap.
     if plan.backend is Backend.DDP:
@@ -149,6 +150,8 @@ def check_order(model: nn.Module, plan: WrapPlan) -> None:
     reported: list[str] = []
 
     def before_unit(unit: Unit, module: nn.Module, *inputs: Any) -> None:
+        if in_backward():  # it runs again, in another order
+            return
         began.setdefault(unit.order, unit.name)
         if unit.params and not unit.grad_flow and need_gradient(inputs):
             passed[unit.name] = None

@@ -240,7 +240,7 @@ class StepWalk:
 
     def pre_backward(self, unit: Unit) -> None:
         """Gather the unit if backward needs its weights, and start the all-gather of the next one."""
-        if unit.grad_flow:
+        if unit.needed_in_backward:
             self.gather(unit)
         if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
             self.all_gather(self.plan.prefetched_in_backward.get(unit.order))

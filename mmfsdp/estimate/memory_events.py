@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
 from torch.utils.flop_counter import flop_registry
 
-from ..core.fsdp2 import cast_inputs, checkpoint_activations
+from ..core.fsdp2 import cast_inputs
 from ..core.lint import without_gradient
 from ..core.plan import MemoryEvent, Unit, WrapPlan
 from ..core.quantize import quantized_copy
+from ..core.recompute import checkpoint_activations, in_backward
 from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, ParamError
@@ -40,6 +41,8 @@ class Recording(NamedTuple):
     """Trainable parameters (first names) without a gradient."""
     reduced_twice: frozenset[int]
     """Orders of units that run backward several times, first without gradients."""
+    recomputed: frozenset[int]
+    """Orders of units without grad flow that backward computes with: checkpoints of the model's own, for example."""
 
 
 def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
@@ -61,7 +64,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
         # In FSDP1, frozen parameters of a mixed unit get gradients, too: all are views of one flat parameter.
         for p in gradient_params(plan, unit):
             fake.get_parameter(p.name).requires_grad_()
-    checkpoint_activations(fake, plan)
+    checkpoint_activations(fake, plan.fsdp)
     recorder = MemoryRecorder(plan, fake, inputs)
     autocast: Any = nullcontext()
     if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
@@ -79,12 +82,15 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     except CheckpointError as error:
         # When a language model with its embedding runs again, it sees the text without the features of the pictures.
         choice = plan.fsdp.activation_checkpointing
-        problem = f"{choice!r} names a module that computes other tensors when it runs again; name its layers instead"
+        problem = (
+            f"{choice!r} checkpoints a module that computes other tensors when it runs again; name other modules, such "
+            "as the layers inside it, or set it to none"
+        )
         raise ParamError("activation_checkpointing", problem) from error
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
-    twice = frozenset(recorder.reduced_twice)
-    return Recording(tuple(recorder.events), recorder.flops, tuple(recorder.unused), twice)
+    twice, recomputed = frozenset(recorder.reduced_twice), frozenset(recorder.recomputed)
+    return Recording(tuple(recorder.events), recorder.flops, tuple(recorder.unused), twice, recomputed)
 
 
 def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
@@ -94,7 +100,9 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
         for i, unit in enumerate(units):
             params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
             twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
-            units[i] = with_bytes(replace(unit, params=params, reduced_twice=twice), plan.fsdp, plan.shard)
+            again = unit.recomputed or unit.order in recording.recomputed
+            unit = replace(unit, params=params, reduced_twice=twice, recomputed=again)
+            units[i] = with_bytes(unit, plan.fsdp, plan.shard)
     lint = (*plan.lint, *without_gradient(recording.unused))
     plan = replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
     return with_gathers(plan)
@@ -127,6 +135,8 @@ class MemoryRecorder(TorchDispatchMode):
             self.allocate(tensor)
         self.unused = {p.name: None for p in plan.params if p.trainable}
         self.reduced_twice: set[int] = set()
+        self.recomputed: set[int] = set()
+        self.order_by_storage: dict[int, int] = {}  # of frozen weights that backward is not known to need
         # State of units, by order.
         self.params: dict[int, list[nn.Parameter]] = {}
         self.modules_to_run: dict[int, set[str]] = {}  # of units in forward
@@ -141,6 +151,11 @@ class MemoryRecorder(TorchDispatchMode):
         kwargs, operator = kwargs or {}, getattr(func, "_overloadpacket", None)
         if operator is ASK_DEVICE:  # most calls of a forward
             return CPU
+        if self.order_by_storage and in_backward():
+            for tensor in tensors_of((args, kwargs)):
+                order = self.order_by_storage.get(tensor.untyped_storage()._cdata)
+                if order is not None:
+                    self.recomputed.add(order)
         output = func(*args, **kwargs)
         count_flops = flop_registry.get(operator)
         if count_flops:
@@ -193,6 +208,9 @@ class MemoryRecorder(TorchDispatchMode):
             if unit.sharded or ddp:
                 module.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True, prepend=True)
                 module.register_forward_hook(partial(self.post_forward, unit, name))
+        if unit.sharded and not unit.needed_in_backward:
+            for p in unit.params:
+                self.order_by_storage[model.get_parameter(p.name).untyped_storage()._cdata] = unit.order
         self.params[unit.order] = []
         for p in gradient_params(self.plan, unit):
             parameter = model.get_parameter(p.name)
@@ -215,7 +233,7 @@ class MemoryRecorder(TorchDispatchMode):
                 # FSDP1 frees a frozen unit by hooks on its inputs, after those of the unit that these are outputs of
                 # (_runtime_utils.py, _register_post_backward_reshard_only_hook): two units are gathered then.
                 # It registers none where forward runs again in backward: they would keep its activations.
-                if torch._C._current_graph_task_id() == -1:  # no backward is running
+                if not in_backward():
                     register_multi_grad_hook(inputs, lambda _: self.post_backward(unit.order))
                 return args, kwargs
             outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
