@@ -86,6 +86,12 @@ def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
         return world_size, 1
     if params.sharding_strategy not in HYBRID:  # each rank holds a shard of its own
         return 1, world_size
+    if params.dp_shard is None and params.dp_replicate is None:
+        raise ParamError(
+            "dp_shard",
+            f"is unset, as is dp_replicate, and a plan for {world_size} ranks cannot know how many of them a node has; "
+            "set dp_shard to that number for one replica per node",
+        )
     # An axis without a size gets the ranks that the other one leaves.
     shard = params.dp_shard or max(1, world_size // (params.dp_replicate or 1))
     replicate = params.dp_replicate or world_size // shard

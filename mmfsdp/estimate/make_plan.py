@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -69,8 +70,15 @@ def wrap_fsdp(
 ) -> nn.Module:
     """Plan, wrap and return the model. Every rank must call it, once the process group exists.
 
-    See `make_plan` for `example`, `apply_plan` for the other arguments. Rank 0 warns of the lint's warnings.
+    See `make_plan` for `example`, `apply_plan` for the other arguments. A HYBRID strategy without sizes has them from a
+    mesh of two axes, or else one replica per node, whose ranks LOCAL_WORLD_SIZE says (torchrun sets it). Rank 0 warns
+    of the lint's warnings.
     """
+    params = params or FSDPParams()
+    if mesh is not None and mesh.ndim == 2:
+        params = params.with_node_size(mesh.size(1))
+    elif "LOCAL_WORLD_SIZE" in os.environ:
+        params = params.with_node_size(int(os.environ["LOCAL_WORLD_SIZE"]))
     plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
     if rank() == 0 and not plan.refused:
         for finding in plan.lint:

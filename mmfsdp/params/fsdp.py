@@ -146,11 +146,13 @@ class FSDPParams(Params):
 
     dp_replicate: int | None = Field(None, ge=1)
     """Ranks along the replicate axis of the mesh; a count. Backends: FSDP1, FSDP2, with a HYBRID strategy.
-    Default unset (one replica per node)."""
+    Default unset: the ranks divided by `dp_shard`."""
 
     dp_shard: int | None = Field(None, ge=1)
     """Ranks along the shard axis of the mesh; a count; times `dp_replicate` it must be the world size.
-    Backends: FSDP1, FSDP2, with a HYBRID strategy. Default unset (the ranks of a node)."""
+    Backends: FSDP1, FSDP2, with a HYBRID strategy. Default unset: the ranks divided by `dp_replicate`; if that is unset
+    as well, the ranks of a node, one replica per node (a run has them from `launch.nodes`, wrap_fsdp from torchrun's
+    LOCAL_WORLD_SIZE; make_plan needs one of the two)."""
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "min_num_params": ("auto_wrap_policy", (AutoWrapPolicy.SIZE_BASED_WRAP,)),
@@ -205,6 +207,13 @@ class FSDPParams(Params):
             raise ParamError("memory_budget_gib", "frozen_policy AUTO needs a budget; set memory_budget_gib, e.g. 16")
         if self.compile_units and self.use_orig_params is False:
             raise ParamError("compile_units", "true needs the original parameters; remove use_orig_params")
+        return self
+
+    def with_node_size(self, ranks: int) -> Self:
+        """Return the parameters with one replica per node of so many ranks, if a HYBRID strategy has no sizes."""
+        unset = self.dp_replicate is None and self.dp_shard is None
+        if unset and self.sharding_strategy in HYBRID and self.effective_backend is not Backend.DDP:
+            return self.change(dp_shard=ranks)
         return self
 
     def check_machine(self) -> None:

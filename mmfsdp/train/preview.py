@@ -51,7 +51,7 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
         return
     sizes = params.launch.ranks, params.train.batch_size, params.data.max_length
-    recorded = (key, params.fsdp.model_dump_json(), *sizes)
+    recorded = (key, plan.fsdp.model_dump_json(), *sizes)
     if recorded not in _recordings:
         _recordings[recorded] = record_memory(model, plan, example)
     plan = with_recording(plan, _recordings[recorded])
@@ -98,7 +98,8 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
         example = None
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
-    plan = make_plan(model, params.fsdp, world_size=params.launch.ranks, example=example, train=train)
+    fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
+    plan = make_plan(model, fsdp, world_size=params.launch.ranks, example=example, train=train)
     if params.model.kind is ModelKind.TRANSFORMERS:
         check_calls(model, plan)
     return plan

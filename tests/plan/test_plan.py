@@ -6,15 +6,17 @@ import pytest
 import torch
 from tiny import LANGUAGE, tiny_batch, tiny_flamingo
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.estimate.make_plan import make_plan, wrap_fsdp
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
-from mmfsdp.train.preview import frozen_model
+from mmfsdp.train.preview import frozen_model, preview
 from tests.processes import in_fresh_python
+from tests.ranks import fake_group
 
 
 def plan_of(model: nn.Module, *, world_size: int = 2, example=None, **fields) -> WrapPlan:
@@ -276,6 +278,27 @@ def test_what_cannot_be_is_refused_by_name(fields, words):
 def test_mesh(fields, shape):
     plan = plan_of(tiny_flamingo(), world_size=8, **fields)
     assert (plan.replicate, plan.shard) == shape
+
+
+def test_a_hybrid_strategy_without_sizes_has_one_replica_per_node(monkeypatch):
+    hybrid = {"sharding_strategy": "HYBRID_SHARD"}
+    with pytest.raises(ParamError, match="16 ranks cannot know how many of them a node has; set dp_shard") as error:
+        plan_of(tiny_flamingo(), world_size=16, **hybrid)
+    assert error.value.field == "dp_shard"
+    shapes = {}
+    with fake_group(16):
+        mesh = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+        for way, fields in {"node": hybrid, "half a node": {**hybrid, "dp_shard": 4}, "no axes": {}}.items():
+            plan = wrap_fsdp(tiny_flamingo(), FSDPParams(**fields)).mmfsdp_plan
+            shapes[way] = (plan.replicate, plan.shard)
+        plan = wrap_fsdp(tiny_flamingo(), FSDPParams(**hybrid), mesh=mesh).mmfsdp_plan
+        shapes["mesh"] = (plan.replicate, plan.shard)
+    assert shapes == {"node": (2, 8), "half a node": (4, 4), "no axes": (1, 16), "mesh": (4, 4)}
+    launched = {"launch.executor": "slurm", "launch.ranks": 16, "launch.nodes": 4}
+    params = load("tiny").change(**launched, **{"fsdp.sharding_strategy": "HYBRID_SHARD"})
+    plan, _ = preview(params)
+    assert (plan.replicate, plan.shard) == (4, 4)
 
 
 def test_reading_a_plan_needs_no_torch(tmp_path):

@@ -1,5 +1,6 @@
 """Real training over the nodes of a real Slurm."""
 
+import json
 import sys
 
 import pytest
@@ -10,7 +11,8 @@ from tests.tiny_run import tiny_run
 pytestmark = pytest.mark.real
 
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 10}
-HYBRID = {"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_replicate": 2, "fsdp.dp_shard": 2}
+HYBRID = {"fsdp.sharding_strategy": "HYBRID_SHARD"}
+"""Without sizes: one replica per node."""
 
 LAUNCHER = """
 import sys
@@ -36,4 +38,6 @@ def test_two_nodes_train_sharded_and_hybrid_at_once_and_from_within_an_allocatio
     state = sharded.wait(240)
     assert state.ok, f"{state}\n{sharded.logs(0)}"
     curves = [[row["loss"] for row in run.metrics()] for run in (sharded, type(sharded).open(tmp_path / "runs/hybrid"))]
+    plan = json.loads((tmp_path / "runs/hybrid/plan.json").read_text())["plan"]
+    assert (plan["replicate"], plan["shard"]) == (2, 2)
     assert len(curves[0]) == 3 and curves[0] == pytest.approx(curves[1], rel=1e-4)
