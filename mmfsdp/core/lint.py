@@ -49,6 +49,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _scalars(plan)
     findings += used_outside(plan, trace)
     findings += _left_in_root(plan)
+    findings += _over_sharded(plan)
     findings += _batch_norms(model)
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
 
@@ -299,3 +300,37 @@ def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
             f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
             f"the end of backward; {fix}",
         )
+
+
+def _over_sharded(plan: WrapPlan) -> Iterator[Finding]:
+    """Find parameters with fewer rows than ranks that shard them, such as experts, if padding them costs much."""
+    # FSDP2 shards the first dim of each parameter. FSDP1 shards a flat one, which has as many rows as elements.
+    if plan.backend is not Backend.FSDP2 or padding_share(plan, plan.shard) <= MAX_PADDING_SHARE:
+        return
+    fitting = []
+    for shard in range(2, plan.shard):
+        if plan.world_size % shard == 0 and padding_share(plan, shard) <= MAX_PADDING_SHARE:
+            fitting.append(shard)
+    if not fitting:  # a model as small as that has no use for so many ranks
+        return
+    params: list[Param] = []
+    for unit in plan.sharded_units:
+        params += unit.params
+    worst = max(params, key=lambda p: p.padded(plan.shard) - p.numel)
+    times = 1 + padding_share(plan, plan.shard)
+    yield _warning(
+        "over-sharded",
+        f"{worst.name}: {worst.shape[0]} rows over {plan.shard} ranks; FSDP2 shards the first dim and pads it to as "
+        f"many rows for each rank, so all-gathers send {times:.3g} times the weights; set sharding_strategy to "
+        f"HYBRID_SHARD with dp_shard {max(fitting)}",
+    )
+
+
+def padding_share(plan: WrapPlan, shard: int) -> float:
+    """Return what FSDP2 adds to the sharded parameters so that so many ranks have equal shards, by what they hold."""
+    numel = padded = 0
+    for unit in plan.sharded_units:
+        for p in unit.params:
+            numel += p.numel
+            padded += p.padded(shard)
+    return padded / numel - 1 if numel else 0.0

@@ -267,9 +267,7 @@ class RealValues(TorchDispatchMode):
             return CPU
         tensors = tensors_of((args, kwargs))
         if operator is aten._grouped_mm and tensors[0].dtype is torch.float32:
-            # In torch 2.14 its kernels take fp32, but its shapes are worked out for bf16 only. 2.15 does both.
-            a, b, *others = args
-            return func(a.bfloat16(), b.bfloat16(), *others, **kwargs).float()
+            return grouped_mm_output(*args, **kwargs)
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             if operator in INDEXING:
                 # Fake tensors do not know how many elements a mask selects, even if the mask itself has values.
@@ -287,6 +285,26 @@ class RealValues(TorchDispatchMode):
 aten = torch.ops.aten
 ASK_DEVICE, CPU = torch.ops.prim.device, torch.device("cpu")
 INDEXING = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+
+
+def grouped_mm_output(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *_: Any, **__: Any
+) -> torch.Tensor:
+    """Return a tensor without values, as large as the products of groups of rows of a and matrices of b, in fp32.
+
+    In torch 2.14 the kernels take fp32, but the shapes of fake tensors are worked out for bf16 only. 2.15 does both.
+    Raises ValueError for matrices that the kernels do not take.
+    """
+    for matrix in (a, b):
+        if max(matrix.stride()[-2:]) % 4:
+            raise ValueError(f"grouped_mm takes rows of a multiple of 16 bytes, not {tuple(matrix.shape)} in fp32")
+    groups: list[int] = []
+    if a.dim() == b.dim():  # one product a group: the groups are matrices of a and b, or columns of a and rows of b
+        groups = [len(a) if a.dim() == 3 or offsets is None else len(offsets)]
+    columns = b.shape[-1]
+    # Its rows are padded to 16 bytes (_meta_registrations.py, _create_grouped_mm_output_tensor).
+    padded = a.new_empty(*groups, a.shape[-2], columns + -columns % 4)
+    return padded[..., :columns]
 
 
 def places(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

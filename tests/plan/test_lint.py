@@ -7,6 +7,7 @@ import torch
 from test_plan import Stack
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -143,6 +144,33 @@ def left_to_the_root():
     return plan(model, example={"ids": torch.zeros(2, 3, dtype=torch.int64)}).lint
 
 
+class Experts(nn.Module):
+    """A layer of 8 experts, as transformers holds them: one tensor for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 8), nn.Parameter(torch.zeros(8, 64, 64))
+
+    def forward(self, x):
+        weights = self.router(x).softmax(dim=-1)  # (batch, experts)
+        return torch.einsum("bi,eij,be->bj", x, self.experts, weights)
+
+
+def over_sharded():
+    model = nn.Sequential(Experts(), Experts())
+    assert not plan(model, ranks=8).lint and not plan(model, ranks=512, backend="FSDP1").lint
+    (found,) = plan(model, ranks=512).lint
+    (shard,) = re.findall("HYBRID_SHARD with dp_shard ([0-9]+)", found.message)
+    assert not plan(model, ranks=512, sharding_strategy="HYBRID_SHARD", dp_shard=int(shard)).lint
+    return [found]
+
+
+def wrapped_to_checkpoint():
+    model = stack()
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    return plan(model).lint
+
+
 def used_outside():
     model = Shared()
     made = plan(model, auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls="Embedding,Linear")
@@ -175,6 +203,8 @@ MISTAKES = {
     nothing_trains: ("error", "nothing-trains", "freeze.*'!"),
     left_in_root: ("warning", "left-in-root", "head.weight.*FROZEN_AWARE"),
     left_to_the_root: ("warning", "left-in-root", "table.weight.*its own module"),
+    over_sharded: ("warning", "over-sharded", "0.experts: 8 rows over 512 ranks.* 6[0-9.]* times.*dp_shard 8"),
+    wrapped_to_checkpoint: ("error", "wrapped-before", "layers.0: already.*plain"),
     used_outside: ("error", "used-outside", "table.weight.*example"),
     unfrozen_later: ("error", "unfrozen-later", "scale.*before make_plan"),
 }

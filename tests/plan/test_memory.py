@@ -69,5 +69,5 @@ def test_the_peak_of_a_step():
 def test_a_language_model_with_its_embedding_is_not_checkpointed_as_a_whole():
     by_size = {"auto_wrap_policy": "SIZE_BASED_WRAP", "frozen_dtype": "nf4", "activation_checkpointing": "all"}
     assert Case("projector", by_size).plan(2).memory_events
-    with pytest.raises(ParamError, match="activation_checkpointing: 'language_model' names a module that"):
+    with pytest.raises(ParamError, match="activation_checkpointing: 'language_model' checkpoints a module that"):
         Case("projector", {"activation_checkpointing": "language_model"}).plan(2)
