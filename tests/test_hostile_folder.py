@@ -115,6 +115,14 @@ def test_commands_print_no_control_sequence_and_no_traceback(folder, capsys, mon
         assert "Traceback (most" not in said.err, line
 
 
+@pytest.mark.parametrize("name", ["params.yaml", "run.json", "status.json"])
+def test_no_command_waits_for_a_pipe(folder, capsys, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    for command in ("runs", "watch", "cancel", "drill", "resume", "report"):
+        assert cli.main([command, str(folder)]) in (0, 1, 2)
+
+
 def test_texts_that_need_no_file_are_clean_where_they_are_printed():
     assert "\x1b" not in str(RunState(Status.FAILED, f"a cause {SEQUENCES}"))
 

@@ -254,6 +254,11 @@ ENDS = {
         False,
         "COMPLETED, 3 of 8 steps skipped: gradient norm not finite since step 7",
     ),
+    "fp16 finds its loss scale": (
+        [{"loss": 1.0, "grad_norm": BAD, "skipped_steps": 3, "skipped_in_a_row": 2, "loss_scale": 2.0}] * 2,
+        True,
+        "COMPLETED, 3 of 8 steps skipped",
+    ),
     "both": (
         [{"loss": loss, "grad_norm": BAD, "skipped_steps": 2, "skipped_in_a_row": 2} for loss in (1.0, BAD)],
         False,

@@ -17,12 +17,14 @@ import mmfsdp
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import LaunchParams, ParamError, RunParams
+from ..params.base import read_yaml, without_controls
 from .folder import (
     PathLike,
     make_folders,
     make_inner_folder,
     open_own,
     read_events,
+    read_file,
     read_json,
     read_metrics,
     touch,
@@ -190,7 +192,8 @@ class Run:
     @property
     def params(self) -> RunParams:
         """Parameters of the run."""
-        return RunParams.from_yaml(self.path / "params.yaml")
+        path = self.path / "params.yaml"
+        return RunParams.from_dict(read_yaml(read_file(path), name=str(path)) or {})
 
     @property
     def record(self) -> RunRecord | None:
@@ -351,4 +354,4 @@ class Run:
         return str(self.path)
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {self.state()}>"
+        return without_controls(f"<Run {self.path}: {self.state()}>")

@@ -64,10 +64,12 @@ def run_state(path: PathLike) -> RunState:
 def not_finite(rows: Sequence[Row]) -> bool:
     """Return True if the newest of these metrics have a loss that is not finite, or are of several skipped steps.
 
-    A single skipped step is no trouble: fp16 finds its loss scale by skipping.
+    With a loss scale (fp16), steps whose gradient alone is not finite are no trouble: skipping them finds the scale.
     """
     newest = rows[-1] if rows else {}
-    return not _finite(newest, "loss") or newest.get("skipped_in_a_row", 0) > 1
+    if not _finite(newest, "loss"):
+        return True
+    return newest.get("skipped_in_a_row", 0) > 1 and "loss_scale" not in newest
 
 
 def skipped_steps(rows: Sequence[Row]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..params import ParamError, RunParams
 from ..params.base import leaves, read_yaml, without_controls
 from ..params.run import with_cluster
+from .folder import make_folders, read_file
 from .record import RunRecord
 
 KEY_BYTES = 32
@@ -61,7 +62,7 @@ def _distrust(folder: Path) -> str:
     record = RunRecord.read(folder)
     if record is None or not record.digest:
         return "nothing shows that you started this run: it has no digest of its parameters"
-    digest = params_digest((folder / "params.yaml").read_text(encoding="utf-8"))
+    digest = params_digest(read_file(folder / "params.yaml").decode("utf-8"))
     if not digest:
         return f"your key {key_path()} cannot be read or written, so nothing shows that you started this run"
     if not hmac.compare_digest(digest, record.digest):
@@ -112,7 +113,7 @@ def _make_key() -> bytes | None:
     if not path.is_absolute():  # this user has no home
         return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(path.parent)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
         if path.exists() and _read_key() is None:
