@@ -44,6 +44,20 @@ def memoryless() -> None:
         held.append(torch.ones(1 << 22))
 
 
+def starved() -> None:
+    """More and more memory in a cgroup of its own, until Linux kills this process."""
+    root = Path("/sys/fs/cgroup")
+    version_1 = (root / "memory").is_dir()
+    group = (root / "memory" if version_1 else root) / f"mmfsdp-{os.getpid()}"
+    group.mkdir()
+    # Only what is allocated from now on counts.
+    (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(64 << 20))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    held = []
+    while True:
+        held.append(b"1" * (1 << 24))
+
+
 def barred() -> None:
     """From now on, files cannot grow: the next checkpoint fails."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))

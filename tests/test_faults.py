@@ -1,10 +1,12 @@
 """What may befall a rank, and what is known of it afterwards, how soon. Real trainings, real processes."""
 
+import os
 import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,10 @@ FAULTS = {
     ),
     "hangs": Fault("hangs_1_step", "rank 1 does not answer (in step 4 data): it hangs", SILENT, "in hangs"),
     "has no memory": Fault("memoryless_1_step", f"rank 1: RuntimeError{ANY}{LESS_MEMORY}", traceback="allocate memory"),
+    "is killed for lack of memory": Fault(
+        "starved_1_step",
+        "rank 1 died without a traceback: Linux has killed a process for lack of memory since the ranks started",
+    ),
     "may write no more": Fault("barred_1_step", "rank 1 could not write: [Errno 27] File too large"),
 }
 
@@ -73,6 +79,8 @@ def start(tmp_path):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     fault = FAULTS[name]
+    if fault.entry.startswith("starved") and not os.access("/sys/fs/cgroup", os.W_OK):
+        pytest.skip("only root can give a process a limit of memory")
     run = start(f"tests.fault_entries:{fault.entry}")
     state = run.wait(120)
     noticed = time.time() - (run.path / "fault").stat().st_mtime
@@ -83,6 +91,8 @@ def test_a_fault_ends_the_run_in_time_with_its_cause(start, name):
     assert noticed < fault.seconds
     while processes_of(run.record, run.path):  # the supervisor is the last to go
         assert time.time() - (run.path / "fault").stat().st_mtime < fault.seconds + 1, "every process is gone"
+    for group in Path("/sys/fs/cgroup").glob("**/mmfsdp-*"):  # that the starved rank has made
+        group.rmdir()
 
 
 LAUNCHER = """

@@ -12,9 +12,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from mmfsdp import ParamError
+from mmfsdp import ParamError, RunParams
 from mmfsdp.run import local
 from mmfsdp.run.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
+from mmfsdp.run.launch import git_commit, make_record
 from mmfsdp.run.record import RunRecord, Status, check_entry
 from mmfsdp.run.state import run_state
 
@@ -318,3 +319,14 @@ def test_a_run_on_another_machine_is_lost_when_it_falls_silent(tmp_path):
             write_json(tmp_path / "status.json", {"status": "STARTING", "alive": time.time() - age_s})
             os.utime(tmp_path / "status.json", (time.time() + skew_s,) * 2)
             assert run_state(tmp_path).status is status
+
+
+@pytest.mark.real
+def test_run_json_has_the_commit_of_the_folder_it_was_launched_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() == ""
+    author = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    subprocess.run(["git", *author, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert make_record(RunParams(), "x:y", identity="1", pid=os.getpid()).commit == commit

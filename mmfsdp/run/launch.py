@@ -163,8 +163,18 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
         identity=identity,
         created=time.time(),
         version=mmfsdp.__version__,
+        commit=git_commit(),
         digest=params_digest(params.to_yaml()),
     )
+
+
+def git_commit() -> str:
+    """Return the commit of the current folder; empty outside of git, and where git is not installed."""
+    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=2).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 class Run:

@@ -55,6 +55,34 @@ def process_start(pid: int) -> float | None:
         return None
 
 
+def oom_kills() -> int:
+    """Return how many processes Linux has killed for lack of memory, in this process's cgroup and on the whole machine.
+
+    Compare it with an earlier count. 0 where neither can be read, as on other systems.
+    """
+    files = [Path("/proc/vmstat")]
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":  # version 1
+            files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+        elif not controllers:  # version 2
+            files.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
+    kills = 0
+    for file in files:
+        for line in _lines(file):
+            if line.startswith("oom_kill "):
+                kills += int(line.split()[1])
+    return kills
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file, or none where it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
 def is_same_process(pid: int, start: float) -> bool:
     """Return True if the process with this id is alive and is the one that started at `start`."""
     actual_start = process_start(pid)

@@ -151,6 +151,8 @@ class RunRecord:
     created: float
     """Unix seconds."""
     version: str
+    commit: str = ""
+    """Git commit of the folder that it was launched from; empty outside of git."""
     hang_timeout_s: float = 60.0
     """Seconds without a heartbeat after which a rank counts as hung."""
     digest: str = ""

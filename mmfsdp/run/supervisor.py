@@ -21,7 +21,7 @@ import submitit
 
 from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
-from .local import LOOPBACK, is_same_process, stop_processes
+from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
     LESS_MEMORY,
@@ -80,6 +80,7 @@ class Supervisor:
         self.folder, self.record = folder, record
         self.end = time.monotonic() + 60 * record.timeout_min
         self.received_signal: int | None = None
+        self.oom_kills = oom_kills()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._receive)
 
@@ -149,7 +150,10 @@ class Supervisor:
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
-        reason = f"rank {rank} died without a traceback: killed from outside, out of memory, or a crash{LESS_MEMORY}"
+        cause = "killed from outside, out of memory, or a crash"
+        if oom_kills() > self.oom_kills:
+            cause = "Linux has killed a process for lack of memory since the ranks started"
+        reason = f"rank {rank} died without a traceback: {cause}{LESS_MEMORY}"
         if reported:
             reason += f"; then {reported.reason}"
         log = last_log_lines(self.folder, rank) or last_bytes(self.folder / "logs" / "supervisor.log")
