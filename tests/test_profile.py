@@ -1,8 +1,13 @@
 """What a profile says: how much communication nothing runs beside."""
 
+import json
 from math import isclose
+from pathlib import Path
+from types import SimpleNamespace
 
-from mmfsdp.train.profile import length, summary, union
+import torch
+
+from mmfsdp.train.profile import length, summary, union, work_events
 from mmfsdp.widgets.report import timeline
 
 MS = 1_000_000
@@ -44,6 +49,32 @@ def test_on_a_gpu_its_own_lanes_count_and_not_the_hosts():
     )
     assert set(found["lanes"]) == {"compute", "reduce-scatter"}
     assert isclose(found["exposed_s"], 0.005) and isclose(found["communication_s"], 0.010)
+
+
+def recorded_event(name, device, start, end, annotation):
+    """Return an event with the methods of torch's, at microseconds."""
+    return SimpleNamespace(
+        name=lambda: name,
+        device_type=lambda: getattr(torch.autograd.DeviceType, device),
+        start_ns=lambda: start * 1000,
+        end_ns=lambda: end * 1000,
+        is_user_annotation=lambda: annotation,
+    )
+
+
+def test_annotations_on_the_gpus_timeline_hide_no_communication():
+    path = Path(__file__).with_name("data") / "gpu_events.json"
+    events = [recorded_event(*values) for values in json.loads(path.read_text())["events"]]
+    found = summary(work_events(events), steps=1)
+    # The gather from 0 to 40 us is exposed but for nothing; that from 50 to 90 runs beside the product from 40 to 80;
+    # the reduction from 130 to 180 runs beside the product from 90 to 150.
+    assert isclose(found["exposed_s"], 80e-6) and isclose(found["communication_s"], 130e-6)
+    assert isclose(found["compute_s"], 110e-6) and isclose(found["seconds"], 190e-6)
+
+
+def test_the_hosts_annotations_are_kept_since_gloo_marks_its_collectives_so():
+    gloo = recorded_event("gloo:all_gather", "CPU", 0, 5, True)
+    assert work_events([gloo]) == [("gloo:all_gather", "CPU", 0, 5000)]
 
 
 def test_intervals_are_joined_to_the_same_time():

@@ -69,13 +69,27 @@ class StepProfile(AbstractContextManager):
         make_inner_folder(self.folder)
         trace = self.folder / f"rank{dist.get_rank()}.json.gz"
         profiler.export_chrome_trace(str(trace))
-        events = []
-        for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
-            events.append((event.name(), event.device_type().name, event.start_ns(), event.end_ns()))
+        events = work_events(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
         figures = summary(events, steps=self._done - WARMUP_STEPS)
         write_json(trace.with_suffix(""), figures | {"device": self.device.type, "host": platform.node()})
         exposed = f"{figures['exposed_s']:.3f} s of exposed communication"
         print(f"profile: {figures['seconds']:.3f} s a step, {exposed}; open {trace} at https://ui.perfetto.dev")
+
+
+def work_events(recorded: Iterable[Any]) -> list[tuple[str, str, int, int]]:
+    """Return (name, device, start and end in nanoseconds) of the events that torch's profiler recorded.
+
+    Left out are user annotations on the GPU's timeline, such as FSDP::post_backward. The profiler draws each from the
+    first to the last kernel that was launched inside a `record_function`: nothing need run in between.
+    """
+    events = []
+    for event in recorded:
+        device = event.device_type().name
+        # On the host, gloo's collectives are user annotations, too.
+        if device != "CPU" and event.is_user_annotation():
+            continue
+        events.append((event.name(), device, event.start_ns(), event.end_ns()))
+    return events
 
 
 def summary(events: Iterable[tuple[str, str, int, int]], *, steps: int) -> dict[str, Any]:
