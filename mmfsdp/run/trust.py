@@ -81,11 +81,14 @@ def what_runs(params: RunParams) -> list[str]:
 
 
 def params_digest(text: str) -> str:
-    """Return the digest of a params.yaml, and of the profile that it names, under the user's key; "" without a key."""
+    """Return the digest of a params.yaml, and of the profile that it names, under the user's key; "" without these."""
     key = _read_key() or _make_key()
     if key is None:
         return ""
-    launch = with_cluster(RunParams.from_dict(read_yaml(text, name="params.yaml") or {}).launch)
+    try:
+        launch = with_cluster(RunParams.from_dict(read_yaml(text, name="params.yaml") or {}).launch)
+    except ParamError:
+        return ""  # such as a profile that is not there: who starts or resumes the run says so
     return hmac.new(key, "\0".join((text, launch.to_yaml())).encode(), "sha256").hexdigest()
 
 
