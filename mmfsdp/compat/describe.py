@@ -1,4 +1,4 @@
-"""describe: a model that somebody has wrapped with FSDP2 (by torch, accelerate or us), as a plan.
+"""describe: a model that somebody has wrapped with DDP, FSDP1 or FSDP2 (by torch, accelerate or us), as a plan.
 
 print(describe(accelerator.prepare(model)))
 """
@@ -11,33 +11,39 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ..core.lint import lint, plain_name
-from ..core.plan import Param, Unit, WrapPlan, plan_of
+from ..core.plan import Unit, WrapPlan, plan_of
 from ..core.trace import Trace, trace_registration
-from ..core.units import buffer_bytes, decays, kind_of, torch_dtype, unit_name, with_bytes
-from ..params import FrozenPolicy, FSDPParams, Precision, ShardingStrategy
+from ..core.units import buffer_bytes, kind_of, torch_dtype, unit_name, with_bytes
+from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
+from .describe_flat import precision_of, read_ddp, read_fsdp1, read_param
 
 
 def describe(model: nn.Module) -> WrapPlan:
-    """Return the plan of a model that was wrapped with FSDP2, with the lint's findings. Changes nothing.
+    """Return the plan of a model that was wrapped with DDP, FSDP1 or FSDP2, with the lint's findings. Changes nothing.
 
     Where backward goes is assumed from the order in which modules were registered, as in a plan without an example, and
     backward prefetches as FSDP2 does by default; a model that mmfsdp wrapped, with any backend, carries its plan.
-    Raises ValueError for a model that is not wrapped with FSDP2, or only in part.
+    Raises ValueError for a model that is not wrapped, or with FSDP2 only in part.
     """
     while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):
         model = model._orig_mod
-    plan = plan_of(model)
-    if plan is None:
-        plan = _read_plan(model)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
+    fsdp1 = {plain_name(n): m for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)}
+    plan = plan_of(model)
+    if plan is None and isinstance(model, DistributedDataParallel):
+        plan = read_ddp(model)
+    elif plan is None and fsdp1:
+        plan = read_fsdp1(model, fsdp1)
+    elif plan is None:
+        plan = _read_fsdp2(model)
     return replace(plan, lint=lint(inner, plan, wrapped=True))
 
 
-def _read_plan(model: nn.Module) -> WrapPlan:
+def _read_fsdp2(model: nn.Module) -> WrapPlan:
     """Return the plan of a model by the parameter groups that `fully_shard` has made of it."""
     groups: dict[Any, bool] = {}
     for module in model.modules():
@@ -46,10 +52,7 @@ def _read_plan(model: nn.Module) -> WrapPlan:
             for group in param_groups(state):
                 groups[group] = bool(state._auto_reshard_after_forward)
     if not groups:
-        raise ValueError(
-            "model: is not wrapped with FSDP2, and no other wrapping can be read back; call make_plan on the plain "
-            "model, with the backend and the layers that wrap it"
-        )
+        raise ValueError("model: is not wrapped by DDP, FSDP1 or FSDP2; call make_plan to plan it")
     trace = trace_registration(model, plain_name=plain_name)
     units = [_unit(group, auto, model, trace) for group, auto in groups.items()]
     never_gathered = {unit.modules for unit, group in zip(units, groups, strict=True) if not group.unshard_in_backward}
@@ -93,7 +96,7 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
     for fsdp_param in group.fsdp_params:
         p = fsdp_param.sharded_param
         if p in parameter_names:
-            params.append(_param(parameter_names[p], p, model, fsdp_param._orig_size))
+            params.append(read_param(parameter_names[p], p, model, fsdp_param._orig_size))
     reshards = group._reshard_after_forward and not (auto_reshard and modules == ("",))
     kind, dtype = kind_of(params), group.fsdp_params[0].mp_policy.param_dtype
     # A unit around a trainable parameter returns what requires a gradient.
@@ -122,19 +125,6 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
     )
 
 
-def _param(name: str, p: nn.Parameter, model: nn.Module, shape: torch.Size) -> Param:
-    name = plain_name(name)
-    aliases = [plain_name(n) for n, tied in model.named_parameters(remove_duplicate=False) if tied is p]
-    return Param(
-        name=name,
-        shape=tuple(shape),
-        dtype=str(p.dtype).removeprefix("torch."),
-        trainable=p.requires_grad,
-        aliases=tuple(alias for alias in aliases if alias != name),
-        decays=p.requires_grad and decays(model, [name], ndim=len(shape)),
-    )
-
-
 def _params_of(groups: list[Any], units: list[Unit], replicate: int, shard: int) -> FSDPParams:
     """Return the parameters that would have led to these units."""
     reshards = any(unit.reshard_after_forward for unit in units)
@@ -150,15 +140,11 @@ def _params_of(groups: list[Any], units: list[Unit], replicate: int, shard: int)
                 own_dtype = torch_dtype(param.dtype)
     return FSDPParams(
         sharding_strategy=strategy,
-        mixed_precision=_precision(dtypes.param_dtype) if dtypes.param_dtype else None,
-        reduce_dtype=_precision(dtypes.reduce_dtype or dtypes.param_dtype or own_dtype),
+        mixed_precision=precision_of(dtypes.param_dtype) if dtypes.param_dtype else None,
+        reduce_dtype=precision_of(dtypes.reduce_dtype or dtypes.param_dtype or own_dtype),
         dp_replicate=replicate if hybrid else None,
         dp_shard=shard if hybrid else None,
     )
-
-
-def _precision(dtype: torch.dtype) -> Precision:
-    return next(precision for precision in Precision if precision.to_torch() == dtype)
 
 
 def _count_needless_gathers(units: list[Unit], never_gathered: set[tuple[str, ...]]) -> None:

@@ -9,7 +9,16 @@ import torch
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import CustomPolicy, transformer_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel
 
 from mmfsdp.compat.describe import describe
 from mmfsdp.core.plan import WrapPlan
@@ -56,7 +65,27 @@ def fsdp2(model: nn.Module, *, hybrid: bool = False, reshard: bool = True, dtype
     return fully_shard(model, **more)
 
 
+def fsdp1(model: nn.Module, strategy: str = "FULL_SHARD", **more) -> nn.Module:
+    layers = partial(transformer_auto_wrap_policy, transformer_layer_cls={FlamingoLayer})
+    where = {"device_mesh": mesh_of(hybrid="HYBRID" in strategy), "device_id": torch.device("cpu")}
+    kind = ShardingStrategy[strategy]
+    return FullyShardedDataParallel(
+        model, sharding_strategy=kind, auto_wrap_policy=layers, use_orig_params=True, **where, **more
+    )
+
+
+def ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model, init_sync=False)  # a fake group has no replies to compare
+
+
+FLAT_BF16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 CASES = {
+    "DDP": (ddp, 8, 1),
+    "FSDP1": (fsdp1, 1, 8),
+    "FSDP1 bf16": (partial(fsdp1, mixed_precision=FLAT_BF16), 1, 8),
+    "FSDP1 hybrid": (partial(fsdp1, strategy="HYBRID_SHARD"), 2, 4),
+    "FSDP1 hybrid, kept": (partial(fsdp1, strategy="_HYBRID_SHARD_ZERO2"), 2, 4),
+    "FSDP1 not sharded": (partial(fsdp1, strategy="NO_SHARD"), 8, 1),
     "FSDP2": (fsdp2, 1, 8),
     "FSDP2 bf16": (partial(fsdp2, dtypes=BF16), 1, 8),
     "FSDP2 kept": (partial(fsdp2, reshard=False), 1, 8),
@@ -70,13 +99,16 @@ def test_what_others_wrapped_is_read_back(case):
     wrap, replicate, shard = CASES[case]
     model, layers = wrap(tiny_flamingo()), {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} | LAYER
     back = describe(model)
-    assert (back.backend, back.world_size, back.replicate, back.shard) == ("FSDP2", 8, replicate, shard)
+    assert (back.backend, back.world_size, back.replicate, back.shard) == (case.split()[0], 8, replicate, shard)
     layers |= {"mixed_precision": "bf16"} if "bf16" in case else {}
-    planned = make_plan(tiny_flamingo(), FSDPParams(**layers), world_size=8)
+    planned = make_plan(tiny_flamingo(), FSDPParams(backend=case.split()[0], **layers), world_size=8)
     assert set(back.by_name) == set(planned.by_name)
     assert [p.trainable for p in back.params] == [back.by_name[p.name].trainable for p in back.params]
     if shard == 8:
         assert sum(u.bytes_at_rest for u in back.units) == sum(u.bytes_at_rest for u in planned.units)
+    assert ("mixed-unit" in [finding.code for finding in back.lint]) == ("FSDP1" in case), "the lint is for these, too"
+    if case == "DDP":
+        return  # its reducer takes no reply from a fake group
     optimizer, _ = build_optimizer(model, TrainParams())
     with Collectives() as counted:
         train_step(model, [tiny_batch()] * 2, optimizer, max_grad_norm=1.0)
@@ -147,22 +179,33 @@ class Tower(nn.Module):
         return x
 
 
-def test_any_mixture_that_others_wrapped_gathers_as_it_is_read_back():
+@pytest.mark.parametrize("version", [1, 2])
+def test_any_mixture_that_others_wrapped_gathers_as_it_is_read_back(version):
     mesh = mesh_of()
     for seed in range(12):
         rng = random.Random(seed)
         model = Tower(rng)
-        for m in [m for m in (model.stem, *model.layers, model.head) if rng.random() < 0.6]:
-            fully_shard(m, mesh=mesh, reshard_after_forward=rng.random() < 0.7)
-        wrapped = fully_shard(model, mesh=mesh, reshard_after_forward=rng.choice([None, True, False]))
+        chosen = [m for m in (model.stem, *model.layers, model.head) if rng.random() < 0.6]
+        if version == 1:
+            wrapped = FullyShardedDataParallel(
+                model,
+                auto_wrap_policy=CustomPolicy(lambda m, chosen=chosen: any(m is one for one in chosen)),
+                device_mesh=mesh,
+                device_id=torch.device("cpu"),
+                use_orig_params=True,
+                backward_prefetch=rng.choice([None, *BackwardPrefetch]),
+            )
+        else:
+            for m in chosen:
+                fully_shard(m, mesh=mesh, reshard_after_forward=rng.random() < 0.7)
+            wrapped = fully_shard(model, mesh=mesh, reshard_after_forward=rng.choice([None, True, False]))
         back = describe(wrapped)
         check_traffic(back, lambda wrapped=wrapped: wrapped(torch.randn(2, 8)).sum().backward())
 
 
-def test_other_wrappers_are_not_read_back():
-    for model in (FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), tiny_flamingo()):
-        with pytest.raises(ValueError, match="not wrapped with FSDP2.*make_plan"):
-            describe(model)
+def test_what_is_not_wrapped_or_only_in_part_is_refused():
+    with pytest.raises(ValueError, match="not wrapped by DDP, FSDP1 or FSDP2; call make_plan"):
+        describe(tiny_flamingo())
     partly = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh_of()), nn.Linear(4, 4))
     with pytest.raises(ValueError, match="1.weight: is in no unit; call fully_shard on the whole model"):
         describe(partly)
