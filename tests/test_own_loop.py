@@ -18,6 +18,8 @@ from mmfsdp.estimate.make_plan import wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.train.meters import Collectives
 
+pytestmark = pytest.mark.real
+
 RANKS = 2
 SIZES = {
     "vocab_size": 32,
