@@ -182,12 +182,12 @@ def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
 
 
 def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
-    if not any(p.trainable for p in plan.params):
+    names = [plain_name(name) for name, _ in model.named_parameters()]
+    if not names:
+        yield _error("no-parameters", "model: it has no parameters, so there is nothing to train or to shard")
+    elif not any(p.trainable for p in plan.params):
         # The last parameter is the head's in most models: a pattern that can be typed as it is.
-        *_, (last, _) = model.named_parameters()
-        yield _error(
-            "nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{plain_name(last)}'"
-        )
+        yield _error("nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{names[-1]}'")
 
 
 def _batch_norms(model: nn.Module) -> Iterator[Finding]:

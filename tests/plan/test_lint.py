@@ -133,6 +133,10 @@ def nothing_trains():
     return [found]
 
 
+def no_parameters():
+    return plan(nn.Sequential(nn.GELU()), example={"input": torch.zeros(2, 8)}).lint
+
+
 def left_in_root():
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Adapted"}
     return plan(stack(64), **layers).lint
@@ -201,6 +205,7 @@ MISTAKES = {
     never_used: ("warning", "no-gradient", "head.bias, unused.bias: .*DDP fails.*freeze"),
     used_without_gradient: ("warning", "no-gradient", "codebook.weight: .*argmax.*DDP fails.*freeze"),
     nothing_trains: ("error", "nothing-trains", "freeze.*'!"),
+    no_parameters: ("error", "no-parameters", "model: it has no parameters"),
     left_in_root: ("warning", "left-in-root", "head.weight.*FROZEN_AWARE"),
     left_to_the_root: ("warning", "left-in-root", "table.weight.*its own module"),
     over_sharded: ("warning", "over-sharded", "0.experts: 8 rows over 512 ranks.* 6[0-9.]* times.*dp_shard 8"),
