@@ -80,6 +80,28 @@ def test_tied_tables_share_a_unit():
     assert new.kind == "trainable"
 
 
+class Branch(nn.Module):
+    """A layer of its own and one in a module inside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Linear(8, 8)
+        self.inner = nn.Sequential(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.inner(self.own(x))
+
+
+def test_units_that_would_be_partly_inside_each_other_are_one():
+    model = nn.Sequential(Branch(), Branch())
+    # What two tied matrices join: each branch with the inner module of the other.
+    model[0].own.weight = model[1].inner[0].weight
+    model[1].own.weight = model[0].inner[0].weight
+    layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "Branch,Sequential"}
+    (unit,) = [unit for unit in plan_of(model, **layers).units if unit.params]
+    assert unit.modules == ("0", "1") and len(unit.params) == 6
+
+
 def test_fsdp1_holds_a_tied_frozen_table_whole_rather_than_mix():
     plan = plan_of(tiny_flamingo(tied=True), backend="FSDP1")
     assert all(len(u.modules) == 1 for u in plan.units if u.sharded)
