@@ -1,4 +1,4 @@
-"""Jobs that Slurm accepts and will never start: its reason, and the field to change.
+"""Jobs that Slurm refuses, or accepts and will never start: the field to change.
 
 The reasons are those of https://slurm.schedmd.com/job_reason_codes.html. Slurm leaves such a job in the queue for ever,
 since an administrator might still raise the limit.
@@ -27,6 +27,38 @@ FIXES = {
     "JobHeldAdmin": "an administrator holds it; ask why",
 }
 """Pattern of Slurm's reason -> what to do. The first that matches counts."""
+
+
+REFUSALS = {
+    "submitjob": "",  # a limit on submitted jobs: one waits for one's turn
+    "accounting/qos": "qos, launch.account or launch.timeout_min",
+    "configuration is not available": "nodes, launch.gpus_per_node, launch.cpus_per_task or launch.mem",
+    "node name": "exclude",
+    "node count": "nodes",
+    "reservation": "reservation",
+    "account": "account",
+    "partition": "partition",
+    "invalid qos": "qos",
+    "time limit": "timeout_min",
+    "feature": "constraint",
+    "constraints": "constraint",
+    "generic resource": "gpus_per_node",
+    "gres": "gpus_per_node",
+    "memory specification": "mem",
+    "cpu count": "cpus_per_task",
+    "more processors": "ranks",
+    "unrecognized option": "sbatch",
+    "invalid option": "sbatch",
+}
+"""Part of sbatch's words, in lower case -> the field of launch that they are about. The first that is there counts."""
+
+
+def refused_field(words: str) -> str:
+    """Return the field that sbatch's words are about, such as launch.partition; "" where they name none."""
+    for part, field in REFUSALS.items():
+        if part in words.lower():
+            return f"launch.{field}" if field else ""
+    return ""
 
 
 def what_to_do(reason: str, *, job: str, timeout_min: int) -> str:

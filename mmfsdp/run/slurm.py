@@ -18,6 +18,7 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmiss
 from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 from .folder import write_text
+from .never_starts import refused_field
 from .rank import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, advice, write_status
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
@@ -202,7 +203,9 @@ def refusal(error: str, printed: str = "") -> str:
     printed = " ".join(printed.split())[:500]
     if words and printed:
         words += f"; sbatch printed: {printed}"
-    return f"Slurm refuses it: {words or printed or 'sbatch gave no job number and no reason; ask the administrators'}"
+    words = words or printed or "sbatch gave no job number and no reason; ask the administrators"
+    field = refused_field(words)
+    return f"Slurm refuses it: {words}" + (f"; change {field}" if field else "")
 
 
 def submitted_job(output: str) -> str:

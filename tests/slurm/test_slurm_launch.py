@@ -117,6 +117,7 @@ def test_a_refusal_is_in_slurms_words(submit):
     state = run.wait(60)
     assert state.status is Status.FAILED
     assert state.reason.startswith("Slurm refuses it: sbatch: error: ") and "invalid partition" in state.reason
+    assert state.reason.endswith("; change launch.partition")
 
 
 def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):

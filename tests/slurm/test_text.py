@@ -14,6 +14,7 @@ from mmfsdp.params.run import read_cluster
 from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.launch import make_folder, start_in
+from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text, slurm_executor
 from mmfsdp.run.state import run_state
@@ -163,9 +164,13 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
 SUBMISSIONS = {
     "a site's check on stdout": (
         "#!/bin/sh\necho 'Choose an account'; echo 'sbatch: error: Batch job submission failed' >&2; exit 1",
-        "FAILED: Slurm refuses it: sbatch: error: Batch job submission failed; sbatch printed: Choose an account",
+        "FAILED: Slurm refuses it: sbatch: error: Batch job submission failed; sbatch printed: Choose an account; "
+        "change launch.account",
     ),
-    "only that": ("#!/bin/sh\necho 'Choose an account'; exit 1", "FAILED: Slurm refuses it: Choose an account"),
+    "only that": (
+        "#!/bin/sh\necho 'Choose an account'; exit 1",
+        "FAILED: Slurm refuses it: Choose an account; change launch.account",
+    ),
     "killed": (
         "#!/bin/sh\necho 'no memory is left' >> {log}; kill -9 $PPID\n",
         "LOST: its submission from .* was interrupted; its last words are: no memory is left",
@@ -254,3 +259,25 @@ def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys):
     changes = {"launch.executor": "slurm", "launch.folder": str(tmp_path / "runs"), "train.device": "cpu"}
     assert capsys.readouterr().out == sbatch_text(load("tiny").change(**changes))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words, field",
+    [
+        ("sbatch: error: invalid partition specified: nope", "launch.partition"),
+        ("sbatch: error: Invalid account or account/partition combination specified", "launch.account"),
+        ("sbatch: error: Invalid qos specification", "launch.qos"),
+        ("sbatch: error: Requested time limit is invalid (missing or exceeds some limit)", "launch.timeout_min"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "launch.gpus_per_node"),
+        ("sbatch: error: Invalid node name specified", "launch.exclude"),
+        (
+            "sbatch: error: Job violates accounting/QOS policy (user's size and/or time limits)",
+            "launch.qos, launch.acc",
+        ),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", ""),
+        ("sbatch: error: something else", ""),
+    ],
+)
+def test_a_refusal_names_the_field_that_slurms_words_are_about(words, field):
+    assert refused_field(words).startswith(field)
+    assert bool(refused_field(words)) == bool(field)
