@@ -69,6 +69,7 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
     for row in rows:
         row["samples_per_s"] = batch.size * ranks / row["seconds"]
         row["utilization"] = plan.flops / row["seconds"] / flops
+        row["hardware_utilization"] = plan.hardware_flops / row["seconds"] / flops
     title = (
         f"{params.launch.name}, {size_text(model)}; {ranks} x {device_name}; {batch.size} samples of a picture and "
         f"{params.data.max_length} tokens a rank; bf16, in which products reach {flops / 1e12:,.2f} TFLOP/s here"
@@ -100,9 +101,10 @@ def batch_for(params: RunParams, model: MediaModel, rank: int) -> Batch:
 
 def table(result: dict[str, Any]) -> str:
     """Return the rows as text."""
-    lines = [("", "seconds", "samples/s", "of rate", "peak MB", "sent MB")]
+    lines = [("", "seconds", "samples/s", "MFU", "HFU", "peak MB", "sent MB")]
     for row in result["rows"]:
-        rates = (f"{row['seconds']:.4f}", f"{row['samples_per_s']:.2f}", f"{row['utilization']:.1%}")
+        shares = (f"{row['utilization']:.1%}", f"{row['hardware_utilization']:.1%}")
+        rates = (f"{row['seconds']:.4f}", f"{row['samples_per_s']:.2f}", *shares)
         sizes = (f"{row['peak_bytes'] / 1e6:.1f}", f"{row['wire_bytes'] / 1e6:.2f}")
         lines.append((row["way"], *rates, *sizes))
     return "\n".join([fill(result["title"], 80), text_table(lines)])

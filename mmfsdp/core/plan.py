@@ -225,7 +225,18 @@ class WrapPlan:
     memory_events: tuple[MemoryEvent, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
     flops: int = 0
-    """Multiplications and additions of its matrix products, convolutions and attention; 0 without an example."""
+    """Multiplications and additions that the example needs in matrix products, convolutions and attention, without what
+    runs again (the numerator of MFU); 0 without an example. See `estimate/work.py` for the convention."""
+    hardware_flops: int = 0
+    """All that run, recomputation included (the numerator of HFU)."""
+    attention_flops: int = 0
+    """Of hardware_flops, those of fused attention, without the masked half of causal ones, which GPU kernels skip."""
+    causal_flops: int = 0
+    """Of hardware_flops, that masked half."""
+    moved_bytes: int = 0
+    """Read and written by its other operators: norms, activations, casts, copies, losses."""
+    kernels: int = 0
+    """Its operators that run on the device."""
 
     @property
     def backend(self) -> Backend:

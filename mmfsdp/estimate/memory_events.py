@@ -19,7 +19,6 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
-from torch.utils.flop_counter import flop_registry
 
 from ..core.fsdp2 import cast_inputs
 from ..core.lint import without_gradient
@@ -30,13 +29,14 @@ from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mo
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, ParamError
 from .memory import gradient_params, with_gathers
+from .work import Work, WorkCounter
 
 
 class Recording(NamedTuple):
     """The recording of one micro-step, for a plan."""
 
     memory_events: tuple[MemoryEvent, ...]
-    flops: int
+    work: Work
     unused: tuple[str, ...]
     """Trainable parameters (first names) without a gradient."""
     reduced_twice: frozenset[int]
@@ -90,7 +90,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     twice, recomputed = frozenset(recorder.reduced_twice), frozenset(recorder.recomputed)
-    return Recording(tuple(recorder.events), recorder.flops, tuple(recorder.unused), twice, recomputed)
+    return Recording(tuple(recorder.events), recorder.counter.work, tuple(recorder.unused), twice, recomputed)
 
 
 def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
@@ -104,8 +104,8 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
             unit = replace(unit, params=params, reduced_twice=twice, recomputed=again)
             units[i] = with_bytes(unit, plan.fsdp, plan.shard)
     lint = (*plan.lint, *without_gradient(recording.unused))
-    plan = replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events, flops=recording.flops)
-    return with_gathers(plan)
+    plan = replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events)
+    return with_gathers(replace(plan, **vars(recording.work)))
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
@@ -128,7 +128,7 @@ class MemoryRecorder(TorchDispatchMode):
         super().__init__()
         self.plan = plan
         self.events: list[MemoryEvent] = []
-        self.flops = 0
+        self.counter = WorkCounter(model)
         self.allocated = self.gradients = self.peak = self.peak_without_grads = 0
         self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
         for tensor in tensors_of(inputs):
@@ -157,9 +157,7 @@ class MemoryRecorder(TorchDispatchMode):
                 if order is not None:
                     self.recomputed.add(order)
         output = func(*args, **kwargs)
-        count_flops = flop_registry.get(operator)
-        if count_flops:
-            self.flops += count_flops(*args, **kwargs, out_val=output)
+        self.counter.add(func, args, kwargs, output)
         for tensor in tensors_of(output):
             self.allocate(tensor)
         if operator in (aten.convolution, aten.convolution_backward):

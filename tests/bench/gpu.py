@@ -228,6 +228,7 @@ def _vlm_step(samples: int, fields: dict[str, Any], flops: float) -> dict[str, A
         times.append(time.perf_counter() - start)
     seconds = median(times[1:])
     row = {"samples/s": samples / seconds, "MFU": plan.flops / seconds / flops}
+    row["HFU"] = plan.hardware_flops / seconds / flops
     if ON_GPU:
         train = TrainParams(device="cuda")
         peak = torch.cuda.max_memory_allocated(DEVICE)

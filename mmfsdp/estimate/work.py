@@ -1,0 +1,133 @@
+"""Count the work of a micro-step: FLOPs that are needed and FLOPs that run, bytes that operators move, and kernels.
+
+The convention is that of torch's registry of formulas (torch/utils/flop_counter.py) and of torchtitan: a multiplication
+and an addition are two FLOPs; only matrix products, convolutions and attention count; attention is counted in full,
+also where it is causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import flop_registry
+
+from ..core.recompute import in_backward
+from ..core.trace import aten, tensors_of
+
+FLASH_FORWARD = getattr(aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+FLASH_BACKWARD = getattr(aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+"""The fused attention that a trace on the CPU calls. torch's registry has the formulas of CUDA's operators only."""
+GROUPED_MM = getattr(aten, "_grouped_mm", None)
+"""The products of experts, which torch's registry lacks, too."""
+ALLOCATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+"""Operators that run no kernel."""
+READS_ROWS = (aten.embedding, aten.index, aten.index_select, aten.gather, aten.slice_backward, aten.select_backward)
+"""Operators that read no more of an input than they write."""
+
+
+@dataclass
+class Work:
+    """Work of one micro-step on one rank."""
+
+    flops: int = 0
+    """Needed: forward, and the backward of what trains. Not what activation checkpointing runs again, nor the scores
+    that the backward of fused attention computes a second time. The numerator of MFU (Chowdhery et al. 2022)."""
+    hardware_flops: int = 0
+    """All that run. The numerator of HFU."""
+    attention_flops: int = 0
+    """Of them, those of fused attention, without the masked half of causal ones, which GPU kernels skip."""
+    causal_flops: int = 0
+    """Of hardware_flops, the half of causal attention that GPU kernels skip."""
+    moved_bytes: int = 0
+    """Read and written by the other operators, each on its own: norms, activations, casts, copies, losses."""
+    kernels: int = 0
+    """Operators that run on the device."""
+
+
+class WorkCounter:
+    """Counts operators as they are dispatched. `work` is the sum so far."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.work = Work()
+        self._running_again = 0
+        # An autograd.Function turns gradients off in its forward, so gradient mode alone does not tell a forward that
+        # runs again from a backward.
+        for module in model.modules():
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave, always_call=True)  # recomputation may stop early, by an exception
+
+    def _enter(self, *_: Any) -> None:
+        if in_backward():
+            self._running_again += 1
+
+    def _leave(self, *_: Any) -> None:
+        if in_backward() and self._running_again:
+            self._running_again -= 1
+
+    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
+        """Count one call of an operator."""
+        operator = getattr(func, "_overloadpacket", None)
+        needed = not in_backward() or not (self._running_again or torch.is_grad_enabled())
+        work = self.work
+        if operator in (FLASH_FORWARD, FLASH_BACKWARD):
+            self._add_attention(operator is FLASH_BACKWARD, args, kwargs, needed=needed)
+            work.kernels += 1
+            return
+        formula = grouped_mm_flops if operator is GROUPED_MM else flop_registry.get(operator)
+        if formula:
+            flops = formula(*args, **kwargs, out_val=output)
+            work.hardware_flops += flops
+            work.flops += flops if needed else 0
+            work.kernels += 1
+            return
+        moved = moved_bytes(func, args, kwargs, output)
+        work.moved_bytes += moved
+        work.kernels += moved > 0
+
+    def _add_attention(self, backward: bool, args: Sequence[Any], kwargs: dict[str, Any], *, needed: bool) -> None:
+        """Count fused attention. Query is (batch, heads, length, width); keys may have fewer heads."""
+        query, key, value = args[1:4] if backward else args[:3]
+        causal = args[7] if backward else (args[4] if len(args) > 4 else kwargs.get("is_causal", False))
+        batch, heads, length, width = query.shape
+        one_product = 2 * batch * heads * length * key.shape[2]  # for each column
+        scores, values = one_product * width, one_product * value.shape[3]
+        # Backward: the gradients of both products' two inputs, and the scores again, since forward did not keep them.
+        useful = 2 * scores + 2 * values if backward else scores + values
+        executed = useful + scores if backward else useful
+        skipped = executed // 2 if causal else 0
+        self.work.hardware_flops += executed
+        self.work.flops += useful if needed else 0
+        self.work.attention_flops += executed - skipped
+        self.work.causal_flops += skipped
+
+
+def grouped_mm_flops(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of the products of groups of rows of a, or of its matrices, and matrices of b."""
+    groups = len(a) if a.dim() == 3 and b.dim() == 3 else 1
+    return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def moved_bytes(func: Any, args: Any, kwargs: Any, output: Any) -> int:
+    """Return the bytes that an operator reads and writes; 0 for views and for those that only allocate."""
+    operator = getattr(func, "_overloadpacket", None)
+    if operator is None or getattr(operator, "__name__", "") in ALLOCATES:
+        return 0
+    inputs, outputs = tensors_of((args, kwargs)), tensors_of(output)
+    storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+    in_place = func._schema.is_mutable
+    if not in_place and all(tensor.untyped_storage()._cdata in storages for tensor in outputs):
+        return 0
+    written = sum(stored_bytes(tensor) for tensor in outputs)
+    reads = [stored_bytes(tensor) for tensor in inputs]
+    if operator in READS_ROWS:
+        reads = [min(nbytes, written) for nbytes in reads]
+    return written + sum(reads)
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements; what is expanded counts once."""
+    return min(tensor.nbytes, tensor.untyped_storage().nbytes())
