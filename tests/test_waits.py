@@ -8,8 +8,9 @@ import torch
 from pretend_cuda import CUDA, Event, PretendCuda, Waits, backward_by_hand, pretend
 from tiny import tiny_batch, tiny_flamingo
 
-from mmfsdp.core.fsdp2 import cast_inputs, checkpoint_activations
+from mmfsdp.core.fsdp2 import cast_inputs
 from mmfsdp.core.quantize import quantize_model
+from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
