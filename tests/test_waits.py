@@ -12,7 +12,6 @@ from mmfsdp.core.fsdp2 import cast_inputs
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.train.optimizer import Scaler, build_optimizer
 
@@ -31,8 +30,7 @@ def steps(form, accumulation, *, recompute):
     if form in ("int8", "nf4"):
         quantize_model(model, FSDPParams(frozen_dtype=form, backend="DDP", sharding_strategy="NO_SHARD"))
     if recompute:
-        fsdp = FSDPParams(activation_checkpointing="all")
-        checkpoint_activations(model, make_plan(model, fsdp, world_size=1))
+        checkpoint_activations(model, FSDPParams(activation_checkpointing="all"))
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(form, torch.bfloat16)
     model.to(dtype)
     batches = [replace(tiny_batch(2, seed=i), attention_mask=None) for i in range(accumulation)]
