@@ -89,7 +89,7 @@ def _described(kind: type) -> Any:
 
 def machines() -> str:
     """The machines that steps are timed for."""
-    names = ("flops", "fp32", "memory", "bandwidth", "inside", "capacity")
+    names = ("flops", "fp32", "memory", "bandwidth", "inside", "capacity", "context", "fragmentation")
     rows = [[f"`{m.name}`", *(f"{getattr(m, name):.3g}" for name in names)] for m in MACHINES.values()]
     return _table(["machine", *(f"`{name}`" for name in names)], rows)
 

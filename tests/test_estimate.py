@@ -178,6 +178,10 @@ def test_the_best_mesh_fits():
     assert "none fits" in mesh_table(meshes(plan, machine=nothing, tokens=1), nothing)
     with pytest.raises(ValueError, match="DDP has no mesh"):
         meshes(made(backend="DDP")[0], machine=roomy, tokens=1)
+    in_use = replace(tight, context=1.0)  # what is outside of the tensors leaves too little
+    assert not any(m.fits for m in meshes(plan, machine=in_use, tokens=1))
+    h100 = MACHINES["h100-nvlink"]
+    assert h100.needed_bytes(10**10) == int((10**10 + 96 * 2**20) * 1.15 + 1.5e9)
     a100 = machine_of("a100-nvlink", {"capacity": 1})
     assert a100.capacity == 1 and a100.flops == MACHINES["a100-nvlink"].flops
     with pytest.raises(ValueError, match="bandwidth"):

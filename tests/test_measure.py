@@ -1,11 +1,14 @@
 """Collectives are counted as they happen, and memory is watched."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
 
+from mmfsdp.run.rank import set_allocator
 from mmfsdp.train.meters import Collectives, PeakMemory
 
 
@@ -57,3 +60,57 @@ def test_memory_is_what_tensors_have_held_at_most_in_a_step(capfd):
     assert capfd.readouterr().err == ""
     # Two moments since the first step, gradients, and 64 MiB; the third step is not watched.
     assert memory.peak_bytes == pytest.approx(4 * weights + (64 << 20), rel=0.01)
+
+
+class GpuAllocator:
+    """Counts as torch's allocator of GPU memory does; there is no GPU here."""
+
+    def __init__(self):
+        self.held = self.peak = self.reserved = self.reserved_peak = self.retries = 0
+
+    def take(self, nbytes):
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+        self.reserved = max(self.reserved, self.held)
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def reset_peak_memory_stats(self, device):
+        self.peak, self.reserved_peak = self.held, self.reserved
+
+    def memory_stats(self, device):
+        peaks = {"allocated_bytes.all.peak": self.peak, "reserved_bytes.all.peak": self.reserved_peak}
+        return peaks | {"num_alloc_retries": self.retries}
+
+
+def test_on_a_gpu_only_steps_count_for_the_peak(monkeypatch):
+    allocator = GpuAllocator()
+    for name in ("reset_peak_memory_stats", "memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, getattr(allocator, name))
+    memory = PeakMemory(torch.device("cuda", 0))
+    allocator.take(900)  # wrapping
+    allocator.retries = 4
+    allocator.take(-890)
+    for step_bytes in (50, 70, 30):
+        with memory.watch_step(nn.Linear(1, 1), None, []):
+            allocator.take(step_bytes)
+            allocator.take(-step_bytes)
+            allocator.retries += 1
+        allocator.take(500)  # held-out samples
+        allocator.take(-500)
+    assert memory.figures() == {"memory_bytes": 80, "reserved_bytes": 900, "alloc_retries": 3}
+    assert set(PeakMemory(torch.device("cpu")).figures()) == {"memory_bytes"}
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_are_expandable_unless_the_person_set_the_allocators_options(name, monkeypatch):
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    set_allocator()
+    options = [os.environ.get(key) for key in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    assert sorted(options, key=str) == [None, "max_split_size_mb:128"]
+    monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that it is taken back
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    set_allocator()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

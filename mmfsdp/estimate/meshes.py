@@ -45,7 +45,7 @@ def meshes(
         other = on_mesh(plan, plan.world_size // shard, shard)
         cost = estimate(other, train, sources=sources)
         times = step_time(other, train, machine=machine, tokens=tokens, sources=sources)
-        fits = (cost.peak_bytes or cost.memory_bytes) <= machine.capacity
+        fits = machine.needed_bytes(cost.peak_bytes or cost.memory_bytes) <= machine.capacity
         choices.append(Mesh(other.replicate, shard, cost, times, fits))
 
     def order(mesh: Mesh) -> tuple:
@@ -75,6 +75,8 @@ def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     ranks = machine.gpus_per_node
     lines = [f"meshes: what a rank holds, of {size(machine.capacity)}, and sends in a step"]
     lines.append(f"within its node of {ranks} ranks and to other nodes")
+    if machine.context or machine.fragmentation:
+        lines.append("it fits with what a GPU needs beyond its tensors: " + margin_text(machine))
     lines.append("replicate x shard      holds     within    between     a step  bound by")
     for mesh in choices:
         times, memory = mesh.times, size(mesh.cost.peak_bytes or mesh.cost.memory_bytes)
@@ -86,3 +88,8 @@ def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     head = "best" if best.fits else "none fits; nearest"
     lines.append(f"{head}: dp_replicate {best.replicate}, dp_shard {best.shard}")
     return "\n".join(lines)
+
+
+def margin_text(machine: Machine) -> str:
+    """Return what a rank needs beyond the peak of its tensors, in words."""
+    return f"{machine.fragmentation:.0%} and {size(machine.needed_bytes(0))}"

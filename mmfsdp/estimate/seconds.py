@@ -10,6 +10,10 @@ from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import Backend, ParamError, TrainParams
 from .wire import CollectiveCount, collectives
 
+WORKSPACE = 96 << 20
+"""Bytes that cuBLAS takes from torch's allocator for its own use, and the prediction lacks: on Hopper torch gives each
+handle 32 MiB (CUDABlas.cpp), and forward, backward and cublasLt may have one each. Other GPUs take less."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -33,16 +37,30 @@ class Machine:
     """Bytes of memory that a rank has."""
     fp32: float = 0.0
     """Per second and rank, where most of a model computes in fp32; 0: `flops`."""
+    context: float = 0.0
+    """Bytes of a GPU that torch's allocator does not see: CUDA's context and kernels, NCCL's buffers."""
+    fragmentation: float = 0.0
+    """Share of the peak that the allocator reserves beyond it: gaps, and blocks that are larger than what is asked."""
     name: str = "given"
 
+    def needed_bytes(self, peak: int) -> int:
+        """Return the bytes that must be free on a GPU for a peak of so many in tensors."""
+        workspace = WORKSPACE if self.context else 0
+        return int((peak + workspace) * (1 + self.fragmentation) + self.context)
+
+
+MARGIN: dict[str, float] = {"context": 1.5e9, "fragmentation": 0.15}
+"""What a GPU needs beyond the tensors' peak. NCCL took 0.5 to 0.7 GB for a group of 2 to 4 ranks (github.com/NVIDIA/nccl,
+issue 964), CUDA's context takes some 0.5 GB. Published runs reserved 12 to 24 % more than they allocated, without
+expandable segments (AnswerDotAI/fsdp_qlora, benchmarks_03_2024.md)."""
 
 _MACHINES = (
-    Machine(989e12, 3.35e12, 450e9, fp32=67e12, name="h100-nvlink"),
-    Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, name="h100-infiniband"),
-    Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, name="a100-nvlink"),
-    Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, name="a100-infiniband"),
-    Machine(312e12, 2.0e12, 3.1e9, 1e-4, inside=300e9, fp32=19.5e12, name="a100-ethernet"),
-    Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, name="rtx4090-pcie"),
+    Machine(989e12, 3.35e12, 450e9, fp32=67e12, **MARGIN, name="h100-nvlink"),
+    Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, **MARGIN, name="h100-infiniband"),
+    Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, **MARGIN, name="a100-nvlink"),
+    Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, **MARGIN, name="a100-infiniband"),
+    Machine(312e12, 2.0e12, 3.1e9, 1e-4, inside=300e9, fp32=19.5e12, **MARGIN, name="a100-ethernet"),
+    Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, **MARGIN, name="rtx4090-pcie"),
 )
 MACHINES = {machine.name: machine for machine in _MACHINES}
 """GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name: NVLink within a node, a card of

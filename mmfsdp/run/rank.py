@@ -115,6 +115,17 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
             check_answers(job.hostnames[0], int(os.environ["MASTER_PORT"]))
     if record.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        set_allocator()
+
+
+def set_allocator() -> None:
+    """Let torch's allocator of GPU memory grow its segments, unless the person has set its options.
+
+    Units and batches of many sizes then leave fewer gaps that nothing fits in (torch, docs/source/notes/cuda.rst).
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _set_master_address(first_node: str) -> None:

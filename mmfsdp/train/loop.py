@@ -93,7 +93,7 @@ def train(
             state.samples += world_size * settings.batch_size * settings.accumulation
             wire = collectives.rows()
             sent_bytes = sum(row.wire_bytes for row in wire)
-            figures = {"data_s": data_s, "wire_bytes": sent_bytes, "memory_bytes": memory.peak_bytes}
+            figures = {"data_s": data_s, "wire_bytes": sent_bytes, **memory.figures()}
             recorder.add(metrics, start, figures)
 
             recording = profile.step_done()

@@ -130,11 +130,19 @@ all that follow."""
 
 
 class PeakMemory:
-    """The most that the tensors of this rank have held in a training step."""
+    """The most that the tensors of this rank have held in a training step.
+
+    What is held between steps only (by wrapping, resume, held-out samples, a cache) does not count.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.peak_bytes = 0
+        self.reserved_bytes = 0
+        """On a GPU: the most that the allocator had from the driver in a step. It keeps what is freed."""
+        self.retries = 0
+        """On a GPU: how often the steps ran out of memory, so that the allocator gave back all that it kept, and tried
+        again. Each takes long."""
         self.largest: dict[str, Any] = {}
         """The inputs of the largest micro-batch of the steps watched; empty before any."""
         self._watched = 0
@@ -150,13 +158,25 @@ class PeakMemory:
         for batch in micro_batches:
             self.largest = max(self.largest, batch.inputs(), key=input_bytes)
         if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            retries_before = torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
             yield
-            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            stats = torch.cuda.memory_stats(self.device)
+            self.peak_bytes = max(self.peak_bytes, stats["allocated_bytes.all.peak"])
+            self.reserved_bytes = max(self.reserved_bytes, stats["reserved_bytes.all.peak"])
+            self.retries += stats["num_alloc_retries"] - retries_before
         else:
             at_rest = bytes_at_rest(model, optimizer) + input_bytes(self.largest)
             with cpu_memory() as memory:
                 yield
             self.peak_bytes = max(self.peak_bytes, at_rest + memory.peak)
+
+    def figures(self) -> dict[str, int]:
+        """Return the figures of a row of metrics.jsonl."""
+        if self.device.type != "cuda":
+            return {"memory_bytes": self.peak_bytes}
+        figures = {"memory_bytes": self.peak_bytes, "reserved_bytes": self.reserved_bytes}
+        return figures | {"alloc_retries": self.retries}
 
 
 def input_bytes(inputs: dict[str, Any]) -> int:

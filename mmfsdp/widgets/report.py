@@ -183,6 +183,12 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
     if peak:
         about = f"peak memory, in {peak['when']}; of the largest batch measured"
         lines.append([about, "", "", *_pair(peak["bytes"], rows[-1].get("memory_bytes"))])
+    if "reserved_bytes" in rows[-1]:  # on a GPU
+        about = "reserved by the GPU's allocator, with what it keeps of freed memory"
+        lines.append([about, "", "", "", rows[-1]["reserved_bytes"], ""])
+    if rows[-1].get("alloc_retries"):
+        about = "allocations that had to wait until the allocator gave back what it kept: too little memory is free"
+        lines.append([about, "", rows[-1]["alloc_retries"], "", "", ""])
     head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
     return table(head, lines)
 
