@@ -50,8 +50,8 @@ class Machine:
 
 
 MARGIN: dict[str, float] = {"context": 1.5e9, "fragmentation": 0.15}
-"""What a GPU needs beyond the tensors' peak. NCCL took 0.5 to 0.7 GB for a group of 2 to 4 ranks (github.com/NVIDIA/nccl,
-issue 964), CUDA's context takes some 0.5 GB. Published runs reserved 12 to 24 % more than they allocated, without
+"""What a GPU needs beyond the tensors' peak. NCCL took 0.5 to 0.7 GB for a group of 2 to 4 ranks (NVIDIA/nccl, issue
+964), CUDA's context takes some 0.5 GB. Published runs reserved 12 to 24 % more than they allocated, without
 expandable segments (AnswerDotAI/fsdp_qlora, benchmarks_03_2024.md)."""
 
 _MACHINES = (
