@@ -49,20 +49,20 @@ class Machine:
         return int((peak + workspace) * (1 + self.fragmentation) + self.context)
 
 
-MARGIN: dict[str, float] = {"context": 1.5e9, "fragmentation": 0.15}
+CONTEXT, FRAGMENTATION = 1.5e9, 0.15
 """What a GPU needs beyond the tensors' peak. NCCL took 0.5 to 0.7 GB for a group of 2 to 4 ranks (NVIDIA/nccl, issue
 964), CUDA's context takes some 0.5 GB. Published runs reserved 12 to 24 % more than they allocated, without
 expandable segments (AnswerDotAI/fsdp_qlora, benchmarks_03_2024.md)."""
 
 _MACHINES = (
-    Machine(989e12, 3.35e12, 450e9, fp32=67e12, **MARGIN, name="h100-nvlink"),
-    Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, **MARGIN, name="h100-infiniband"),
-    Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, **MARGIN, name="a100-nvlink"),
-    Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, **MARGIN, name="a100-infiniband"),
-    Machine(312e12, 2.0e12, 3.1e9, 1e-4, inside=300e9, fp32=19.5e12, **MARGIN, name="a100-ethernet"),
-    Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, **MARGIN, name="rtx4090-pcie"),
+    Machine(989e12, 3.35e12, 450e9, fp32=67e12, name="h100-nvlink"),
+    Machine(989e12, 3.35e12, 50e9, 3e-5, inside=450e9, fp32=67e12, name="h100-infiniband"),
+    Machine(312e12, 2.0e12, 300e9, fp32=19.5e12, name="a100-nvlink"),
+    Machine(312e12, 2.0e12, 25e9, 3e-5, inside=300e9, fp32=19.5e12, name="a100-infiniband"),
+    Machine(312e12, 2.0e12, 3.1e9, 1e-4, inside=300e9, fp32=19.5e12, name="a100-ethernet"),
+    Machine(165e12, 1.0e12, 25e9, 3e-5, capacity=24e9, fp32=82.6e12, name="rtx4090-pcie"),
 )
-MACHINES = {machine.name: machine for machine in _MACHINES}
+MACHINES = {m.name: replace(m, context=CONTEXT, fragmentation=FRAGMENTATION) for m in _MACHINES}
 """GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name: NVLink within a node, a card of
 400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s Ethernet per GPU. No CPU is among them: its small operators take as
 long to call as to run, and a prediction from rates was off by 3 to 5 times."""
