@@ -1,5 +1,6 @@
 """mmfsdp bench wrap and bench step, at their smallest: the rows, the table and the files."""
 
+import ast
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from mmfsdp.cli.bench_step import LARGE, batch_for
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, load
 from tests.bench.gpu import PARTS
+from tests.bench.mutants import mutants_of, noting_calls
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -80,3 +82,18 @@ def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weigh
     plan = make_plan(model, FSDPParams(mixed_precision="bf16"), world_size=1, example=batch.inputs())
     gates = [name for name, p in model.named_parameters() if p.requires_grad and name.endswith("_gate")]
     assert len(gates) == 2 * 16 and plan.flops > 0
+
+
+def test_each_mutant_is_a_program_that_differs_in_one_line():
+    file = "mmfsdp/estimate/wire.py"
+    source = (ROOT / file).read_text()
+    mutants = mutants_of(file, source)
+    assert len(mutants) > 20
+    for mutant in mutants:
+        changed = mutant.apply(source)
+        ast.parse(changed)
+        pairs = zip(source.splitlines(), changed.splitlines(), strict=True)
+        assert [number for number, (a, b) in enumerate(pairs, 1) if a != b] == [mutant.line], mutant
+    functions = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    noting = noting_calls(file, source)
+    assert all(f"_called.add('{file}:{name}')" in noting for name in functions)
