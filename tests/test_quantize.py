@@ -83,6 +83,7 @@ print("equal")
 """
 
 
+@pytest.mark.real
 def test_the_fused_kernel_gives_what_plain_operators_give():
     """By triton's interpreter, which runs it on the CPU."""
     pytest.importorskip("triton")
@@ -96,6 +97,7 @@ def test_the_fused_kernel_gives_what_plain_operators_give():
     assert done.stdout == "equal\n", done.stderr
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_fused_kernel_compiles_for_gpus(architecture):
     """Its whole way to machine code: A100 and H100. Codes are read 8, weights written 16 bytes at a time, rounded."""

@@ -239,6 +239,15 @@ class WrapPlan:
     """Its operators that run on the device."""
 
     @property
+    def mostly_fp32(self) -> bool:
+        """More than half of the model is computed in fp32. Codes of quantized matrices are not."""
+        in_fp32 = total = 0
+        for unit in self.units:
+            total += unit.numel
+            in_fp32 += sum(p.numel for p in unit.params if unit.computed_dtype(p) == "float32")
+        return 2 * in_fp32 > total
+
+    @property
     def backend(self) -> Backend:
         """The backend that runs: torch's FSDP1 and FSDP2 shard nothing on a mesh of one, for example."""
         return self.fsdp.effective_backend

@@ -18,7 +18,7 @@ from ..core.plan import Unit, WrapPlan, size
 from ..core.planner import Grouped, mesh_shape, plan_units, trace_and_group
 from ..core.quantize import quantized_copy
 from ..core.wrap import apply_plan
-from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
+from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .memory import step_walk, with_gathers
 from .memory_events import record_memory, with_recording
 
@@ -36,7 +36,8 @@ def make_plan(
     example: keyword arguments of one forward. Tensors on the meta device will do, but for those of which the forward
     reads values, such as masks and grids of patches. With it, the order of units and the modules that backward passes
     through are traced, not assumed from the order of registration; all-gathers of modules that run several times, or
-    again for activation checkpointing, are counted; AUTO needs it. train: the step that AUTO predicts.
+    again for activation checkpointing, are counted; AUTO needs it. train: the step that AUTO predicts, and the device
+    that the lint takes into account.
     Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
     model does not take.
     """
@@ -54,7 +55,9 @@ def make_plan(
         plan = choose_policies(model, params, grouped, world_size, example, train or TrainParams())
     else:
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
-    plan = replace(plan, lint=lint(model, plan, trace=grouped.trace))
+    device = (train or TrainParams()).device
+    on_gpu = device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available())
+    plan = replace(plan, lint=lint(model, plan, trace=grouped.trace, on_gpu=on_gpu))
     if example is None or plan.refused:
         return plan
     return with_memory_events(model, plan, example)

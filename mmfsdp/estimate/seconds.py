@@ -142,7 +142,7 @@ def step_time(
     micro_steps = train.accumulation * sources
     if tokens is None and not plan.flops:
         raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
-    operations = read_bytes = dequantized_bytes = fp32_numel = 0
+    operations = read_bytes = dequantized_bytes = 0
     recomputes = plan.fsdp.activation_checkpointing != "none"
     for unit in plan.units:
         products = 1 + unit.grad_flow  # of each weight: in forward, and in a backward that passes through
@@ -156,12 +156,9 @@ def step_time(
                 written = p.weights * ITEMSIZE[unit.compute_dtype or "float32"]
                 dequantized_bytes += (stored + written) * (products + (recomputes and unit.grad_flow))
                 read_bytes += (written - stored) * products
-            if unit.computed_dtype(p) == "float32":
-                fp32_numel += p.numel
     if tokens is None:
         operations = plan.flops
-    mostly_fp32 = 2 * fp32_numel > sum(unit.numel for unit in plan.units)
-    rate = (machine.fp32 if mostly_fp32 and machine.fp32 else machine.flops) * machine.efficiency
+    rate = (machine.fp32 if plan.mostly_fp32 and machine.fp32 else machine.flops) * machine.efficiency
     compute = micro_steps * (operations / rate + dequantized_bytes / machine.memory)
     optimizer_bytes = OPTIMIZER_PASSES * memory_at_rest(plan).gradients
     memory = (read_bytes * micro_steps + optimizer_bytes) / machine.memory

@@ -24,7 +24,7 @@ from ..models import Flamingo
 from ..models.backbones import forward_arguments
 from ..models.build import build_model, freeze_model, needs_backbones
 from ..models.from_transformers import check_calls
-from ..params import FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
+from ..params import Device, FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
 
 _building = threading.Lock()
 _recordings: dict[Hashable, Recording] = {}
@@ -98,6 +98,8 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
         example = None
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
+    if train.device is Device.AUTO and params.launch.gpus_per_node:  # of a job; this machine may have none
+        train = train.change(device=Device.CUDA)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
     plan = make_plan(model, fsdp, world_size=params.launch.ranks, example=example, train=train)
     if params.model.kind is ModelKind.TRANSFORMERS:

@@ -1,6 +1,9 @@
 """Each mistake is built, and found once, by name and with its fix."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -307,3 +310,28 @@ def test_the_plan_command_tells_errors_and_warnings(capsys):
     assert cli.main(["plan", "--config", "tiny", *BLOCKS, "LayerNorm"]) == 0
     said = capsys.readouterr().out
     assert "error: " in said and "warning: the root unit holds" in said
+
+
+def test_fp32_on_a_gpu_is_told_with_what_it_costs_unless_tf32_is_on():
+    def codes(device, **fields):
+        fsdp = FSDPParams(**fields)
+        return [f.code for f in make_plan(stack(), fsdp, world_size=2, train=TrainParams(device=device)).lint]
+
+    assert codes("cuda") == codes("cuda", backend="DDP") == codes("cuda", mixed_precision="fp32") == ["fp32"]
+    assert codes("cpu") == codes("cuda", mixed_precision="bf16") == []
+    assert codes("cuda", backend="DDP", mixed_precision="fp16") == []
+    (finding,) = make_plan(stack(), FSDPParams(), world_size=2, train=TrainParams(device="cuda")).lint
+    assert "H100 67 of 989" in finding.message and finding.level == "warning"
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert codes("cuda") == []
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.real
+def test_the_variable_that_the_lint_names_switches_tf32_on():
+    code = "import torch; print(torch.get_float32_matmul_precision())"
+    environment = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "high\n", done.stderr
