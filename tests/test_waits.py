@@ -8,11 +8,13 @@ import torch
 from pretend_cuda import CUDA, Event, PretendCuda, Waits, backward_by_hand, pretend
 from tiny import tiny_batch, tiny_flamingo
 
+from mmfsdp.checkpoint.saving import copy_to_host
 from mmfsdp.core.fsdp2 import cast_inputs
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.train.features import FeatureCache
 from mmfsdp.train.optimizer import Scaler, build_optimizer
 
 FORMS = ("fp32", "bf16", "fp16", "int8", "nf4")
@@ -66,3 +68,30 @@ def test_a_step_waits_for_nothing(form, accumulation, recompute):
     assert found == {}
     # It computed what the CPU computes; the order of sums differs.
     assert on_gpu.to_dict() == pytest.approx(on_cpu.to_dict(), rel=1e-6 if form == "fp32" else 2e-2)
+
+
+def test_the_feature_cache_waits_only_to_write_what_is_new(tmp_path):
+    model, batches = tiny_flamingo(), [replace(tiny_batch(2, seed=i), attention_mask=None) for i in range(2)]
+    with Waits() as waits, torch.no_grad():
+        trained = pretend(model)
+        cache = FeatureCache(tmp_path, CUDA)
+        pinned = [batch.pin_memory() for batch in batches]
+        computed = cache.fill(trained, pinned)
+        assert sum(waits.found.values()) == 1 and "blocking copy cuda to cpu" in str(waits.found)
+        waits.found.clear()
+        cached = cache.fill(trained, pinned)
+        outputs = []
+        for filled in (computed, cached):
+            inputs = [batch.to(CUDA).inputs()["media"] for batch in filled]
+            outputs.append([trained(media=media).media_tokens.values for media in inputs])
+        assert not waits.found
+    assert (cache.encoded, cache.cached) == (4, 4)
+    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
+
+
+def test_a_checkpoint_in_the_background_is_copied_without_a_wait():
+    tensors = [torch.randn(3, 4).T, torch.arange(3)]
+    with Waits() as waits:
+        copies = [copy_to_host(PretendCuda(tensor)) for tensor in tensors]
+        assert all(waits.is_pinned(copied) for copied in copies) and not waits.found
+    assert all(torch.equal(*pair) for pair in zip(copies, tensors, strict=True))

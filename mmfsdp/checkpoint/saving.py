@@ -81,9 +81,26 @@ def save(
         write(None)
     else:
         background.settle(wait=True)
-        files, sharded = tree_map(lambda tensor: tensor.detach().to("cpu", copy=True), (files, sharded))
-        background.start(write, step)
+        files, sharded = tree_map(copy_to_host, (files, sharded))
+        background.start(write, step, arrived=copies_arrived())
     return target
+
+
+def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU; of a tensor on a GPU, the values are there after `copies_arrived`."""
+    # Only a copy to pinned memory lets the host go on while it runs. The next step changes the tensor after the copy,
+    # since the GPU keeps the order.
+    on_host = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
+    return on_host.copy_(tensor.detach(), non_blocking=True)
+
+
+def copies_arrived() -> torch.cuda.Event | None:
+    """Return an event after which all copies from this rank's GPU are done; None without a GPU."""
+    if not torch.cuda.is_initialized():
+        return None
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return arrived
 
 
 def random_states() -> dict[str, torch.Tensor]:
@@ -173,11 +190,13 @@ class Background:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, write: Callable[[Any], None], step: int) -> None:
-        """Call `write` with the process group in the thread. The checkpoint before must be settled."""
+    def start(self, write: Callable[[Any], None], step: int, *, arrived: torch.cuda.Event | None = None) -> None:
+        """Call `write` with the process group in the thread, after `arrived`. The one before must be settled."""
 
         def work() -> None:
             try:
+                if arrived is not None:
+                    arrived.synchronize()
                 write(self._group)
             except BaseException as error:
                 self._error = error

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,8 @@ class FeatureCache:
 
     folder: Path
     device: torch.device
+    group: Any = None
+    """Of gloo where the model's is nccl: ranks agree on the CPU, and the host need not wait for a GPU."""
     cached: int = field(default=0, init=False)
     """Pictures whose features were read."""
     encoded: int = field(default=0, init=False)
@@ -60,35 +63,49 @@ class FeatureCache:
             settings = (params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)
             key = fingerprint(encoder, *settings, prefix=f"{name}.", read=read)
         key = gather_json(key)[0]
-        return cls(Path(os.path.expanduser(params.data.feature_cache)) / key, device)
+        group = dist.new_group(backend="gloo") if dist.is_initialized() and device.type == "cuda" else None
+        return cls(Path(os.path.expanduser(params.data.feature_cache)) / key, device, group)
 
     def fill(self, model: nn.Module, batches: Sequence[Batch]) -> list[Batch]:
         """Return the batches with `vision_features` (B, T, F, P, D) in place of `vision`. Every rank must call it.
 
-        All ranks compute a batch if any rank lacks a picture of it: the encoder's all-gathers need every rank.
+        All ranks compute a batch if any rank lacks a picture of it: the encoder's all-gathers need every rank. On a GPU
+        the host waits only where features were computed, once, to write them.
         """
         paths = [[self._path(picture) for picture in batch.media["vision"].flatten(0, 2)] for batch in batches]
         from_disk = [_read(each) for each in paths]
-        complete = torch.tensor([features is not None for features in from_disk], dtype=torch.int32).to(self.device)
+        on_all_ranks = torch.tensor([features is not None for features in from_disk], dtype=torch.int32)
         if dist.is_initialized():
-            dist.all_reduce(complete, dist.ReduceOp.MIN)
-        on_all_ranks = complete.tolist()
-        filled = []
+            dist.all_reduce(on_all_ranks, dist.ReduceOp.MIN, group=self.group)
+        computed: dict[int, Tensor] = {}
+        features_of_batches: list[Tensor] = []
         for i, batch in enumerate(batches):
             features = from_disk[i]
-            if on_all_ranks[i] and features is not None:
-                self.cached += len(paths[i])
-            else:
+            if features is None or not on_all_ranks[i]:
                 with torch.no_grad():
                     output = model(media=batch.to(self.device).media, features_only=True)
-                features = output.vision_features.flatten(0, 2)
-                _write(paths[i], features)
-                self.encoded += len(paths[i])
+                features = computed[i] = output.vision_features.flatten(0, 2)
+            else:
+                self.cached += len(paths[i])
+                if self.device.type == "cuda":
+                    features = features.pin_memory()
+            features_of_batches.append(features)
+        if computed:
+            self.encoded += self._write([paths[i] for i in computed], list(computed.values()))
+        filled = []
+        for batch, features in zip(batches, features_of_batches, strict=True):
             media = dict(batch.media)
             pictures = media.pop("vision")
             media["vision_features"] = features.unflatten(0, pictures.shape[:3])
             filled.append(replace(batch, media=media))
         return filled
+
+    def _write(self, paths: list[list[Path]], features: list[Tensor]) -> int:
+        """Write the features of some batches; return the number of pictures."""
+        on_host = torch.cat(features).cpu()  # one copy: each waits for the GPU
+        pictures = [path for batch in paths for path in batch]
+        _write(pictures, on_host)
+        return len(pictures)
 
     def _path(self, picture: Tensor) -> Path:
         name = hashlib.blake2b(picture.contiguous().numpy().data, digest_size=20).hexdigest()
@@ -119,7 +136,7 @@ def _read(paths: Sequence[Path]) -> Tensor | None:
 
 def _write(paths: Sequence[Path], features: Tensor) -> None:
     """Write what is missing or damaged. Other ranks and runs may write the same pictures at the same time."""
-    for path, picture_features in zip(paths, features.cpu(), strict=True):
+    for path, picture_features in zip(paths, features, strict=True):
         if _read([path]) is None:
             make_folders(path.parent)
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
