@@ -88,10 +88,13 @@ def save(
 
 def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the CPU; of a tensor on a GPU, the values are there after `copies_arrived`."""
+    tensor = tensor.detach()
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
     # Only a copy to pinned memory lets the host go on while it runs. The next step changes the tensor after the copy,
     # since the GPU keeps the order.
-    on_host = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
-    return on_host.copy_(tensor.detach(), non_blocking=True)
+    on_host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return on_host.copy_(tensor, non_blocking=True)
 
 
 def copies_arrived() -> torch.cuda.Event | None:
