@@ -8,6 +8,7 @@ from tiny import Mapping, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from mmfsdp.core.freeze import freeze
@@ -119,6 +120,12 @@ def own_loops() -> dict:
     found["sent in a step"] = {way: sent_with_evaluations(fields) for way, fields in WAYS.items()}
     found["gathers"] = gathers_of_forwards()
     found["not optimized"] = not_optimized()
+    found["outputs"] = {
+        f"{way}, {form}": steps_of(form, WAYS[way]) for way in ("FSDP1", "FSDP2", "DDP") for form in FORMS
+    }
+    found["micro-batches"] = micro_batches_of_ranks()
+    found["parts first"] = {way: parts_first(WAYS[way]) for way in ("FSDP1", "FSDP2", "FSDP2 replicate", "DDP")}
+    found["frozen later"] = {way: frozen_later(way) for way in ("FSDP1", "FSDP2", "DDP", "plain DDP")}
     return found
 
 
@@ -170,17 +177,100 @@ def not_optimized() -> list[str]:
     for frozen, left_out in (("all but layer 1, head and norm", "lm_head"), ("nothing", "layers")):
         model = wrapped_llama(frozen, {})
         optimizer = SGD([p for name, p in model.named_parameters() if p.requires_grad and left_out not in name], lr=1)
-        texts.append(refusal(model, optimizer))
+        texts.append(refusal(model, optimizer, [inputs_of(0)]))
     model = wrapped_llama("all but layer 1, head and norm", {})
     model(**inputs_of(0))  # leaves head and norm gathered
-    texts.append(refusal(model, SGD([p for p in model.parameters() if p.requires_grad], lr=1)))
+    texts.append(refusal(model, SGD([p for p in model.parameters() if p.requires_grad], lr=1), [inputs_of(0)]))
     return texts
 
 
-def refusal(model: nn.Module, optimizer: SGD) -> str:
+def refusal(model: nn.Module, optimizer: SGD, batches: list) -> str:
     with pytest.raises(ParamError) as error:
-        train_step(model, [Mapping(inputs_of(0))], optimizer)
+        train_step(model, batches, optimizer)
     return str(error.value)
+
+
+FORMS = {
+    "object": lambda output: output,
+    "dict": lambda output: {"loss": output.loss, "logits": output.logits},
+    "tuple": lambda output: (output.loss, output.logits),
+    "loss": lambda output: output.loss,
+}
+
+
+class Returning(nn.Module):
+    """A model with an output of another form."""
+
+    def __init__(self, model: nn.Module, form: str):
+        super().__init__()
+        self.model, self.form = model, form
+
+    def forward(self, **inputs):
+        return FORMS[self.form](self.model(**inputs))
+
+
+def steps_of(form: str, fields: dict | None) -> list[list[float]]:
+    """Loss, gradient norm and samples of two steps over mappings, of unequal size on the ranks. fields: None for one
+    process, which has the data of all ranks."""
+    model: nn.Module = Returning(llama("all but layer 1, head and norm"), form)
+    ranks = range(RANKS)
+    if fields is not None:
+        model = wrap_fsdp(model, FSDPParams(**fields), example=inputs_of(0))
+        ranks = [torch.distributed.get_rank()]
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    figures = []
+    for step in range(2):
+        batches = [{key: value[rank:] for key, value in inputs_of(10 * step + rank).items()} for rank in ranks]
+        metrics = train_step(model, batches, optimizer)
+        figures.append([metrics.loss, metrics.grad_norm, metrics.samples])
+    return figures
+
+
+def micro_batches_of_ranks() -> list[str]:
+    """What is said where a rank has one micro-batch more, or none, or other sources: within seconds, on all ranks."""
+    rank, texts = torch.distributed.get_rank(), []
+    model = wrapped_llama("all but layer 1, head and norm", {})
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=1)
+    other_source = Mapping(inputs_of(0))
+    other_source.source = f"data {rank}"
+    for batches in ([inputs_of(0)] * (1 + rank), [inputs_of(0)] * rank, [], [other_source]):
+        texts.append(refusal(model, optimizer, batches))
+    train_step(model, [inputs_of(0)], optimizer)  # the ranks are still in step
+    return texts
+
+
+def parts_first(fields: dict) -> list:
+    """What two parts return or say before the first forward of the whole, and one of them after it."""
+    model = wrapped_llama("all but head and norm", fields)
+    inner = getattr(model, "module", model)
+    ids = inputs_of(0)["input_ids"]
+    found = []
+    with torch.no_grad():
+        for part, inputs in ((inner.model, ids), (inner.model.layers[1].mlp, torch.ones(1, 2, 16))):
+            try:
+                found.append(float(part(inputs)[0].sum()))
+            except ParamError as error:
+                found.append(str(error))
+        model(**inputs_of(0))
+        found.append(float(inner.model(ids)[0].sum()))
+    return found
+
+
+def frozen_later(way: str) -> str | float:
+    """What a step says, or its loss, where a parameter has been frozen since the model was wrapped."""
+    model = llama("nothing")
+    if way == "plain DDP":
+        model = DistributedDataParallel(model)
+    else:
+        model = wrap_fsdp(model, FSDPParams(**WAYS[way]), example=inputs_of(0))
+    for name, p in model.named_parameters():
+        p.requires_grad_("lm_head" not in name)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    try:
+        train_step(model, [inputs_of(0)], optimizer)
+        return train_step(model, [inputs_of(1)], optimizer).loss
+    except ParamError as error:
+        return str(error)
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +306,48 @@ def test_each_parameter_that_the_optimizer_lacks_is_named(two_ranks):
         for layer in (0, 1):
             assert f"model.layers.{layer}.mlp.up_proj.weight, " in many
         assert "model.norm.weight, lm_head.weight: trainable, but not given to the optimizer" in whole
+
+
+@pytest.mark.parametrize("way", ["FSDP1", "FSDP2", "DDP"])
+@pytest.mark.parametrize("form", FORMS)
+def test_mappings_and_outputs_of_any_form_train_alike(two_ranks, way, form):
+    wanted = steps_of("object", None)
+    assert wanted[0][2] == 3, "rank 1 has one sample of two"
+    for rank in two_ranks:
+        for figures, expected in zip(rank["outputs"][f"{way}, {form}"], wanted, strict=True):
+            assert figures == pytest.approx(expected, rel=1e-5)
+
+
+def test_other_numbers_of_micro_batches_are_told_by_rank_and_number(two_ranks):
+    for rank in two_ranks:
+        more, none, empty, other_source = rank["micro-batches"]
+        assert "micro_batches: rank 1 has 2, the others have 1; every rank must have as many" in more
+        assert "micro_batches: rank 1 has 1, the others have 0; every rank" in none
+        assert "micro_batches: is empty" in empty
+        assert "rank 1 has the sources data 1, rank 0 has data 0; every rank must have the same" in other_source
+
+
+def test_a_sharded_part_called_before_the_whole_model_is_told_what_to_do(two_ranks):
+    with torch.no_grad():
+        plain = llama("all but head and norm").model
+        whole = float(plain(inputs_of(0)["input_ids"])[0].sum())
+        mlp = float(plain.layers[1].mlp(torch.ones(1, 2, 16))[0].sum())
+    for rank in two_ranks:
+        for way, (of_model, of_mlp, after) in rank["parts first"].items():
+            assert after == pytest.approx(whole, rel=1e-4)
+            if way in ("FSDP1", "FSDP2"):
+                assert "model: model.layers.1.mlp was called before the first forward of the whole model" in of_mlp
+            else:  # every rank has all of it
+                assert of_mlp == pytest.approx(mlp, rel=1e-4)
+            if way == "DDP":
+                assert of_model == pytest.approx(whole, rel=1e-4)
+            else:
+                assert "model: model was called before the first forward of the whole model" in of_model
+
+
+def test_freezing_after_wrapping_is_told_by_ddp_and_done_by_fsdp(two_ranks):
+    for rank in two_ranks:
+        found = rank["frozen later"]
+        assert "lm_head.weight: trainable when the plan was made, frozen now, and DDP waits" in found["DDP"]
+        assert "model: 20 parameters train, and when DDP wrapped the model 21 did" in found["plain DDP"]
+        assert found["FSDP1"] == pytest.approx(found["FSDP2"], rel=1e-5)

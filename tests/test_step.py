@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import UserDict
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch.optim import SGD
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from mmfsdp.core.lint import lint_loss
-from mmfsdp.core.step import label_tokens, train_step
-from mmfsdp.params import Schedule, TrainParams
+from mmfsdp.core.micro_batch import MappingBatch, label_tokens
+from mmfsdp.core.step import train_step
+from mmfsdp.params import ParamError, Schedule, TrainParams
 from mmfsdp.train.optimizer import build_optimizer, lr_factor
 
 
@@ -109,7 +111,82 @@ def test_a_mean_over_samples_is_left_alone():
     output = SequenceClassifierOutput(loss=torch.tensor(1.0), logits=torch.zeros(3, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        lint_loss(nn.Module(), output, labels, 3)
+        lint_loss(nn.Module(), output.loss, output.logits, labels, 3)
+
+
+class Scorer(nn.Module):
+    """A model without labels: its loss is a mean over samples, and is returned in a form of choice."""
+
+    def __init__(self, form=lambda loss: loss):
+        super().__init__()
+        self.weight, self.form = nn.Parameter(torch.ones(3)), form
+
+    def forward(self, x, targets):
+        return self.form((x @ self.weight - targets["y"]).square().mean())
+
+
+def scored(rows: int, seed: int) -> dict:
+    g = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(rows, 3, generator=g), "targets": {"y": torch.randn(rows, generator=g)}}
+
+
+def test_without_labels_the_mean_is_over_samples_and_said_once():
+    batches = [scored(1, 0), UserDict(scored(5, 1))]
+    whole = Scorer()
+    x, y = (torch.cat([batch["x"] for batch in batches]), torch.cat([batch["targets"]["y"] for batch in batches]))
+    loss = whole(x, {"y": y})
+    loss.backward()
+    model = Scorer()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        metrics = train_step(model, batches, SGD(model.parameters(), lr=1.0))
+        train_step(model, batches, SGD(model.parameters(), lr=1.0))
+    assert (metrics.loss, metrics.samples, metrics.tokens) == (pytest.approx(float(loss)), 6, 6)
+    assert metrics.grad_norm == pytest.approx(float(whole.weight.grad.norm()))
+    (said,) = [str(w.message) for w in warned if "no labels" in str(w.message)]
+    assert said.startswith("Scorer: the batch has no labels, so train_step takes the loss for a mean over samples")
+
+
+FORMS = {
+    "of a loss per sample": (lambda loss: loss * torch.ones(2), r"Scorer returns a loss of shape \(2,\)"),
+    "of logits first": (lambda loss: (loss * torch.ones(2, 3), loss), r"a loss of shape \(2, 3\)"),
+    "of a number": (lambda loss: {"loss": loss.item()}, "a loss of type float"),
+    "of no loss": (lambda loss: {"logits": loss}, "Scorer returns no loss"),
+    "of nothing": (lambda loss: (), "Scorer returns no loss"),
+}
+
+
+@pytest.mark.parametrize("form, words", FORMS.values(), ids=FORMS)
+@pytest.mark.filterwarnings("ignore:Scorer. the batch has no labels")
+def test_an_output_without_a_scalar_loss_is_an_error(form, words):
+    model = Scorer(form)
+    with pytest.raises(ParamError, match=f"^model: .*{words}"):
+        train_step(model, [scored(2, 0)], SGD(model.parameters(), lr=1.0))
+
+
+NO_BATCHES = {
+    "one mapping": (scored(2, 0), r"one mapping; give a list: train_step\(model, \[batch\]"),
+    "a tuple": ([(torch.ones(2), torch.ones(2))], "holds a tuple; give a mapping"),
+    "no rows": ([{"task": "vqa"}], "holds a mapping of task, without a tensor"),
+    "none": ([], "is empty"),
+}
+
+
+@pytest.mark.parametrize("micro_batches, words", NO_BATCHES.values(), ids=NO_BATCHES)
+@pytest.mark.filterwarnings("ignore:Scorer. the batch has no labels")
+def test_what_is_no_list_of_batches_is_an_error(micro_batches, words):
+    model = Scorer()
+    with pytest.raises(ParamError, match=f"^micro_batches: .*{words}"):
+        train_step(model, micro_batches, SGD(model.parameters(), lr=1.0))
+
+
+def test_rows_and_labels_of_a_mapping():
+    ids, patches = torch.arange(12).view(2, 6), torch.ones(40, 8)
+    batch = MappingBatch({"pixel_values": patches, "input_ids": ids, "labels": ids})
+    assert (batch.size, batch.label_tokens) == (2, 10)  # patches of several pictures lie in one tensor
+    one_a_sample = torch.tensor([1, -100, 3])
+    assert MappingBatch({"pixel_values": torch.ones(3, 8), "labels": one_a_sample}).label_tokens == 2
+    assert MappingBatch({"pixel_values": torch.ones(3, 8), "labels": torch.ones(3, 4)}).label_tokens == 3
 
 
 def test_a_model_without_a_loss_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -43,6 +44,28 @@ def gather_json(value: Any, group: ProcessGroup | None = None) -> list[Any]:
     texts = [text.new_empty(longest) for _ in sizes]
     dist.all_gather(texts, nn.functional.pad(text, (0, longest - len(text))), group=group)
     return [json.loads(bytes(padded[: int(size)].tolist())) for size, padded in zip(sizes, texts, strict=True)]
+
+
+def gather_through_store(value: Any) -> list[Any]:
+    """Return what each rank passes, in order of the ranks, without a collective. Every rank must call it.
+
+    The values travel as JSON through the key-value store by which the ranks found each other, so no host waits for its
+    GPU, and ranks that then have different collectives do not hang here.
+    """
+    if not is_distributed() or dist.get_backend() == "fake":
+        return [value]
+    store = dist.distributed_c10d._get_default_store()  # torch 2.11 has no public name for it
+    key = f"mmfsdp/{next(_store_calls)}"
+    store.set(f"{key}/{rank()}", json.dumps(value))
+    if rank() == 0:
+        # One key for the answer: with N ranks the store serves 2 N requests, not N * N.
+        texts = [store.get(f"{key}/{other}").decode() for other in range(world_size())]
+        store.set(f"{key}/all", f"[{','.join(texts)}]")
+    return json.loads(store.get(f"{key}/all"))
+
+
+_store_calls = itertools.count()
+"""A key is used once. All ranks call in the same order, so their numbers agree."""
 
 
 def group_device(group: ProcessGroup | None = None) -> torch.device:

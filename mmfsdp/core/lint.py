@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from ..params import AutoWrapPolicy, Backend, ParamError
+from ..params import AutoWrapPolicy, Backend
 from .collectives import rank
 from .group import MIN_UNIT_PARAMETERS, guessed_layer_classes
 from .plan import MAX_SINGLE_LINES, Finding, Param, WrapPlan
@@ -71,6 +70,11 @@ def plain_name(name: str) -> str:
     return name
 
 
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's class, without what fully_shard adds: it puts a class of its own before it."""
+    return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
+
+
 def _error(code: str, message: str) -> Finding:
     return Finding("error", code, message)
 
@@ -103,24 +107,21 @@ def list_all(names: Sequence[str]) -> str:
 # ---- the loss, in the first step ----
 
 
-def lint_loss(model: nn.Module, output: Any, labels: torch.Tensor | None, tokens: int) -> None:
+def lint_loss(
+    model: nn.Module, loss: torch.Tensor, logits: torch.Tensor | None, labels: torch.Tensor | None, tokens: int
+) -> None:
     """Warn on rank 0 if the loss is no mean over as many label tokens as `train_step` counts.
 
     `train_step` weighs each rank's loss by its label tokens. A mean over anything else would give another loss than one
-    process has. Raises ParamError if there is no loss.
+    process has.
     """
-    # fully_shard puts a class of its own before the model's.
-    name = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
-    loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
-    if loss is None:
-        raise ParamError("model", f"{name} returns no loss, and train_step needs one; give it labels, or another head")
     if rank() > 0 or hasattr(model, "count_label_tokens") or logits is None or labels is None or not tokens:
         return
     if labels.dim() == 2 and logits.shape[:-1] == labels.shape and not is_token_mean(loss, logits, labels, tokens):
         warnings.warn(
-            f"{name}: its loss is no mean over the {tokens} label tokens that train_step counts, and by which it "
-            "weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give the model a "
-            "method count_label_tokens(batch) that returns what its mean is over",
+            f"{class_name(model)}: its loss is no mean over the {tokens} label tokens that train_step counts, and by "
+            "which it weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give the "
+            "model a method count_label_tokens(batch) that returns what its mean is over",
             stacklevel=2,
         )
 
@@ -189,6 +190,20 @@ def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
             f"{_list(trainable_now)}: frozen when the plan was made, trainable now; wrappers fix dtypes and reductions "
             "at the first forward, so un-freeze before make_plan, and wrap again",
         )
+
+
+def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    """Find parameters that have been frozen since the plan was made."""
+    names = []
+    for full_name, p in model.named_parameters():
+        name = plain_name(full_name)
+        if name in plan.by_name and plan.by_name[name].trainable and not p.requires_grad:
+            names.append(name)
+    yield _error(
+        "frozen-later",
+        f"{_list(names)}: trainable when the plan was made, frozen now, and DDP waits for the gradients of all that it "
+        "was given; freeze before make_plan and wrap again, or set backend to FSDP2",
+    )
 
 
 def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:

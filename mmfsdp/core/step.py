@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,12 +21,13 @@ from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
 from .inference import reshard
 from .lint import lint_loss, list_all, model_changed, plain_name
+from .micro_batch import Batch, as_batches, check_loss, label_tokens, loss_of
 from .plan import plan_of, stop_at_errors
 
 
 def train_step(
     model: nn.Module,
-    micro_batches: Sequence[Batch],
+    micro_batches: Sequence[Batch | Mapping[str, Any]],
     optimizer: Optimizer,
     *,
     schedule: LambdaLR | None = None,
@@ -34,21 +35,25 @@ def train_step(
     scaler: Scaler | None = None,
     stop_requested: Callable[[], bool] = bool,  # bool() is False
 ) -> StepMetrics:
-    """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`."""
+    """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`.
+
+    micro_batches: mappings of the forward's keyword arguments, such as a collator returns, or objects as `Batch` says.
+    """
     check_step(model, optimizer, scaler)
+    batches = as_batches(model, micro_batches)
     device, lr = compute_device(model), optimizer.param_groups[0]["lr"]
     scale = 1.0 if scaler is None else scaler.scale.clone()
 
     # 1. Count the label tokens of all ranks: the loss is a mean over them, for each source of data by itself.
-    rank_tokens = [label_tokens(model, batch) for batch in micro_batches]
-    sources, source_weights, tokens, samples = count_labels(micro_batches, rank_tokens, device)
+    rank_tokens = [label_tokens(model, batch) for batch in batches]
+    sources, source_weights, tokens, samples = count_labels(batches, rank_tokens, device)
     token_weights = source_weights / tokens.clamp(min=1)  # (sources,)
 
     # 2. Forward and backward. Gradients are reduced over ranks in the last micro-batch only.
     loss_sums = torch.zeros_like(token_weights)  # (sources,), of this rank
-    for i, batch in enumerate(micro_batches):
+    for i, batch in enumerate(batches):
         source = sources.index(batch.source)
-        with gradient_sync(model, last=i == len(micro_batches) - 1):
+        with gradient_sync(model, last=i == len(batches) - 1):
             mean = mean_loss(model, batch.to(device).inputs(), rank_tokens[i])
             loss_sum = token_sum(mean, rank_tokens[i])
             loss_sums[source] += loss_sum.detach()
@@ -71,39 +76,6 @@ def train_step(
     figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *(loss_sums / tokens.clamp(min=1))]
     on_host, arrived = send_to_host(figures, device)
     return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr)
-
-
-class Batch(Protocol):
-    """The methods that a step needs of a micro-batch of B samples.
-
-    Leave it on the CPU: counting its label tokens then waits for no device.
-    """
-
-    @property
-    def source(self) -> str:
-        """Name of the data source; batches of one source share one mean loss."""
-
-    @property
-    def weight(self) -> float:
-        """Factor of the source's mean loss in the loss of the step."""
-
-    @property
-    def size(self) -> int:
-        """Samples, B."""
-
-    @property
-    def label_tokens(self) -> int:
-        """Tokens that the loss of a causal language model is a mean over; see `label_tokens`."""
-
-    def to(self, device: torch.device, /) -> Batch:
-        """Return the batch on a device."""
-
-    def inputs(self) -> dict[str, Any]:
-        """Return the keyword arguments of the model's forward, which returns an object with a `loss`.
-
-        It must be a dataclass or a dict, as those of transformers are: FSDP1 looks for tensors in no other objects, and
-        would leave the root unit unsharded after backward.
-        """
 
 
 class Scaler(Protocol):
@@ -148,6 +120,21 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) ->
         )  # what was frozen when the plan was made is no fault of the optimizer
     if missing:
         raise ParamError("optimizer", not_optimized(missing, trainable))
+    if plan is None and isinstance(model, DistributedDataParallel):
+        check_plain_ddp(model)
+
+
+def check_plain_ddp(model: DistributedDataParallel) -> None:
+    """Raise ParamError if DDP without a plan waits for other gradients than those of the parameters that train now."""
+    reduced = model._get_ddp_logging_data()["num_parameter_tensors"]
+    names = set(dict(model.module.named_parameters())) - set(model.parameters_to_ignore)
+    trainable = sum(model.module.get_parameter(name).requires_grad for name in names)
+    if trainable != reduced:
+        raise ParamError(
+            "model",
+            f"{trainable} parameters train, and when DDP wrapped the model {reduced} did: DDP reduces the gradients of "
+            "those, and waits for each; freeze before DistributedDataParallel, and wrap again",
+        )
 
 
 def not_optimized(missing: list[str], trainable: int) -> str:
@@ -168,32 +155,21 @@ def computes_in_fp16(model: nn.Module) -> bool:
     return plan is not None and plan.fsdp.mixed_precision is Precision.FP16
 
 
-def label_tokens(model: nn.Module, batch: Batch) -> int:
-    """Return the tokens that the model's loss is a mean over.
-
-    An encoder-decoder and a masked language model predict every label, a causal language model all but the first of a
-    sequence. A model that does otherwise has a method `count_label_tokens(batch)`; `lint_loss` finds those without.
-    """
-    inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
-    if hasattr(inner, "count_label_tokens"):
-        return inner.count_label_tokens(batch)
-    is_encoder_decoder = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
-    if is_encoder_decoder or getattr(inner, "loss_type", "") == "ForMaskedLM":  # transformers' name of the loss
-        return int((batch.inputs()["labels"] != -100).sum())
-    return batch.label_tokens
-
-
 def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Tensor:
     """Return the model's loss in fp32; lint it in the first step. Raises ParamError where there is none."""
     output = model(**inputs)
+    loss = loss_of(output)
+    inner = getattr(model, "module", model)
+    check_loss(inner, loss)
     if not hasattr(model, "mmfsdp_loss_checked"):
-        lint_loss(getattr(model, "module", model), output, inputs.get("labels"), tokens)
+        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        lint_loss(inner, loss, logits, inputs.get("labels"), tokens)
         model.mmfsdp_loss_checked = True  # type: ignore[assignment]
-    return output.loss.float()
+    return loss.float()
 
 
 def count_labels(
-    micro_batches: Sequence[Batch], rank_tokens: list[int], device: torch.device
+    batches: Sequence[Batch], rank_tokens: list[int], device: torch.device
 ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the names of the sources, their weights and label tokens, both (sources,), and all samples, ().
 
@@ -203,7 +179,7 @@ def count_labels(
     weights: dict[str, float] = {}
     tokens: dict[str, int] = {}
     samples = 0
-    for batch, count in zip(micro_batches, rank_tokens, strict=True):
+    for batch, count in zip(batches, rank_tokens, strict=True):
         weights[batch.source] = batch.weight
         tokens[batch.source] = tokens.get(batch.source, 0) + count
         samples += batch.size

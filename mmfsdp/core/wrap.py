@@ -13,14 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
-from ..params import Backend, Precision
+from ..params import Backend, ParamError, Precision
 from .collectives import group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, wrap_fsdp2
 from .group import contains
 from .inference import reshard_without_gradients, serve_generate
-from .lint import lint, model_changed
+from .lint import frozen_later, lint, model_changed, plain_name
 from .plan import Unit, WrapPlan, stop_at_errors
 from .recompute import checkpoint_activations, in_backward
 from .trace import need_gradient
@@ -81,7 +82,8 @@ def apply_plan(
         wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, weights=weights)
     reshard_without_gradients(wrapped)
     serve_generate(wrapped, model, plan, device)
-    refuse_unfrozen(wrapped, model, plan)
+    refuse_changes(wrapped, model, plan)
+    refuse_parts_first(wrapped, plan)
     wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
     return wrapped
 
@@ -221,15 +223,51 @@ def compile_units(model: nn.Module, plan: WrapPlan) -> None:
             module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
 
 
-def refuse_unfrozen(wrapped: nn.Module, model: nn.Module, plan: WrapPlan) -> None:
-    """Have the forward raise ParamError if a parameter that was frozen when it was wrapped is trainable.
+def refuse_changes(wrapped: nn.Module, model: nn.Module, plan: WrapPlan) -> None:
+    """Have the forward raise ParamError if a parameter has been frozen or un-frozen since it was wrapped.
 
-    Its gradient would be missing, or would not be reduced: each rank would train another model.
+    Un-frozen, its gradient would be missing, or would not be reduced: each rank would train another model. Frozen, DDP
+    would wait for its gradient; FSDP does not.
     """
     frozen = [p for p in wrapped.parameters() if not p.requires_grad]
+    waited_for = [p for p in wrapped.parameters() if p.requires_grad and plan.backend is Backend.DDP]
 
     def check(*_: Any) -> None:
         if any(p.requires_grad for p in frozen):  # cheap, for every forward
             stop_at_errors(model_changed(model, plan))
+        if not all(p.requires_grad for p in waited_for):
+            stop_at_errors(frozen_later(model, plan))
 
     wrapped.register_forward_pre_hook(check)
+
+
+def refuse_parts_first(wrapped: nn.Module, plan: WrapPlan) -> None:
+    """Have sharded parts of the model raise ParamError if they are called before the first forward of the whole model.
+
+    In it FSDP learns which unit is the root. A part that is called before would be taken for it.
+    """
+    sharded: set[str] = set()  # names of modules that hold sharded parameters, themselves or further down
+    for unit in plan.sharded_units:
+        for p in unit.params:
+            for name in (p.name, *p.aliases):
+                while "." in name:
+                    name = name.rpartition(".")[0]
+                    sharded.add(name)
+    hooks: list[RemovableHandle] = []
+
+    def check(name: str, *_: Any) -> None:
+        state: Any = wrapped._get_fsdp_state() if isinstance(wrapped, FSDPModule) else wrapped
+        if state._is_root is None:
+            raise ParamError(
+                "model",
+                f"{name} was called before the first forward of the whole model, in which FSDP learns its root; call "
+                "the model itself first, such as model(**batch) under torch.no_grad()",
+            )
+        for hook in hooks:  # from now on they would only take time
+            hook.remove()
+        hooks.clear()
+
+    for full_name, module in wrapped.named_modules():
+        name = plain_name(full_name)
+        if name in sharded:
+            hooks.append(module.register_forward_pre_hook(partial(check, name), prepend=True))

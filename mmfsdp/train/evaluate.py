@@ -20,8 +20,9 @@ from torch import nn
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
 from ..core.inference import keep_gathered
+from ..core.micro_batch import label_tokens
 from ..core.quantize import quantize_model
-from ..core.step import count_labels, label_tokens, token_sum
+from ..core.step import count_labels, token_sum
 from ..data.batch import Batch, Sample
 from ..data.pictures import CorruptRecord
 from ..data.processor import SampleProcessor

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from ..core.micro_batch import Batch
 from ..core.plan import ring_bytes
-from ..core.step import Batch
 from ..core.trace import tensors_of
 from ..estimate.wire import CollectiveCount
 

@@ -17,7 +17,8 @@ from torch.optim import SGD
 
 from mmfsdp import cli
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.lint import lint, lint_loss
+from mmfsdp.core.lint import lint
+from mmfsdp.core.micro_batch import check_loss
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate.make_plan import make_plan, wrap_fsdp
@@ -283,7 +284,7 @@ def test_training_stops_where_the_model_is_no_longer_as_planned(fake_ranks, back
     model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
     batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
     with pytest.raises(ParamError, match="^model: Flamingo returns no loss"):  # not FSDPFlamingo
-        lint_loss(getattr(model, "module", model), None, None, 1)
+        check_loss(getattr(model, "module", model), None)
     with pytest.raises(ParamError, match="frozen, yet given to the optimizer"):
         train_step(model, batches, SGD(model.parameters(), lr=1.0))
     with pytest.raises(ParamError, match="nothing that trains was given to the optimizer"):

@@ -1,0 +1,199 @@
+"""Define what `train_step` takes: micro-batches, as objects or as mappings, and outputs with a loss."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from statistics import mode
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ..params import ParamError
+from .collectives import gather_through_store, rank
+from .lint import class_name
+
+IGNORED_LABEL = -100
+"""Of a position without loss, as in torch's cross-entropy and in transformers."""
+OWN_LABELS = ("ForMaskedLM", "ForTokenClassification")
+"""transformers' names of losses that predict the label of each position. A causal model predicts the next one."""
+ONE_ROW_A_SAMPLE = ("input_ids", "labels", "inputs_embeds", "decoder_input_ids")
+"""Keys of tensors with a row for each sample. Pictures of several samples may lie in one tensor, patch by patch."""
+
+
+class Batch(Protocol):
+    """The methods that a step needs of a micro-batch of B samples.
+
+    Leave it on the CPU: counting its label tokens then waits for no device.
+    """
+
+    @property
+    def source(self) -> str:
+        """Name of the data source; batches of one source share one mean loss."""
+
+    @property
+    def weight(self) -> float:
+        """Factor of the source's mean loss in the loss of the step."""
+
+    @property
+    def size(self) -> int:
+        """Samples, B."""
+
+    @property
+    def label_tokens(self) -> int:
+        """Tokens that the loss of a causal language model is a mean over; see `label_tokens`."""
+
+    def to(self, device: torch.device, /) -> Batch:
+        """Return the batch on a device."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the keyword arguments of the model's forward.
+
+        The forward returns a loss; see `loss_of`. Its output must be a tensor, a dict, a tuple or a dataclass: FSDP1
+        looks for tensors in no other objects, and would leave the root unit unsharded after backward.
+        """
+
+
+class MappingBatch:
+    """A mapping of a forward's keyword arguments, such as a collator returns, as a batch: one source, of weight 1."""
+
+    source, weight = "data", 1.0
+
+    def __init__(self, mapping: Mapping[str, Any]) -> None:
+        self.mapping = mapping
+
+    @property
+    def size(self) -> int:
+        """Rows. Raises ParamError if there is no tensor that has some."""
+        known = [self.mapping[key] for key in ONE_ROW_A_SAMPLE if key in self.mapping]
+        for value in (*known, *self.mapping.values()):
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                return len(value)
+        keys = ", ".join(self.mapping) or "nothing"
+        raise ParamError("micro_batches", f"holds a mapping of {keys}, without a tensor that has a row for each sample")
+
+    @property
+    def label_tokens(self) -> int:
+        """Labels that a causal model predicts; with one label a sample, those; samples, if labels are no classes."""
+        labels = self.mapping.get("labels")
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+            return self.size
+        if labels.dim() == 2:
+            labels = labels[:, 1:]  # the first token of a sequence is not predicted
+        return int((labels != IGNORED_LABEL).sum())
+
+    def to(self, device: torch.device, /) -> MappingBatch:
+        """Return the batch with its tensors on a device, those in lists and dicts as well."""
+
+        def move(value: Any) -> Any:
+            return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+
+        return MappingBatch(tree_map(move, dict(self.mapping)))
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the keyword arguments."""
+        return dict(self.mapping)
+
+
+def as_batches(model: nn.Module, micro_batches: Sequence[Batch | Mapping[str, Any]]) -> list[Batch]:
+    """Return micro-batches as batches. In a model's first step, compare them with those of the other ranks.
+
+    Raises ParamError, then on all ranks, if a rank has more of them, or other sources.
+    """
+    if isinstance(micro_batches, Mapping):  # its items would be the keys
+        raise ParamError("micro_batches", "is one mapping; give a list: train_step(model, [batch], optimizer)")
+    batches: list[Batch] = []
+    for batch in micro_batches:
+        if not isinstance(batch, Mapping) and not hasattr(batch, "label_tokens"):
+            kind = type(batch).__name__
+            raise ParamError(
+                "micro_batches",
+                f"holds a {kind}; give a mapping of the forward's arguments, such as a dict, or a Batch",
+            )
+        batches.append(MappingBatch(batch) if isinstance(batch, Mapping) else batch)
+    if not hasattr(model, "mmfsdp_loss_checked"):  # the first step
+        compare_over_ranks(batches)
+        tell_of_missing_labels(model, batches)
+    return batches
+
+
+def compare_over_ranks(batches: Sequence[Batch]) -> None:
+    """Raise ParamError if ranks have different numbers of micro-batches, or other sources. Every rank must call it.
+
+    Otherwise the collectives of one rank would wait for those of another until they time out.
+    """
+    sources = list(dict.fromkeys(batch.source for batch in batches))
+    of_ranks = gather_through_store([len(batches), sources])
+    numbers = [number for number, _ in of_ranks]
+    usual = mode(numbers)
+    different = [f"rank {other} has {number}" for other, number in enumerate(numbers) if number != usual]
+    if different:
+        problem = f"{', '.join(different[:8])}, the others have {usual}; every rank must have as many in each step"
+        raise ParamError("micro_batches", problem)
+    if not usual:
+        raise ParamError("micro_batches", "is empty; a step needs at least one")
+    for other, (_, names) in enumerate(of_ranks):
+        if names != of_ranks[0][1]:
+            raise ParamError(
+                "micro_batches",
+                f"rank {other} has the sources {', '.join(names)}, rank 0 has {', '.join(of_ranks[0][1])}; every rank "
+                "must have the same, in the same order",
+            )
+
+
+def tell_of_missing_labels(model: nn.Module, batches: Sequence[Batch]) -> None:
+    """Warn on rank 0 if mappings have no labels, so that the loss is weighed by samples."""
+    inner = getattr(model, "module", model)
+    if rank() > 0 or hasattr(inner, "count_label_tokens"):
+        return
+    if any(isinstance(batch, MappingBatch) and "labels" not in batch.mapping for batch in batches):
+        warnings.warn(
+            f"{class_name(inner)}: the batch has no labels, so train_step takes the loss for a mean over samples, the "
+            "rows, and weighs ranks and micro-batches by them; give it labels, or give the model a method "
+            "count_label_tokens(batch) that returns what its mean is over",
+            stacklevel=2,
+        )
+
+
+def label_tokens(model: nn.Module, batch: Batch) -> int:
+    """Return the tokens that the model's loss is a mean over.
+
+    An encoder-decoder and a masked language model predict every label, a causal language model all but the first of a
+    sequence. A model that does otherwise has a method `count_label_tokens(batch)`; `lint_loss` finds those without.
+    """
+    inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
+    if hasattr(inner, "count_label_tokens"):
+        return inner.count_label_tokens(batch.mapping if isinstance(batch, MappingBatch) else batch)
+    is_encoder_decoder = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    if is_encoder_decoder or getattr(inner, "loss_type", "") in OWN_LABELS:
+        labels = batch.inputs().get("labels")
+        if labels is not None:
+            return int((labels != IGNORED_LABEL).sum())
+    return batch.label_tokens
+
+
+def loss_of(output: Any) -> Any:
+    """Return the loss in the output of a forward, or None: `output.loss`, `output["loss"]`, `output[0]`, or itself."""
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    if isinstance(output, (tuple, list)) and not hasattr(output, "loss"):
+        return output[0] if output else None
+    return getattr(output, "loss", None)
+
+
+def check_loss(model: nn.Module, loss: Any) -> None:
+    """Raise ParamError if a forward has returned no loss, or one that is no scalar."""
+    name = class_name(model)
+    if loss is None:
+        raise ParamError("model", f"{name} returns no loss, and train_step needs one; give it labels, or another head")
+    if not isinstance(loss, torch.Tensor):
+        raise ParamError("model", f"{name} returns a loss of type {type(loss).__name__}; it must be a tensor")
+    if loss.dim() > 0:
+        problem = (
+            f"{name} returns a loss of shape {tuple(loss.shape)}; it must be a scalar, the mean over what is learned"
+        )
+        raise ParamError("model", problem)
