@@ -38,6 +38,12 @@ PAGES = ROOT / "notebooks" / "reference"
 MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", flags=re.S)
 
 
+def own_loop() -> str:
+    """The script beside its page."""
+    script = (PAGES / "own_loop.py").read_text(encoding="utf-8")
+    return f"```python\n{script}```\n"
+
+
 def options() -> str:
     """A table of field and backend, from what each backend can honor; the meaning of the fields."""
     rows = []
@@ -149,6 +155,7 @@ MADE = {
     "quantized": quantized,
     "frozen_dtype": _described(FrozenDtype),
     "options": options,
+    "own_loop": own_loop,
     "lint": lint,
     "machines": machines,
     "unit": _described(Unit),

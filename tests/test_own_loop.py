@@ -1,5 +1,12 @@
 """Loops of people's own on two ranks: evaluations between and inside steps, what train_step takes, and mistakes."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -18,6 +25,7 @@ from mmfsdp.core.step import train_step
 from mmfsdp.estimate.make_plan import wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.train.meters import Collectives
+from tests import pages
 
 pytestmark = pytest.mark.real
 
@@ -113,12 +121,13 @@ def wrapped_llama(frozen: str, fields: dict) -> nn.Module:
 
 
 def own_loops() -> dict:
-    rank = torch.distributed.get_rank()
+    rank, example = torch.distributed.get_rank(), tiny_batch().inputs()
     found: dict = {"losses": {}}
     for name, (frozen, way) in COMBINATIONS.items():
         found["losses"][name] = loop(wrapped_llama(frozen, WAYS[way]), [rank])
     found["sent in a step"] = {way: sent_with_evaluations(fields) for way, fields in WAYS.items()}
     found["gathers"] = gathers_of_forwards()
+    found["prefetched"] = after_part_of_a_forward(wrap_fsdp(tiny_flamingo(), FSDPParams(**PREFETCH), example=example))
     found["not optimized"] = not_optimized()
     found["outputs"] = {
         f"{way}, {form}": steps_of(form, WAYS[way]) for way in ("FSDP1", "FSDP2", "DDP") for form in FORMS
@@ -169,6 +178,24 @@ def gathers_of_forwards() -> list[list[int]]:
     counts[0].append(len([name for name in freed if name.startswith("language")]))  # pictures are encoded once
     counts[1].append(len(freed))
     return counts
+
+
+PREFETCH = {"forward_prefetch": True}
+
+
+def after_part_of_a_forward(model: nn.Module) -> float:
+    """The loss after a step, between backward and update of which only pictures were encoded.
+
+    The encoder's last unit starts the all-gather of the next one, which that forward does not use.
+    """
+    inputs = tiny_batch().inputs()
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    model(**inputs).loss.backward()
+    with torch.no_grad():
+        model(media=inputs["media"], features_only=True)
+    optimizer.step()
+    with torch.no_grad():
+        return model(**inputs).loss.item()
 
 
 def not_optimized() -> list[str]:
@@ -299,6 +326,12 @@ def test_generation_and_a_shared_evaluation_gather_once(two_ranks):
         assert one > freed_each_time
 
 
+def test_an_all_gather_that_no_forward_used_is_not_used_after_the_step(two_ranks):
+    wanted = after_part_of_a_forward(tiny_flamingo())
+    for rank in two_ranks:
+        assert rank["prefetched"] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_each_parameter_that_the_optimizer_lacks_is_named(two_ranks):
     for rank in two_ranks:
         one, many, whole = rank["not optimized"]
@@ -351,3 +384,29 @@ def test_freezing_after_wrapping_is_told_by_ddp_and_done_by_fsdp(two_ranks):
         assert "lm_head.weight: trainable when the plan was made, frozen now, and DDP waits" in found["DDP"]
         assert "model: 20 parameters train, and when DDP wrapped the model 21 did" in found["plain DDP"]
         assert found["FSDP1"] == pytest.approx(found["FSDP2"], rel=1e-5)
+
+
+SCRIPT = pages.PAGES / "own_loop.py"
+
+
+def run_script(folder: Path, epochs: int) -> list[str]:
+    """Run the page's script on two ranks as it says; return what it prints, a line for each epoch."""
+    # --standalone lets torchrun choose a free port.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", SCRIPT]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(epochs)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return re.findall("^epoch .*$", done.stdout, flags=re.M)
+
+
+def test_the_script_of_the_page_trains_evaluates_saves_and_resumes(tmp_path):
+    first, second = run_script(tmp_path, 2)
+    accuracies = [float(line.split()[-1]) for line in (first, second)]
+    assert first.startswith("epoch 1 step 4 ")
+    assert second.startswith("epoch 2 step 8 ")
+    assert 0 <= accuracies[0] < accuracies[1] <= 1
+    # Without the second epoch's checkpoint the same figures come again.
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000008")
+    assert run_script(tmp_path, 2) == [second]

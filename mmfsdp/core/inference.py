@@ -59,11 +59,13 @@ def reshard(model: nn.Module, *, order_length: int = 0) -> None:
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            groups = parameter_groups(module)
+            if any(group._all_gather_result is not None for group in groups):
+                module.unshard()  # ends an all-gather that was started ahead of need for a forward that never came
             module.reshard()
             # torch 2.11 clears the order of forward in backward only; it would set the next backward's prefetch.
             del forward_order(module)[order_length:]
-            group = module._get_fsdp_state()._fsdp_param_group
-            if group is not None:
+            for group in groups:
                 group._post_forward_indices[:] = [i for i in group._post_forward_indices if i < order_length]
         elif isinstance(module, FullyShardedDataParallel) and module._is_root is not None:  # None: has never run
             # torch 2.11: FSDP1 has no public call for this.
@@ -71,6 +73,14 @@ def reshard(model: nn.Module, *, order_length: int = 0) -> None:
             # Each call adds an event to the rate limiter of all-gathers, so call it only if there is something to free.
             if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
                 _reshard(module, handle, True)
+
+
+def parameter_groups(module: FSDPModule) -> list[Any]:
+    """Return FSDP2's groups of parameters of a module: one, or several on several meshes in newer torch versions."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 def forward_order(model: nn.Module) -> list[Any]:

@@ -115,9 +115,8 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) ->
                 "parameters with requires_grad (build_optimizer does)",
             )
     if missing and plan:
-        stop_at_errors(
-            model_changed(model, plan)
-        )  # what was frozen when the plan was made is no fault of the optimizer
+        # A parameter that was frozen when the plan was made is no fault of the optimizer.
+        stop_at_errors(model_changed(model, plan))
     if missing:
         raise ParamError("optimizer", not_optimized(missing, trainable))
     if plan is None and isinstance(model, DistributedDataParallel):
@@ -127,8 +126,9 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) ->
 def check_plain_ddp(model: DistributedDataParallel) -> None:
     """Raise ParamError if DDP without a plan waits for other gradients than those of the parameters that train now."""
     reduced = model._get_ddp_logging_data()["num_parameter_tensors"]
-    names = set(dict(model.module.named_parameters())) - set(model.parameters_to_ignore)
-    trainable = sum(model.module.get_parameter(name).requires_grad for name in names)
+    trainable = 0
+    for name, p in model.module.named_parameters():
+        trainable += p.requires_grad and name not in model.parameters_to_ignore
     if trainable != reduced:
         raise ParamError(
             "model",
