@@ -14,6 +14,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmfsdp import launch
 from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.compat.export import export
+from mmfsdp.data.loader import SkippedRecords
+from mmfsdp.data.splits import is_in_split
 from mmfsdp.models.build import build_model
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json
@@ -22,6 +24,20 @@ from tests.ranks import in_processes
 from tests.test_resume import final
 from tests.tiny_run import free_port, train_runs
 from tests.tiny_vlms import save_vlm
+
+HELD_OUT_SHARE = 0.3
+
+
+def unusable_rows() -> list[dict]:
+    """Two rows of one id that are held out: one has an answer without text, the other's question is too long."""
+    limit, number = int(HELD_OUT_SHARE * 2**32), 100
+    while not is_in_split(limit, "heldout", f"rows.json:{number}"):
+        number += 1
+    rows = []
+    for question, answer in (("what ?", " "), ("what ? " * 40, "there are 1")):
+        turns = [{"from": "human", "value": f"<image>{question}"}, {"from": "gpt", "value": answer}]
+        rows.append({"id": number, "images": ["1-0.png"], "conversations": turns})
+    return rows
 
 
 def params_in(folder: Path) -> RunParams:
@@ -38,12 +54,17 @@ def params_in(folder: Path) -> RunParams:
             {"from": "gpt", "value": f"there are {number}"},
         ]
         rows.append({"id": i, "images": files, "conversations": turns})
-    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "rows.json").write_text(json.dumps([*unusable_rows(), *rows]))
     return RunParams(
         model={"kind": "transformers", "name": str(folder / "model"), "lora_rank": 2},
-        data={"source": "json", "path": str(folder / "rows.json"), "max_length": 80, "heldout_fraction": 0.3},
+        data={
+            "source": "json",
+            "path": str(folder / "rows.json"),
+            "max_length": 80,
+            "heldout_fraction": HELD_OUT_SHARE,
+        },
         train={"steps": 4, "batch_size": 1, "lr": 1e-2, "warmup_steps": 1, "save_every": 2, "device": "cpu"}
-        | {"eval_every": 2, "eval_samples": 4},
+        | {"eval_every": 2, "eval_samples": 6},
         launch={"folder": str(folder / "runs"), "threads": 1},
         fsdp={"frozen_dtype": "int8", "not_quantized": ["*visual*"]},
     )
@@ -76,6 +97,24 @@ def test_a_resumed_run_ends_as_the_unbroken_one(folder):
 
 
 @pytest.mark.real
+def test_held_out_records_that_cannot_be_used_are_counted_and_named(folder, tmp_path):
+    number = unusable_rows()[0]["id"]
+    first, second = f"rows.json:{number} (row 0)", f"rows.json:{number} (row 1)"
+    skipped = read_json(folder / "whole/result.json")["skipped"]["data"]
+    assert skipped["records"] == 2 and skipped["reasons"].keys() == {first, second}
+    assert "an answer without text" in skipped["reasons"][first]
+    assert "no token to learn from in its first 80" in skipped["reasons"][second]
+    # Without eval_every only the captions after the training look at them.
+    run = shutil.copytree(folder / "whole", tmp_path / "run")
+    result = read_json(run / "result.json")
+    result["skipped"]["data"] |= {"records": 0, "reasons": {}}
+    write_json(run / "result.json", result)
+    for _ in range(2):
+        skipped = caption_held_out(run)["skipped"]["data"]
+        assert skipped["records"] == 1 and skipped["reasons"].keys() == {first}
+
+
+@pytest.mark.real
 def test_captions_come_through_the_chat_template(folder):
     result = caption_held_out(folder / "whole")
     assert result["captions"] and all(row["truth"].startswith("there are") for row in result["captions"])
@@ -101,8 +140,10 @@ def test_held_out_samples_that_do_not_fit_are_an_error(folder):
     _, processor = build_model(params.model, meta=True)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ParamError, match="eval_every: no held-out sample of data can be used; raise data.max_len"):
-            HeldOut.open(params, processor)
+        with pytest.raises(
+            ParamError, match="eval_every: no held-out sample of data can be used .*without text.*; raise data.max_len"
+        ):
+            HeldOut.open(params, processor, {"data": SkippedRecords("rows")})
     finally:
         dist.destroy_process_group()
 

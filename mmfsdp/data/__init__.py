@@ -1,7 +1,7 @@
 """Samples and batches: generated pictures, folders, WebDataset shards."""
 
 from .batch import Batch, Sample
+from .corrupt import CorruptRecord
 from .loader import Batches, batches
-from .pictures import CorruptRecord
 from .processor import END_OF_CHUNK, IMAGE, PAD, MultimodalProcessor, Processor, add_special_tokens
 from .sources import Source, check_data, open_source

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .first_bytes import START_BYTES, what_it_is
+
 
 def _open_strictly(opener: Callable[..., Any], path: Path, mode: str) -> Any:
     """Open a bz2 or xz file. Reading raises for what follows a stream and is none: Python drops it without a word."""
@@ -97,7 +99,11 @@ def read_archive(path: Path) -> Iterator[Member | Loss]:
     position = 0
     try:
         with path.open("rb") as file:
-            start = file.read(6)
+            start = file.read(START_BYTES)
+        known = "" if start[257:262] == b"ustar" else what_it_is(start)
+        if known:
+            yield Loss(0, None, f"it {known}")
+            return
         opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), None)
         with opener(path, "rb") if opener else path.open("rb") as stream:
             archive = _Archive(stream)

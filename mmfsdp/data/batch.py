@@ -10,6 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from .corrupt import label_of
+
 IGNORE = -100
 """Label of a position without loss, as in torch's cross-entropy and in transformers."""
 
@@ -32,10 +34,18 @@ class Sample:
     """The pictures, in the order of their placeholders."""
 
     name: str = ""
-    """The sample's name in reports and errors."""
+    """The sample's name in reports and errors. Records of a source may share it: ids repeat in published data."""
 
     more: tuple[tuple[str, str], ...] = ()
     """Further turns of a conversation, as (prompt, text)."""
+
+    where: str = ""
+    """The place of its record in a file, where others may share its name: a row, a line."""
+
+    @property
+    def label(self) -> str:
+        """Return what tells this sample from all others of its source: skipped records are counted by it."""
+        return label_of(self.name, self.where)
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Batch:
     """The source's name in the parameters (data, data.more.0): batches of one source share one mean loss."""
 
     skipped: dict[str, str] = field(default_factory=dict)
-    """Name to reason of the corrupt records that were left out."""
+    """Label to reason of the corrupt records that were left out."""
 
     truncated: int = 0
     """Samples that were cut to max_length."""

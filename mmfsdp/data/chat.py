@@ -17,12 +17,16 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..params import ParamError
 from .batch import IGNORE, QUESTION, Batch, Sample
-from .pictures import CorruptRecord, to_rgb
+from .corrupt import CorruptRecord
+from .pictures import to_rgb
 from .processor import IMAGE, SampleProcessor, check_placeholders
 
 BEFORE_QUESTION, AFTER_QUESTION = QUESTION.split("{}")
 BLANK = Sample(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
 """The row that a batch without pictures gets, without loss: its rank enters the vision encoder as the others do."""
+TWO_TURNS = replace(BLANK, more=((QUESTION.format("and"), "blank"),))
+SEVERAL_TURNS = "several-turns"
+"""Code of the warning of a template that changes earlier turns."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class ChatSample:
     images: list[Image.Image]
     answers: list[tuple[int, int]] = field(default_factory=list)
     """Where the assistant's words begin and end in the text, in characters."""
-    name: str = ""
+    label: str = ""
+    """That of its sample; see `Sample.label`."""
 
 
 @dataclass
@@ -71,7 +76,10 @@ class ChatProcessor(SampleProcessor):
     """The processor's folder or hub name, for errors."""
 
     def check(self) -> None:
-        """Raise ParamError if the template or the processor cannot be used, by one sample with a picture."""
+        """Try one sample with a picture, and one of two turns, and fill `warnings`.
+
+        Raises ParamError if the template or the processor cannot be used.
+        """
         try:
             sample = self.encode(BLANK)
         except CorruptRecord as error:
@@ -86,16 +94,38 @@ class ChatProcessor(SampleProcessor):
             message = f"{what} make {self.tokenizer.decode(learned)!r} of the answer {sample.text[start:end]!r}"
             raise ParamError("model.name", f"{message}; mark the answer in it by {{% generation %}}")
 
+        if not self._learns_an_end(learned):
+            token = self.tokenizer.eos_token or "an end token"
+            self.warnings["no-end"] = (
+                f"the chat template of {self.source!r} writes no end token after an answer, so the model does not "
+                f"learn to stop; in a copy of its folder, add {token} there in chat_template.jinja, and set model.name "
+                "to the copy"
+            )
+        try:
+            self.encode(TWO_TURNS)
+        except CorruptRecord as error:
+            skipped = "conversations of several turns are skipped, since each"
+            self.warnings[SEVERAL_TURNS] = f"with the chat template of {self.source!r} {skipped} {error.reason}"
+
+    def _learns_an_end(self, learned: list[int]) -> bool:
+        """Return whether the tokens that are learned of the blank sample have a special one after its words."""
+        start = len(learned) - 1
+        while start > 0 and BLANK.text not in self.tokenizer.decode(learned[start:]):
+            start -= 1
+        ends = {self.tokenizer.eos_token_id, *self.tokenizer.all_special_ids}
+        ends |= {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return bool(ends.intersection(learned[start:]))
+
     def encode(self, sample: Sample, *, seed: int | None = None) -> ChatSample:
         """Return the conversation as text. Raises CorruptRecord."""
         messages = self._messages(sample)
-        text, answers = self._answers(messages)
+        text, answers = self._answers(messages, sample.name)
         return self._with_images(text, sample, list(sample.images), answers)
 
     def collate(self, samples: Sequence[ChatSample]) -> ChatBatch:
         """Return the batch of encoded samples.
 
-        Text beyond max_length is cut. A sample whose pictures or whole answer lie beyond it is skipped, by its name.
+        Text beyond max_length is cut. A sample whose pictures or whole answer lie beyond it is skipped, by its label.
         """
         rows = sorted(samples, key=lambda sample: not sample.images)  # Mllama's processor fails on a first row without
         first = 0
@@ -107,7 +137,7 @@ class ChatProcessor(SampleProcessor):
         except Exception as error:  # a processor may raise any kind
             skipped = {}
             if len(samples) == 1:  # Qwen2-VL's processor takes no 1 x 200
-                skipped[samples[0].name] = f"is refused by {type(self.processor).__name__} ({error})"
+                skipped[samples[0].label] = f"is refused by {type(self.processor).__name__} ({error})"
             else:
                 for sample in samples:
                     skipped |= self.collate([sample]).skipped
@@ -121,10 +151,10 @@ class ChatProcessor(SampleProcessor):
         for i, sample in enumerate(rows[first:], first):
             if lengths[i] > self.max_length and bool(is_image[i, self.max_length :].any()):
                 reason = f"has pictures beyond the first {self.max_length} of {lengths[i]} tokens; "
-                skipped[sample.name] = reason + "raise max_length or shrink the pictures"
+                skipped[sample.label] = reason + "raise max_length or shrink the pictures"
             elif bool((labels[i, 1 : self.max_length] == IGNORE).all()):
                 reason = f"has no token to learn from in its first {self.max_length} of {lengths[i]}; "
-                skipped[sample.name] = reason + "raise max_length or shorten the prompt"
+                skipped[sample.label] = reason + "raise max_length or shorten the prompt"
         if skipped:  # its pictures may be packed among the others': without it the batch is another
             return self._collate_without(samples, skipped)
         truncated = sum(length > self.max_length for length in lengths[first:])
@@ -137,12 +167,12 @@ class ChatProcessor(SampleProcessor):
         return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
-        batch = self.collate([sample for sample in samples if sample.name not in skipped])
+        batch = self.collate([sample for sample in samples if sample.label not in skipped])
         return replace(batch, skipped=skipped | batch.skipped)
 
-    def takes(self, sample: Sample) -> bool:
-        """Return true if a sample asks about pictures that the processor takes, and so can be captioned."""
-        return super().takes(sample) and not replace(self, max_length=10**9)([sample]).skipped
+    def refusal(self, sample: Sample) -> str:
+        """Return why a sample cannot be used, whatever its length; "" if it can."""
+        return super().refusal(sample) or "".join(replace(self, max_length=10**9)([sample]).skipped.values())
 
     def prompts(self, samples: Sequence[Sample]) -> ChatBatch:
         """Return a batch of the first questions to generate from, left-padded, without labels. Raises CorruptRecord."""
@@ -180,8 +210,12 @@ class ChatProcessor(SampleProcessor):
             reason = f"fails with messages of user and assistant ({type(error).__name__}: {error})"
             raise ParamError("model.name", f"the chat template of {self.source!r} {reason}; correct it") from None
 
-    def _answers(self, messages: list[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a conversation, and where each answer begins and ends in it. Raises ParamError."""
+    def _answers(self, messages: list[dict[str, Any]], name: str) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a conversation, and where each answer begins and ends in it.
+
+        Raises CorruptRecord with that name if the template changes earlier messages when one is added, and ParamError
+        if it fails.
+        """
         template = self.processor.chat_template
         template = template["default"] if isinstance(template, dict) else template
         if template and "generation %}" in template:
@@ -196,8 +230,8 @@ class ChatProcessor(SampleProcessor):
             before = self._render(messages[:i], add_generation_prompt=True)
             after = self._render(messages[: i + 1])
             if not (text.startswith(after) and after.startswith(before)):
-                message = f"the chat template of {self.source!r} changes earlier messages when one is added; "
-                raise ParamError("model.name", message + "mark the answers in it by {% generation %}")
+                words = "cannot be learned from: the chat template changes earlier messages when one is added; "
+                raise CorruptRecord(name, words + "mark the answers in it by {% generation %}")
             answers.append((len(before), len(after)))
         return text, answers
 
@@ -211,7 +245,7 @@ class ChatProcessor(SampleProcessor):
         if announced != len(images):
             message = f"gives {announced} image tokens {token} for {len(images)} pictures; "
             raise CorruptRecord(sample.name, message + "write one for each, and none in the text")
-        return ChatSample(text, [to_rgb(image) for image in images], answers, sample.name)
+        return ChatSample(text, [to_rgb(image) for image in images], answers, sample.label)
 
     def _process(self, rows: Sequence[ChatSample], *, side: str) -> tuple[dict[str, Any], Tensor]:
         """Return what the processor makes of all rows at once, and their labels (B, L): the tokens of the answers."""

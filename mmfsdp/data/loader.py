@@ -11,13 +11,16 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..params import DataParams
 from .batch import Batch
-from .pictures import CorruptRecord, stable_hash
+from .corrupt import CorruptRecord, first_reasons
+from .pictures import stable_hash
 from .processor import SampleProcessor
 from .sources import Source, open_source
 from .stream import DataSlice, Loaded
 
 MAX_SKIPPED_NAMES = 10_000
-"""Names of skipped records that are kept; more are only counted."""
+"""Skipped records of a rank that are kept; what it skips beyond them is not counted."""
+LISTED = 100
+"""Skipped records of a source that result.json lists."""
 MAX_CORRUPT_IN_A_ROW = 1000
 """Unusable records in a row (or as many as the source has) that end a run."""
 
@@ -56,6 +59,9 @@ def batches(
         )
         loaders.append(loader)
         skipped[name] = SkippedRecords(source_params.path or str(source_params.source))
+        if rank == 0:
+            for note in source.notes:
+                print(f"{name}.path: {note}")
         skipped[name].add(source.skipped)
     return Batches(loaders, skipped)
 
@@ -66,16 +72,16 @@ class SkippedRecords:
 
     path: str
     reasons: dict[str, str] = field(default_factory=dict)
-    """Name to reason, of the first 10,000 names."""
+    """Label to reason, of the first 10,000."""
     truncated: int = 0
     """Samples cut to max_length."""
 
     def add(self, reasons: Mapping[str, str], truncated: int = 0) -> None:
         """Count the records that were left out of a batch, and print each when it is first met."""
-        for name, reason in reasons.items():
-            if name not in self.reasons and len(self.reasons) < MAX_SKIPPED_NAMES:
-                self.reasons[name] = reason
-                print(f"{self.path}: skipped {name!r}, which {reason}")
+        for label, reason in reasons.items():
+            if label not in self.reasons and len(self.reasons) < MAX_SKIPPED_NAMES:
+                self.reasons[label] = reason
+                print(f"{self.path}: skipped {label!r}, which {reason}")
         self.truncated += truncated
 
 
@@ -103,7 +109,10 @@ class Batches:
 
 
 def sum_skipped(ranks: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return the skipped records of all ranks by source, with the first 100 names. ranks: SkippedRecords as dicts."""
+    """Return the skipped records of all ranks by source, with the first 100 labels. ranks: SkippedRecords as dicts.
+
+    `at_least` says that a rank skipped more than it kept.
+    """
     sums: dict[str, dict[str, Any]] = {}
     for source, first in ranks[0].items():
         reasons: dict[str, str] = {}
@@ -112,10 +121,18 @@ def sum_skipped(ranks: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, dict
         sums[source] = {
             "path": first["path"],
             "records": len(reasons),
-            "reasons": dict(list(reasons.items())[:100]),
+            "at_least": any(len(rank[source]["reasons"]) >= MAX_SKIPPED_NAMES for rank in ranks),
+            "reasons": dict(list(reasons.items())[:LISTED]),
             "cut": sum(rank[source]["truncated"] for rank in ranks),
         }
     return sums
+
+
+def add_skipped(summed: dict[str, Any], reasons: Mapping[str, str]) -> None:
+    """Add records that were skipped after the training to what `sum_skipped` returns of their source, in place."""
+    new = {label: reason for label, reason in reasons.items() if label not in summed["reasons"]}
+    summed["records"] += len(new)
+    summed["reasons"] = dict(list((summed["reasons"] | new).items())[:LISTED])
 
 
 @dataclass
@@ -140,7 +157,7 @@ class _EncodedBatches(IterableDataset):
             batch, usable = self._batch(step, loaded)
             corrupt_in_a_row = 0 if usable else corrupt_in_a_row + len(loaded)
             if corrupt_in_a_row >= limit:
-                reasons = "; ".join(f"{name} {reason}" for name, reason in list(batch.skipped.items())[:3])
+                reasons = first_reasons(batch.skipped)
                 raise ValueError(f"{self.name}.path: the last {corrupt_in_a_row} records were all unusable: {reasons}")
             yield batch
 
@@ -155,7 +172,7 @@ class _EncodedBatches(IterableDataset):
                 seed = stable_hash(f"{self.seed}/{step}/{item.name}")
                 samples.append(self.processor.encode(item, seed=seed))
             except CorruptRecord as error:
-                skipped[error.name] = error.reason
+                skipped[item.label] = error.reason
         batch = self.processor.collate(samples)
         usable = len(samples) - len(batch.skipped)
         skipped |= batch.skipped

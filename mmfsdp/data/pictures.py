@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import threading
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -14,43 +16,88 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..params.data import MAX_MEGAPIXELS
+from .corrupt import CorruptRecord
+from .first_bytes import START_BYTES, what_it_is
+
 MAX_SHIFT = 0.08
 """Augmentation moves and scales a picture by up to this share of its side."""
+PNG_TEXT = (b"tEXt", b"zTXt", b"iTXt")
+"""Types of the chunks of a PNG that hold text."""
+_pixel_limit = threading.Lock()
+"""PIL's limit of pixels is a variable of the whole process."""
 
 
-class CorruptRecord(ValueError):
-    """A record that cannot be used, by name. Loaders skip, count and report it."""
-
-    def __init__(self, name: str, reason: str):
-        super().__init__(f"{name!r} {reason}")
-        self.name, self.reason = name, reason
-
-
-def open_picture(source: Path | bytes, *, name: str) -> Image.Image:
+def open_picture(source: Path | bytes, *, name: str, max_megapixels: float = MAX_MEGAPIXELS) -> Image.Image:
     """Return a picture file decoded, upright and as RGB. Raises CorruptRecord with that name.
 
-    A picture of more pixels than PIL deems safe (`Image.MAX_IMAGE_PIXELS`) is refused before it is decoded.
+    A picture of more pixels than `max_megapixels` is refused before it is decoded: a file of some KB may unpack to GBs.
     """
+    content = b""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-                return to_rgb(ImageOps.exif_transpose(image))
-    except UnidentifiedImageError:
-        raise CorruptRecord(name, "is not a usable picture (of no known format)") from None
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        return _decode(content, max_megapixels)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        pixels = re.search(r"(\d+) pixels", str(error))
+        size = f"{int(pixels[1]) / 1e6:.4g} megapixels" if pixels else "too many pixels"
+        words = f"it has {size}, more than max_megapixels {max_megapixels:g}; raise data.max_megapixels, or shrink it"
+        raise CorruptRecord(name, f"is not a usable picture: {words}") from None
     except Exception as error:  # PIL's decoders raise a dozen kinds of error on damaged files
-        raise CorruptRecord(name, f"is not a usable picture ({type(error).__name__}: {str(error)[:200]})") from None
+        words = f"({type(error).__name__}: {str(error)[:200]})"
+        if isinstance(error, UnidentifiedImageError):
+            words = "(of no known format)"
+        known = "" if isinstance(error, OSError) and error.errno else what_it_is(content[:START_BYTES])
+        raise CorruptRecord(name, f"is not a usable picture{': it ' + known if known else ' ' + words}") from None
+
+
+def _decode(content: bytes, max_megapixels: float) -> Image.Image:
+    """Return a picture upright and as RGB. Raises whatever PIL raises."""
+    with _pixel_limit, warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        # PIL has no other way to set its limit than this variable of the whole process.
+        pil_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, round(max_megapixels * 1e6)
+        try:
+            try:
+                return _upright(content)
+            except ValueError as error:
+                if "MAX_TEXT" not in str(error):
+                    raise
+                # PIL refuses more than 1 MB of text in a PNG, such as the workflow of a generator of pictures.
+                return _upright(without_text(content))
+        finally:
+            Image.MAX_IMAGE_PIXELS = pil_limit
+
+
+def _upright(content: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(content)) as image:
+        return to_rgb(ImageOps.exif_transpose(image))
+
+
+def without_text(png: bytes) -> bytes:
+    """Return the bytes of a PNG without its text chunks. What follows a damaged chunk is left as it is."""
+    kept, position = [png[:8]], 8
+    while position + 12 <= len(png):
+        length = int.from_bytes(png[position : position + 4], "big")
+        end = position + 12 + length  # length, type and checksum have four bytes each
+        if png[position + 4 : position + 8] not in PNG_TEXT:
+            kept.append(png[position:end])
+        position = end
+    return b"".join([*kept, png[position:]])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return any picture as 8-bit RGB: 16-bit values are scaled down, transparent parts become white."""
+    """Return any picture as 8-bit RGB: 16 bits and floats of 0 to 1 are scaled, and transparent parts become white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
     if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image, dtype=np.float32)
-        deep = image.mode.startswith("I;16") or values.max() > 255
-        image = Image.fromarray((values / 257 if deep else values).clip(0, 255).round().astype(np.uint8))
+        values: np.ndarray = np.array(image, dtype=np.float32)
+        values[~np.isfinite(values)] = 0
+        if image.mode == "F" and 0 <= values.min() and values.max() <= 1:
+            values = values * 255
+        elif image.mode.startswith("I;16") or values.max() > 255:
+            values = values / 257
+        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

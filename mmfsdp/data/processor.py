@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..params import ParamError
 from .batch import IGNORE, Batch, Sample
-from .pictures import CorruptRecord, to_tensor
+from .corrupt import CorruptRecord
+from .pictures import to_tensor
 
 IMAGE = "<image>"
 END_OF_CHUNK = "<|endofchunk|>"
@@ -61,6 +62,8 @@ class SampleProcessor(ABC):
     """Side of the pictures that a source draws for it, in pixels."""
     max_length: int = field(default=64, kw_only=True)
     augment: bool = field(default=False, kw_only=True)
+    warnings: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """By a code, what a person should know before training with it."""
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         """Return a training batch, right-padded. Raises CorruptRecord (a ValueError) naming an unusable sample.
@@ -81,12 +84,17 @@ class SampleProcessor(ABC):
     def prompts(self, samples: Sequence[Sample]) -> Batch:
         """Return a batch of prompts to generate from, left-padded, without labels. Raises CorruptRecord."""
 
-    def takes(self, sample: Sample) -> bool:
-        """Return true if a sample asks about pictures, and so can be captioned."""
+    def refusal(self, sample: Sample) -> str:
+        """Return why a sample cannot be used, whatever the others of its batch; "" if it can."""
         try:
-            return IMAGE in sample.prompt and bool(self.encode(sample))
-        except CorruptRecord:
-            return False
+            self.encode(sample)
+        except CorruptRecord as error:
+            return error.reason
+        return ""
+
+    def takes(self, sample: Sample) -> bool:
+        """Return true if a sample asks about pictures that the processor takes, and so can be captioned."""
+        return IMAGE in sample.prompt and not self.refusal(sample)
 
     def decode(self, ids: Any) -> list[str]:
         """Return the text of each row of (B, L) new ids, without special tokens."""

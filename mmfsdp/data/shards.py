@@ -8,18 +8,22 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..params import SourceParams
 from .archive import Loss, Member, read_archive
 from .batch import Sample
-from .pictures import CorruptRecord
-from .rows import parse_row, sample_of
+from .corrupt import CorruptRecord, shorten
+from .first_bytes import START_BYTES, what_it_is
+from .rows import check_file_name, keys_not_read, parse_row, sample_of
+from .splits import published_split, side_of
 from .stream import DataSlice, Loaded, Source, epoch_order, load_or_corrupt
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
+TEXTS = ("txt", "json")
+SOUND_OR_VIDEO = ("mp4", "webm", "avi", "mov", "mkv", "wav", "mp3", "flac", "ogg", "m4a")
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 """Endings of the files that a folder of shards holds. Reading looks at a file's first bytes, not at its name, and names
 one of zstd as lost."""
@@ -35,9 +39,12 @@ class ShardRecord:
     """SHARD/KEY."""
     members: dict[str, Member] = field(default_factory=dict)
     """By extension: what follows the key and a dot."""
+    unread: set[str] = field(default_factory=set)
+    """Keys of its JSON, and endings of its members, that were not read when it was loaded."""
 
     def load(self, params: SourceParams) -> Sample:
         """Return the sample. Raises CorruptRecord."""
+        self._check_members()
         row = {}
         if "json" in self.members:
             row = parse_row(self.read("json"), name=self.name)
@@ -47,16 +54,57 @@ class ShardRecord:
             except UnicodeDecodeError as error:
                 raise CorruptRecord(self.name, f"has a caption that is not UTF-8 ({error})") from None
         pictures = [kind for kind in PICTURES if kind in self.members]
-        if "conversations" in row or "text_list" in row:
+        if row.get("conversations") is not None or row.get("text_list") is not None:
             if len(pictures) == 1 and isinstance(row.get("image"), str):
                 row["image"] = pictures[0]
-        elif pictures:
+        elif len(pictures) == 1:
             row["file_name"] = pictures[0]
+            row.pop("image", None)
+        elif pictures:
+            both = " and .".join(pictures)
+            raise CorruptRecord(self.name, f"has .{both}, and a caption is of one picture; leave one out")
         else:
+            raise CorruptRecord(self.name, self._no_picture())
+        if not self.members.keys() & {*TEXTS}:
             there = ", .".join(sorted(self.members))
-            message = f"has no picture: it needs a .{', .'.join(PICTURES)} and has .{there}; "
-            raise CorruptRecord(self.name, message + "a key ends at the first dot")
-        return sample_of(row, params, name=self.name, find=self._find_picture)
+            raise CorruptRecord(self.name, f"has no caption: it needs a .txt or .json, and has .{there}")
+        used = {*TEXTS}
+
+        def find(file: str) -> bytes:
+            extension = self._extension_of(file)
+            used.add(extension)
+            return self.read(extension)
+
+        sample = sample_of(row, params, name=self.name, find=find)
+        for kind in pictures:
+            if kind not in used:
+                raise CorruptRecord(self.name, f"has .{kind}, which its JSON does not name under 'image'")
+        self.unread = keys_not_read(row) | {f".{extension}" for extension in self.members.keys() - used}
+        return sample
+
+    def _check_members(self) -> None:
+        """Raise CorruptRecord for videos and sounds, and for the members of several samples whose keys have dots."""
+        for extension in self.members:
+            inner, _, kind = extension.rpartition(".")
+            if kind in SOUND_OR_VIDEO:
+                words = "of video and sound nothing is read; leave the record out, or the member if it does without"
+                raise CorruptRecord(self.name, f"has .{extension}: {words}")
+            text_beside = any(f"{inner}.{text}" in self.members for text in TEXTS)
+            if inner and kind in PICTURES and text_beside:
+                file = f"{self.key}.{extension}"
+                fix = f"{self.key}.{inner}".replace(".", "_")
+                words = f"a key ends at the first dot; rename its members, as {fix}.{kind}"
+                raise CorruptRecord(self.name, f"is the key of {shorten(file)!r} and its text, too: {words}")
+
+    def _no_picture(self) -> str:
+        """Return why a record without a picture has none."""
+        there = ", .".join(sorted(self.members))
+        words = f"has no picture: it needs a .{', .'.join(PICTURES)} and has .{there}; a key ends at the first dot"
+        for extension in sorted(self.members.keys() - {*TEXTS}):
+            known = what_it_is(self.read(extension)[:START_BYTES])
+            if known:
+                words += f"; .{extension} {known}"
+        return words
 
     def read(self, extension: str) -> bytes:
         """Return the content of a member. Raises CorruptRecord."""
@@ -73,12 +121,14 @@ class ShardRecord:
             raise CorruptRecord(self.name, f"has a .{extension} that is cut off")
         return content
 
-    def _find_picture(self, file: str) -> bytes:
-        """Return a picture that the JSON names, which is a member: KEY.0.jpg, or `0.jpg`. Raises CorruptRecord."""
+    def _extension_of(self, file: str) -> str:
+        """Return the extension of a picture that the JSON names: KEY.0.jpg, or `0.jpg`. Raises CorruptRecord."""
+        check_file_name(file, name=self.name)
         extension = file.removeprefix(f"{self.key}.").lower()
         if extension not in self.members:
+            file = shorten(file)
             raise CorruptRecord(self.name, f"names {file!r}, which is not in its shard; pack it as {self.key}.{file}")
-        return self.read(extension)
+        return extension
 
 
 def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[CorruptRecord]]:
@@ -99,7 +149,8 @@ def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[Corrup
         if not first or not extension:
             lost.append(CorruptRecord(f"{name}/{member.name}", "is not KEY.EXTENSION, so it belongs to no record"))
         elif extension.lower() in record.members:
-            lost.append(CorruptRecord(f"{name}/{member.name}", "is in its shard twice; the first is used"))
+            where = f"byte {member.offset}"
+            lost.append(CorruptRecord(f"{name}/{member.name}", "is in its shard twice; the first is used", where))
         else:
             record.members[extension.lower()] = member
     return [record for record in records.values() if record.members], lost
@@ -119,15 +170,32 @@ class ShardSource(Source):
     """Returns true if a name belongs to this source; default all do."""
     seed: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     length: int | None = None
     """Not known before all shards are read."""
+    folder: Path = Path()
+    """The folder that holds all shards, those of other splits, too: records have their names below it."""
+    unread: set[str] = field(default_factory=set)
+    """What was not read in the records that `loaded` has loaded so far; see `ShardRecord.unread`."""
 
-    def __post_init__(self) -> None:
-        self._folder = os.path.commonpath([shard.parent for shard in self.shards])
+    @classmethod
+    def open(cls, params: SourceParams, shards: list[Path], seed: int) -> ShardSource:
+        """Return the source of all records in some shards."""
+        folder = Path(os.path.commonpath([shard.parent for shard in shards]))
+        return cls(params, shards, seed=seed, folder=folder)
 
     def _name(self, shard: Path) -> str:
         """Return the path of a shard below the folder that holds all of them: names in two folders may be equal."""
-        return shard.relative_to(self._folder).as_posix()
+        return shard.relative_to(self.folder).as_posix()
+
+    def split_of(self, shard: Path) -> str:
+        """Return the published split that a shard belongs to by its name; "" if it names none."""
+        path = PurePosixPath(self._name(shard))
+        return published_split(path.parent, path.name)
+
+    def of_side(self, side: str, heldout: str) -> ShardSource:
+        """Return the shards that train, or those that are held out, where the published split `heldout` is."""
+        return replace(self, shards=[s for s in self.shards if side_of(self.split_of(s), heldout) == side])
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all records once, in order, usable or not; after those of a damaged shard, its damage."""
@@ -135,7 +203,10 @@ class ShardSource(Source):
             records, lost = list_records(shard, self._name(shard))
             for record in records:
                 if self.keep(record.name):
-                    yield load_or_corrupt(record.load, self.params)
+                    loaded = load_or_corrupt(record.load, self.params)
+                    self.unread |= record.unread
+                    self.has_turns |= isinstance(loaded, Sample) and bool(loaded.more)
+                    yield loaded
             yield from lost
 
     def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:

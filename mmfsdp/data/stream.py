@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .batch import Sample
-from .pictures import CorruptRecord
+from .corrupt import CorruptRecord
 
 Loaded = Sample | CorruptRecord
 """The content of a position of a stream."""
@@ -65,9 +65,13 @@ class Source(ABC):
     """A stream of samples; `DataSlice` says how it is dealt to ranks and workers."""
 
     skipped: dict[str, str]
-    """Name to reason of the corrupt records that this process has met."""
+    """Label to reason of the corrupt records that this process has met."""
+    notes: list[str]
+    """What a person should know of the source: how it is split, what is not read."""
     length: int | None
     """Number of records; None if unknown, or if they are generated without end."""
+    has_turns: bool = False
+    """It has conversations of several turns, as far as it was read to open it."""
 
     @abstractmethod
     def loaded(self) -> Iterator[Loaded]:
@@ -83,7 +87,7 @@ class Source(ABC):
             if isinstance(item, Sample):
                 yield item
             else:
-                self.skipped[item.name] = item.reason
+                self.skipped[item.label] = item.reason
 
 
 @dataclass
@@ -100,6 +104,7 @@ class IndexedSource(Source):
     resample: bool = False
     """Each epoch draws as many records with replacement instead."""
     skipped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all records once, in their own order; without end if there is no length."""

@@ -10,6 +10,8 @@ from typing_extensions import Self
 from .base import ParamError, Params
 from .enums import DataSource
 
+MAX_MEGAPIXELS = 89.5
+"""PIL's own limit, beyond which it takes a picture for an attack by decompression."""
 _READ_FROM_DISK = (DataSource.FOLDER, DataSource.JSON, DataSource.WEBDATASET)
 
 
@@ -42,9 +44,15 @@ class SourceParams(Params):
     max_pictures: int = Field(6, ge=1)
     """Pictures of an interleaved document beyond so many are left out; a count. Default 6."""
 
+    max_megapixels: float = Field(MAX_MEGAPIXELS, gt=0)
+    """A larger picture is skipped, in millions of pixels. A decoded picture has 3 MB for each, so raise it only for
+    pictures that you trust, such as scans. Default 89.5."""
+
     heldout_fraction: float = Field(0.02, gt=0, lt=1)
     """Share of the records, chosen by a hash of their pictures' or their own names, that is held out of training, for
-    eval_every and for captions afterwards; at least one record. Generated pictures are without end. Default 0.02."""
+    eval_every and for captions afterwards; at least one record. Where files or folders are named as published splits
+    (train, validation, test), those are kept apart, and this has no effect. Generated pictures are without end.
+    Default 0.02."""
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "path": ("source", _READ_FROM_DISK),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,8 +23,9 @@ from ..core.micro_batch import label_tokens
 from ..core.quantize import quantize_model
 from ..core.step import count_labels, token_sum
 from ..data.batch import Batch, Sample
-from ..data.pictures import CorruptRecord
-from ..data.processor import SampleProcessor
+from ..data.corrupt import CorruptRecord, first_reasons
+from ..data.loader import SkippedRecords, add_skipped
+from ..data.processor import IMAGE, SampleProcessor
 from ..data.sources import open_source
 from ..models.build import build_model, freeze_model
 from ..models.media_model import train_mode
@@ -51,10 +51,13 @@ class HeldOut:
     """Of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
 
     @classmethod
-    def open(cls, params: RunParams, processor: SampleProcessor) -> HeldOut | None:
+    def open(
+        cls, params: RunParams, processor: SampleProcessor, skipped: Mapping[str, SkippedRecords]
+    ) -> HeldOut | None:
         """Read the samples, if `train.eval_every` is set. Every rank must call it.
 
-        Raises ParamError if a source cannot be opened, or none of its held-out samples can be used.
+        Those that cannot be used are added to `skipped`, by the source's name. Raises ParamError if a source cannot be
+        opened, or none of its held-out samples can be used.
         """
         settings, rank, world_size = params.train, dist.get_rank(), dist.get_world_size()
         if settings.eval_every is None:
@@ -66,16 +69,22 @@ class HeldOut:
             source = open_source(data, split="heldout", image_size=processor.image_size, seed=seed, place=name)
             own_processor = replace(processor, max_length=data.max_length)
             samples = []
+            unusable: dict[str, str] = {}
             for sample in islice(source, rank, settings.eval_samples, world_size):
-                with suppress(CorruptRecord):  # training skips it, too
+                try:
                     samples.append(own_processor.encode(sample))
+                except CorruptRecord as error:
+                    unusable[sample.label] = error.reason
             tokens = 0
             for start in range(0, max(gather_json(len(samples))), sizes[i]):
                 batch = own_processor.collate(samples[start : start + sizes[i]])
                 batches.append(replace(batch, weight=data.weight, source=name))
                 tokens += batch.label_tokens
+                unusable |= batch.skipped
+            skipped[name].add(source.skipped | unusable)
             if not any(gather_json(tokens)):
-                message = f"no held-out sample of {name} can be used; raise {name}.max_length, or unset this"
+                reasons = f" ({first_reasons(unusable)})" if unusable else ""
+                message = f"no held-out sample of {name} can be used{reasons}; raise {name}.max_length, or unset this"
                 raise ParamError("train.eval_every", message)
         return cls(settings.eval_every, batches)
 
@@ -121,14 +130,17 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
     params, model, processor = load_run(folder)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
     rows: list[dict[str, str]] = []
+    unusable: dict[str, str] = {}
     keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
-    for split, samples in new_samples(params, processor, params.train.eval_samples):
+    for split, samples in new_samples(params, processor, params.train.eval_samples, unusable):
         texts = captions(model, processor, samples, alive=alive)
         result[keys[split]] = exact_match(texts, samples)
         rows += keep_pictures(folder, split, samples, texts)
         if split == "heldout":
             blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
             result["text_only_exact_match"] = exact_match(blind, samples)
+    if "skipped" in result:
+        add_skipped(result["skipped"]["data"], unusable)
     result["captions"] = rows
     result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
     record = RunRecord.read(folder)
@@ -161,14 +173,30 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, S
     return params, model.eval(), processor
 
 
-def new_samples(params: RunParams, processor: SampleProcessor, count: int) -> Iterator[tuple[str, list[Sample]]]:
-    """Yield each split that no training shows with its first samples, if any: heldout and, generated, unseen."""
+def new_samples(
+    params: RunParams, processor: SampleProcessor, count: int, skipped: dict[str, str] | None = None
+) -> Iterator[tuple[str, list[Sample]]]:
+    """Yield each split that no training shows with its first samples, if any: heldout and, generated, unseen.
+
+    Those that cannot be used are added to `skipped`, label to reason.
+    """
+    skipped = {} if skipped is None else skipped
+    own_processor = replace(processor, max_length=params.data.max_length)
     splits = ["heldout"]
     if params.data.source is DataSource.SHAPES:
         splits.append("unseen")
     for split in splits:
         source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
-        samples = list(islice(filter(processor.takes, source), count))
+        samples: list[Sample] = []
+        for sample in filter(lambda sample: IMAGE in sample.prompt, source):
+            reason = own_processor.refusal(sample)
+            if reason:
+                skipped[sample.label] = reason
+            else:
+                samples.append(sample)
+            if len(samples) == count:
+                break
+        skipped |= source.skipped
         if samples:
             yield split, samples
 

@@ -57,7 +57,7 @@ def train(
         seed=settings.seed,
         start=state.samples // (world_size * settings.batch_size),  # from where the run stands in the data stream
     )
-    heldout = HeldOut.open(params, processor)
+    heldout = HeldOut.open(params, processor, loader.skipped)
     if heldout is not None and features is not None:  # encoded once
         heldout.batches = features.fill(model, heldout.batches)
     sent_bytes = last_row(setup.folder, rank).get("wire_bytes", 0)

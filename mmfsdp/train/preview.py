@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ..core.plan import WrapPlan
+from ..core.plan import Finding, WrapPlan
 from ..data import check_data
-from ..data.chat import BLANK, ChatProcessor
+from ..data.chat import BLANK, SEVERAL_TURNS, ChatProcessor
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, estimate
 from ..estimate.make_plan import make_plan, with_memory_events
@@ -46,7 +46,7 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     with _building:  # transformers' lazy modules break when two threads import them
         model, processor = _kept_model(key)
     example = example_of(model, params, processor)
-    plan = plan_run(model, params, example)
+    plan = _with_warnings(plan_run(model, params, example), processor)
     yield plan, cost_of(plan, params)
     if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
         return
@@ -63,10 +63,24 @@ def check(params: RunParams) -> WrapPlan:
 
     Raises ParamError for data that cannot be read, for what cannot be planned, and for the lint's errors.
     """
-    check_data(params.data)
+    sources = check_data(params.data)
     plan = next(previews(params))[0]
+    lint = list(plan.lint)
+    turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
+    for place, source in sources.items():
+        lint += [Finding("warning", "data", f"{place}.path: {note}") for note in source.notes]
+        if source.has_turns and turns:
+            words = f"{place}.path has conversations of several turns: {turns}"
+            lint.insert(0, Finding("error", SEVERAL_TURNS, words))
+    plan = replace(plan, lint=tuple(lint))
     plan.check()
     return plan
+
+
+def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPlan:
+    """Return the plan with what its processor warns of."""
+    found = processor.warnings if processor is not None else {}
+    return replace(plan, lint=(*plan.lint, *(Finding("warning", code, text) for code, text in found.items())))
 
 
 @lru_cache(2)
@@ -85,7 +99,7 @@ def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None
 def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> tuple[WrapPlan, Estimate]:
     """Return the plan of a model that is frozen already, and its cost per rank."""
     example = example_of(model, params, processor)
-    plan = plan_run(model, params, example)
+    plan = _with_warnings(plan_run(model, params, example), processor)
     if not (plan.refused or plan.memory_events or example is None):
         plan = with_memory_events(model, plan, example)
     return plan, cost_of(plan, params)

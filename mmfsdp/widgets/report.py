@@ -144,7 +144,8 @@ def skipped_lines(result: Mapping[str, Any]) -> list[str]:
     for source in result.get("skipped", {}).values():
         if source["records"] or source["cut"]:
             records, cut = source["records"], source["cut"]
-            lines.append(f"{source['path']}: {records} records skipped, {cut} texts cut to data.max_length")
+            at_least = "at least " if source.get("at_least") else ""
+            lines.append(f"{source['path']}: {at_least}{records} records skipped, {cut} texts cut to data.max_length")
         for name, reason in list(source["reasons"].items())[:SKIPPED_NAMES]:
             lines.append(f"  skipped {name!r}, which {reason}")
     return lines

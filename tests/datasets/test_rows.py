@@ -96,11 +96,11 @@ def test_conversations_that_cannot_be_used_are_skipped_by_name(pictures, process
         ),
         ("text", "is not a JSON object"),
         ({"id": "c11"}, "has no file_name"),
-        (chat(12, f"{IMAGE} what", "one", picture="0.jpg"), "names no picture under 'image'"),
+        (chat(12, f"{IMAGE} what", "one"), "names no picture under 'image'"),
     ]
     _, skipped = every(pictures("chats.json", [*good, *(row for row, _ in bad)]))
     for i, (row, why) in enumerate(bad, start=2):
-        name = row["id"] if isinstance(row, dict) else i
+        name = f"{row['id']} (row {i})" if isinstance(row, dict) else i
         assert why in skipped.pop(f"chats.json:{name}"), i
     assert not skipped
     for row, words in [
@@ -131,7 +131,9 @@ def test_coco_captions_are_held_out_by_picture(tmp_path):
     assert {s.text for part in samples for s in part} == {f"{text} {k}" for text in texts for k in range(5)}
     sides = [{s.text[:-2] for s in part} for part in samples]
     assert all(sides) and not sides[0] & sides[1]
-    assert "has no file_name" in skipped["captions.json:90"] and "has no caption" in skipped["captions.json:91"]
+    last = 5 * len(FILES)
+    assert "has no file_name" in skipped[f"captions.json:90 (row {last})"]
+    assert "has no caption" in skipped[f"captions.json:91 (row {last + 1})"]
 
 
 def test_documents_put_each_picture_before_the_sentence_that_it_matches(processor):

@@ -83,7 +83,7 @@ def test_damage_of_equal_shard_names_is_told_apart_and_what_is_in_no_record_is_n
     train, heldout, skipped = both(tmp_path / "{x,y}/a.tar", "webdataset")
     assert len(train) + len(heldout) == 6
     for name in ("x", "y"):
-        assert "has .1.png, .1.txt; a key ends at the first dot" in skipped.pop(f"{name}/a.tar/a")
+        assert "a key ends at the first dot; rename its members, as a_1.png" in skipped.pop(f"{name}/a.tar/a")
         assert "is not KEY.EXTENSION" in skipped.pop(f"{name}/a.tar/README")
         assert "has no end mark" in skipped.popitem()[1]
 
@@ -95,18 +95,23 @@ def test_corrupt_records_of_a_folder_are_skipped_by_name(picture_folder):
         ({"file_name": "gone.png", "text": "nothing"}, "gone.png", "FileNotFoundError"),
         ({"file_name": "0.png", "text": " "}, "0.png", "has no caption"),
         ({"file_name": "1.png"}, "1.png", "has no caption"),
-        ({"file_name": "2.png", "text": 7}, "2.png", "has no caption"),
+        ({"file_name": "2.png", "text": 7}, "2.png", "has 'text', which is of type int and no text"),
         ('{"file_name": "0.png", ', "metadata.jsonl:9", "is not JSON"),
         ('["0.png"]', "metadata.jsonl:10", "is not a JSON object"),
         ({"text": "no file"}, "metadata.jsonl:11", "has no file_name"),
         ({"file_name": "../pictures/0.png", "text": "climbs"}, "metadata.jsonl:12", "leads out of the folder"),
-        ({"file_name": "/etc/hostname", "text": "absolute"}, "metadata.jsonl:13", "leads out of the folder"),
+        (
+            {"file_name": "/etc/hostname", "text": "absolute"},
+            "metadata.jsonl:13",
+            "an absolute path; write it relative",
+        ),
         ("[" * 100_000, "metadata.jsonl:14", "is not JSON"),
     ]
     train, heldout, skipped = both(picture_folder([row for row, _, _ in bad], {"cut.jpg": cut}))
     assert sorted(s.text for s in train + heldout) == ["number 0", "number 1", "number 2"]
-    for _, name, why in bad:
-        assert why in skipped.pop(name)
+    for line, (_, name, why) in enumerate(bad, start=4):
+        label = name if name.startswith("metadata.jsonl") else f"{name} (metadata.jsonl:{line})"
+        assert why in skipped.pop(label)
     assert not skipped
 
 
@@ -137,7 +142,7 @@ def test_corrupt_records_of_shards_are_skipped_by_name(shard):
         **{f"a.tar/{key}": why for key, (_, why) in bad.items()},
         "b.tar/1": "has no caption",
         "b.tar:3072": "all bytes from byte 3072 on are lost",
-        "c.tar:0": "is damaged",
+        "c.tar:0": "is empty, so its download went wrong",
         "d.tar/1": "has no caption",
         "d.tar:2048": "all bytes",
         "e.tar:4096": "it has no end mark, so it was cut",
@@ -154,7 +159,7 @@ def test_what_cannot_be_used_at_all_is_an_error_naming_the_path(tmp_path, pictur
     for path, source, words in [
         (tmp_path / "none", "folder", "is no folder with a metadata.jsonl"),
         (empty, "folder", "is no folder with a metadata.jsonl"),
-        (useless, "folder", "0 usable records .*2 skipped; x.png is not a usable picture"),
+        (useless, "folder", r"0 usable records .*2 skipped; x.png \(metadata.jsonl:1\) is not a usable picture"),
         (tmp_path / "{0..3}.tar", "webdataset", "0.tar.* of 4 not found"),
         (empty, "webdataset", "names no .tar file"),
         ("pipe:cat x.tar", "webdataset", "not found"),

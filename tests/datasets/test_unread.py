@@ -1,0 +1,157 @@
+"""Content that is not read is refused by name; other keys that nobody reads are named once for a source."""
+
+import json
+
+import pytest
+from material import both, make_tokenizer, picture_bytes, write_metadata
+
+from mmfsdp.data import IMAGE, CorruptRecord, Processor, batches, open_source
+from mmfsdp.data.rows import sample_of
+from mmfsdp.params import DataParams, ParamError
+
+
+def chat(question: str = "what is it", answer: str = "a dog", **fields) -> dict:
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return {"conversations": turns, **fields}
+
+
+def with_turn_key(**fields) -> dict:
+    row = chat()
+    row["conversations"][1] |= fields
+    return row
+
+
+PICTURE = {"file_name": "0.png", "text": "a dog"}
+CONTENT = {
+    "video": chat("<video>\nwhat is it", video="a.mp4"),
+    "audios": chat(audios=["a.wav"]),
+    "video_path": PICTURE | {"video_path": "clips/a.mp4"},
+    "sound_file": PICTURE | {"sound_file": "a.flac"},
+    "Video": chat(Video="a.mp4"),
+    "system": chat(system="You are a pirate."),
+    "system_prompt": PICTURE | {"system_prompt": "You are a pirate."},
+    "tools": chat(tools=[{"name": "search"}]),
+    "history": chat(history=[["hello", "hello"]]),
+    "rejected_response": chat(rejected_response="a cat"),
+    "image_path": chat(image_path="0.png"),
+    "img": chat(img="0.png"),
+    "file_name": chat(file_name="0.png"),
+    "question": PICTURE | {"question": "what is it"},
+    "messages": PICTURE | {"messages": [{"role": "user", "content": "what"}]},
+    "weight": with_turn_key(weight=0),
+    "loss": with_turn_key(loss=False),
+    "tool_calls": with_turn_key(tool_calls=[{"name": "search"}]),
+    "image": with_turn_key(image="0.png"),
+}
+TAGS = ["<video>", "<audio>", "<img>0.png</img>", "<image_1>", "<image 2>", "<ImageHere>", "<|video_pad|>", "<|image|>"]
+
+
+def read(row: dict):
+    return sample_of(row, DataParams(), name="x", find=lambda _: picture_bytes())
+
+
+@pytest.mark.parametrize("key", CONTENT)
+def test_a_key_of_content_that_is_not_read_is_refused_by_its_name(key):
+    with pytest.raises(CorruptRecord, match=f"'{key}'"):
+        read(CONTENT[key])
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_of_content_that_is_not_read_is_refused_by_its_name(tag):
+    name = tag.partition(">")[0] + ">"
+    for row in (chat(f"{tag}\nwhat is it"), chat(answer=f"see {tag}"), {**PICTURE, "text": f"a {tag}"}):
+        with pytest.raises(CorruptRecord) as error:
+            read(row)
+        assert f"has {name} in its text" in error.value.reason
+    later = chat()
+    later["conversations"] += chat(f"and {tag}")["conversations"]
+    with pytest.raises(CorruptRecord, match="in its text"):
+        read(later)
+
+
+def test_keys_without_content_and_words_in_brackets_are_no_reason_to_refuse_a_row():
+    row = chat("is <b>this</b> <videos> or <image-map>", system="", tools=[], video=None, image=None, images=[])
+    assert read(row).text == "a dog"
+    assert read(with_turn_key(weight=1, loss=True)).text == "a dog"
+    assert len(read(PICTURE | {"image_url": "https://example.org/0.png", "video_id": "7"}).images) == 1
+
+
+def test_a_table_writes_null_where_another_key_has_the_picture_or_the_text():
+    assert read({"file_name": None, "image": "0.png", "text": None, "caption": "a dog"}).text == "a dog"
+    assert len(read(chat(f"{IMAGE} what", image=None, images=["0.png"])).images) == 1
+    assert len(read(chat(f"{IMAGE} what", image="0.png", images=["0.png"])).images) == 1
+    with pytest.raises(CorruptRecord, match="under 'image' and others under 'images'"):
+        read(chat(f"{IMAGE} what", image="0.png", images=["1.png"]))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "what"}], "images": ["0.png"]},
+        {"texts": [{"user": "what", "assistant": "a dog"}], "images": ["0.png"]},
+        {"query": "what", "response": "a dog"},
+        {"conversations": [{"role": "user", "content": "what"}, {"role": "assistant", "content": "a dog"}]},
+        {"file_name": "0.png", "captions": ["a dog", "a pet"]},
+        {"image": {"bytes": "AAAA", "path": None}, "text": "a dog"},
+        {},
+    ],
+    ids=lambda row: next(iter(row), "empty"),
+)
+def test_a_row_of_another_shape_says_its_keys_and_which_shapes_are_read(row):
+    with pytest.raises(CorruptRecord) as error:
+        read(row)
+    keys = row.get("conversations", [row])[0].keys() - {"text"}
+    assert all(key in error.value.reason for key in keys or ["no keys"])
+    assert "file_name or image, with text or caption; conversations of from and value" in error.value.reason
+    assert "text_list, with image_info (MMC4)" in error.value.reason
+
+
+def test_a_data_set_of_another_shape_is_an_error_that_says_so_once(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": str(i)}]} for i in range(200)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with pytest.raises(ParamError, match=r"200 skipped; rows.json:0 \(and 199 more\) has no file_name") as error:
+        both(tmp_path / "rows.json", "json")
+    assert str(error.value).count("conversations of from and value") == 1
+
+
+def test_keys_that_nobody_reads_are_named_once_for_a_source(tmp_path, shard, capsys):
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_bytes(picture_bytes())
+    write_metadata(tmp_path, [{"file_name": f"{i}.png", "text": "dog", "license": i, "url": None} for i in range(3)])
+    members = {}
+    for i in range(3):
+        caption = json.dumps({"caption": "dog", "width": 12}).encode()
+        members |= {f"{i}.png": picture_bytes(), f"{i}.json": caption, f"{i}.cls": b"7"}
+    sources = {"folder": tmp_path, "webdataset": shard("a.tar", members)}
+    notes = {"folder": "rows have the keys license, which are not read"}
+    notes["webdataset"] = "rows have the keys .cls, width, which are not read"
+    for source, path in sources.items():
+        params = DataParams(source=source, path=str(path))
+        assert open_source(params, image_size=8).notes == [notes[source]]
+        processor = Processor(make_tokenizer(), 8, (0.5,) * 3, (0.5,) * 3)
+        for rank in (0, 1):
+            batches(params, processor, batch_size=1, rank=rank, world_size=2)
+            assert (f"data.path: {notes[source]}" in capsys.readouterr().out) == (rank == 0)
+
+
+def test_members_of_a_shard_with_content_that_is_not_read_are_refused_by_name(shard):
+    picture = picture_bytes()
+    members = {f"{i}.{kind}": data for i in range(2) for kind, data in {"png": picture, "txt": b"good"}.items()}
+    members |= {"film.png": picture, "film.txt": b"a film", "film.mp4": b"film"}
+    members |= {"two.png": picture, "two.jpg": picture, "two.txt": b"two"}
+    members |= {"blind.png": picture, "blind.json": json.dumps(chat()).encode()}
+    members |= {"iphone.heic": b"\0\0\0\x18ftypheic", "iphone.txt": b"a dog"}
+    members |= {"a.b.png": picture, "a.b.txt": b"dots", "a.c.png": picture, "a.c.txt": b"dots"}
+    members |= {"link.json": json.dumps(chat(f"{IMAGE} what", image="https://example.org/0.png")).encode()}
+    train, heldout, skipped = both(shard("a.tar", members), "webdataset")
+    assert {sample.text for sample in train + heldout} == {"good"}
+    for key, words in {
+        "film": "has .mp4: of video and sound nothing is read",
+        "two": "has .jpg and .png, and a caption is of one picture",
+        "blind": "has .png, which its JSON does not name under 'image'",
+        "iphone": ".heic is HEIC, which is not read; convert it to JPEG",
+        "a": "is the key of 'a.b.png' and its text, too: a key ends at the first dot; rename its members, as a_b.png",
+        "link": "names the URL 'https://example.org/0.png'; download it",
+    }.items():
+        assert words in skipped.pop(f"a.tar/{key}"), key
+    assert not skipped
