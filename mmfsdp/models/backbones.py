@@ -17,9 +17,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..core.lint import WRAPPERS
 from ..params import BackboneParams, ParamError
 from ..params.base import unknown_key
+from .published import explain_loading, leftover_keys
 
 OPTIONAL_KEYS = {"head_dim", "rope_theta", "rope_scaling", "rotary_pct", "partial_rotary_factor", "attn_implementation"}
 """Keys that transformers reads where they are set, although the default configuration does not have them."""
+
+PUBLISHED_KEYS = {"architectures", "transformers_version", "torch_dtype", "_name_or_path"}
+"""Keys by which a configuration is known as the content of a published config.json."""
 
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
 """The name of a forward's KV cache in transformers: `cache` from 5.24 on."""
@@ -37,8 +41,7 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
         config = load_config(params, "language")
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise ParamError("language", f"{config.model_type} is no causal language model; choose one, such as llama")
-        with torch.device("meta" if meta else "cpu"):
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return build_from_config(AutoModelForCausalLM, config, "language", meta=meta)
     if meta:
         return build_language(params.change(name=params.weights, weights=None), meta=True)
     model = load_model(AutoModelForCausalLM, params.weights, "language.weights")
@@ -83,10 +86,27 @@ def load_config(params: BackboneParams, field: str) -> Any:
         config = AutoConfig.for_model(model_type, **values)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise ParamError(f"{field}.config", f"{params.config!r} is not a transformers configuration: {error}") from None
-    for key in values:
-        if not hasattr(default, key) and key not in OPTIONAL_KEYS:
-            raise unknown_key(key, default.to_dict()).under(f"{field}.config")
+    unknown = [key for key in values if not hasattr(default, key) and key not in OPTIONAL_KEYS]
+    if unknown and PUBLISHED_KEYS.intersection(values):
+        unknown = leftover_keys(config, values, unknown)
+        if unknown:
+            words = f"config.json as published, of which transformers does not read {', '.join(unknown)}; remove them"
+            raise ParamError(f"{field}.config", f"{words}, or put the file into a folder and set {field}.name to it")
+    elif unknown:
+        raise unknown_key(unknown[0], default.to_dict()).under(f"{field}.config")
     return config
+
+
+def build_from_config(auto_class: Any, config: Any, field: str, *, meta: bool) -> PreTrainedModel:
+    """Return a model of a configuration without weights, in fp32.
+
+    Raises ParamError if it wants a package that is not installed, such as flash_attn.
+    """
+    try:
+        with torch.device("meta" if meta else "cpu"):
+            return auto_class.from_config(config, dtype=torch.float32)
+    except ImportError as error:
+        raise ParamError(field, explain_loading(error, config.model_type, auto_class.__name__)) from None
 
 
 def load_tokenizer(params: BackboneParams) -> PreTrainedTokenizerBase:
@@ -113,9 +133,8 @@ def load_from_transformers(auto_class: Any, source: str, field: str, **kwargs: A
     except ParamError:
         raise
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
         kind = auto_class.__name__.removeprefix("Auto")
-        raise ParamError(field, f"{source!r} gives no {kind} ({reason}); give a folder or a hub name") from None
+        raise ParamError(field, f"{source!r} {explain_loading(error, source, kind)}") from None
 
 
 def load_model(auto_class: Any, source: str, field: str, **kwargs: Any) -> PreTrainedModel:

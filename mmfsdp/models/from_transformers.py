@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
@@ -14,7 +13,7 @@ from ..core.plan import WrapPlan
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
-from .backbones import add_lora, load_config, load_from_transformers, load_model
+from .backbones import add_lora, build_from_config, load_config, load_from_transformers, load_model
 from .weight_files import TensorSource, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
@@ -31,8 +30,8 @@ def build_vlm(
     config = vlm_config(params)
     source = params.weights or params.name or None
     if meta or source is None:
-        with torch.device("meta" if meta else "cpu"):
-            model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        field = "model.config" if params.config else "model.name"
+        model = build_from_config(AutoModelForImageTextToText, config, field, meta=meta)
     else:
         model = load_model(AutoModelForImageTextToText, source, "model.weights", config=config)
     # Before the adapters: sources are found by the names that the model has without them.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from ..data.first_bytes import what_is_file
 from ..params import ParamError
 from .tokens import ExtendedEmbedding, initial_rows
 
@@ -129,7 +130,9 @@ def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[Te
                 for key in file.keys():
                     stored[key] = (path, file.get_slice(key).get_shape())
         except (SafetensorError, OSError) as error:
-            raise ParamError(f"{field}.weights", f"{path} is not complete or not readable ({error})") from None
+            known = what_is_file(path) if path.is_file() else ""
+            words = known or f"is not complete or not readable ({error})"
+            raise ParamError(f"{field}.weights", f"{path} {words}") from None
     computed = _computed_buffers(module)
     if computed is None:
         return None

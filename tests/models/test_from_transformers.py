@@ -1,7 +1,9 @@
 """Vision-language models of transformers by name: what trains, which words are learned, and what is refused."""
 
 import json
+import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,15 +13,15 @@ from PIL import Image
 
 from mmfsdp.compat.export import save_adapter
 from mmfsdp.data.batch import QUESTION, Sample
-from mmfsdp.data.pictures import CorruptRecord
+from mmfsdp.data.corrupt import CorruptRecord
 from mmfsdp.models import build_vision
 from mmfsdp.models.build import build_model, freeze_model, open_model
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
-from mmfsdp.train.preview import preview
+from mmfsdp.train.preview import check, preview
 from mmfsdp.train.small_llava import clip_names
 from tests import families
 from tests.tiny import VISION
-from tests.tiny_vlms import FAMILIES, save_vlm
+from tests.tiny_vlms import CHAT, FAMILIES, save_vlm
 
 CONNECTOR = {"qwen2_5_vl": "visual.merger", "qwen3_vl": "merger", "idefics3": "connector"}
 
@@ -140,6 +142,72 @@ def test_a_picture_that_the_processor_refuses_is_skipped_by_its_name(folders):
         processor([])
 
 
+def test_of_two_records_of_one_id_only_the_one_that_cannot_be_used_is_skipped(folders):
+    _, processor = build_model(params(folders["qwen2_5_vl"]), meta=True)
+    processor = replace(processor, max_length=400)
+    first = replace(ONE, images=(picture(700, 2),), name="same", where="row 1")
+    second = replace(ONE, name="same", where="row 2")
+    batch = processor([first, second])
+    assert batch.size == 1 and batch.skipped.keys() == {"same (row 1)"}
+
+
+def with_template(folder, target, template: str):
+    """Copy a model's folder, with another chat template."""
+    shutil.copytree(folder, target)
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    processor.chat_template = processor.tokenizer.chat_template = template
+    processor.save_pretrained(target)
+    return target
+
+
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'user' %}{% if loop.first %}<image>{% endif %}what{% else %}"
+    "{% generation %}{{ m.content[0].text }}END{% endgeneration %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHAT.replace("IMAGE", "<image>"), MARKED], ids=["plain", "marked"])
+def test_a_template_without_an_end_after_answers_is_warned_of(folders, tmp_path, template):
+    """LLaVA 1.5's has none: trained with it, a model never learns to stop."""
+    template = template.replace("<end>", "").replace("END", "")
+    folder = with_template(folders["llava"], tmp_path / "model", template)
+    plan, _ = preview(RunParams(model=params(folder, lora_rank=2), data={"max_length": 64}))
+    (finding,) = plan.lint
+    assert finding.level == "warning" and finding.code == "no-end"
+    assert "writes no end token after an answer" in finding.message and "add </s> there" in finding.message
+    with_end = with_template(folders["llava"], tmp_path / "end", template.replace("text }}", "text }}</s>"))
+    assert not build_model(params(with_end), meta=True)[1].warnings
+
+
+THINKING = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{% for part in m.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}<end>"
+    "{% else %}<assistant>{% if loop.last %}(thought){% endif %}{{ m.content[0].text }}<end>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A template that leaves the thoughts out of earlier answers, as those of thinking models do."""
+
+
+def test_a_template_that_changes_earlier_turns_is_found_before_a_run_meets_two(folders, tmp_path):
+    chosen = params(with_template(folders["llava"], tmp_path / "model", THINKING), lora_rank=2)
+    _, processor = build_model(chosen)
+    assert list(processor.warnings) == ["several-turns"]
+    with pytest.raises(CorruptRecord, match="'turns' cannot be learned from: .* changes earlier messages"):
+        processor.encode(TURNS)
+    assert processor([ONE]).size == 1
+
+    def checked(turns: int):
+        said = [{"from": ("human", "gpt")[i % 2], "value": "what"} for i in range(2 * turns)]
+        rows = [{"id": i, "conversations": said} for i in range(3)]
+        (tmp_path / "rows.json").write_text(json.dumps(rows))
+        data = {"source": "json", "path": str(tmp_path / "rows.json"), "max_length": 64}
+        return check(RunParams(model=chosen, data=data))
+
+    assert [finding.code for finding in checked(1).lint] == ["several-turns"]
+    with pytest.raises(ParamError, match="data.path has conversations of several turns: .*mark the answers in it by"):
+        checked(2)
+
+
 def test_pictures_of_llama4_of_any_number_of_tiles_share_a_batch(tmp_path):
     chosen = params(save_vlm("llama4", tmp_path / "llama4"), lora_rank=2)
     model, processor = build_model(chosen)
@@ -225,6 +293,60 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path):
     refuse("model.name: .* is an encoder-decoder; choose a model that continues", tmp_path / "encoder-decoder")
     with pytest.raises(ParamError, match="model.weights: .* lacks .* weights"):
         build_model(params(llava, weights=str(folders["idefics3"])))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("internvl_chat", "take its twin .* OpenGVLab/InternVL3-1B-hf"),
+        ("llava_llama", "take its twin .* llava-hf/llava-1.5-7b-hf"),
+        ("of_its_own", "take its twin .* on the hub look for own-hf"),
+    ],
+)
+@pytest.mark.parametrize("auto_map", [True, False])
+def test_a_model_with_code_of_its_own_names_its_twin(tmp_path, model_type, words, auto_map):
+    (tmp_path / "own").mkdir()
+    code = {"auto_map": {"AutoConfig": "code.Config"}} if auto_map else {}
+    (tmp_path / "own" / "config.json").write_text(json.dumps({"model_type": model_type, **code}))
+    with pytest.raises(ParamError, match=f"model.name: .*code that comes with a model is never run; {words}"):
+        build_model(params(tmp_path / "own"), meta=True)
+
+
+def test_a_published_configuration_names_all_keys_that_are_left_over(folders):
+    config = json.loads((folders["llava"] / "config.json").read_text())
+    assert build_model(ModelParams(kind="transformers", config=config), meta=True)
+    config |= {"ignore_index": -100, "mm_hidden_size": 1024}
+    left = "published, of which transformers does not read ignore_index, mm_hidden_size; remove them, or put the file"
+    with pytest.raises(ParamError, match=f"model.config: config.json as {left} into a folder and set model.name to it"):
+        build_model(ModelParams(kind="transformers", config=config), meta=True)
+    qwen = json.loads((folders["qwen2_5_vl"] / "config.json").read_text())
+    # As Qwen2.5-VL's was published: the keys of the language model beside the others.
+    flat = qwen | {key: value for key, value in qwen.pop("text_config").items() if key != "model_type"}
+    flat.pop("text_config")
+    model, _ = build_model(ModelParams(kind="transformers", config=flat), meta=True)
+    assert model.config.text_config.hidden_size == flat["hidden_size"]
+
+
+def test_a_missing_flash_attn_says_what_to_install_or_to_set(folders, tmp_path):
+    assert find_spec("flash_attn") is None, "what is tested here is its absence"
+    config = json.loads((folders["llava"] / "config.json").read_text())
+    config["attn_implementation"] = "flash_attention_2"
+    fix = "the package flash_attn is not installed: pip install flash-attn .* or set attn_implementation to sdpa"
+    with pytest.raises(ParamError, match=f"model.config: .*{fix}"):
+        build_model(ModelParams(kind="transformers", config=config), meta=True)
+    folder = shutil.copytree(folders["llava"], tmp_path / "flash")
+    (folder / "config.json").write_text(json.dumps(config))
+    for meta in (True, False):
+        with pytest.raises(ParamError, match=f"model.name: .*{fix}"):
+            build_model(params(folder), meta=meta)
+
+
+def test_weights_that_are_a_git_lfs_pointer_say_so(folders, tmp_path):
+    folder = shutil.copytree(folders["llava"], tmp_path / "cloned")
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n")
+    for build in (build_model, open_model):
+        with pytest.raises(ParamError, match="model.weights: .*model.safetensors is a Git LFS pointer"):
+            build(params(folder))
 
 
 def test_marks_of_the_template_say_what_is_learned(folders):
