@@ -24,7 +24,7 @@ from .splits import published_split
 METADATA = "metadata.jsonl"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """A row of JSON; its pictures are not loaded yet."""
 

@@ -93,7 +93,9 @@ def unread_keys(row: Mapping[str, Any], read: Collection[str]) -> set[str]:
 
 def unread_note(keys_of_rows: Iterable[set[str]]) -> list[str]:
     """Return a note that names the keys that rows have and that are not read; none without any."""
-    unread: set[str] = set().union(*keys_of_rows)
+    unread: set[str] = set()
+    for keys in keys_of_rows:
+        unread |= keys
     if not unread:
         return []
     return [f"rows have {keys_of(dict.fromkeys(unread, True))}, which are not read"]
