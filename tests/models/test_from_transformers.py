@@ -337,7 +337,7 @@ def test_a_missing_flash_attn_says_what_to_install_or_to_set(folders, tmp_path):
     folder = shutil.copytree(folders["llava"], tmp_path / "flash")
     (folder / "config.json").write_text(json.dumps(config))
     for meta in (True, False):
-        with pytest.raises(ParamError, match=f"model.name: .*{fix}"):
+        with pytest.raises(ParamError, match=f"model.(name|weights): .*{fix}"):
             build_model(params(folder), meta=meta)
 
 
