@@ -163,7 +163,7 @@ class ChatProcessor(SampleProcessor):
         for key, tensor in values.items():
             is_of_tokens = tensor.shape[:2] == labels.shape
             media[key] = tensor[:, :limit] if is_of_tokens else tensor
-        ids, mask = media.pop("input_ids"), media.pop("attention_mask")
+        ids, mask = media.pop("input_ids"), self.needed_mask(media.pop("attention_mask"))
         return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:

@@ -64,6 +64,9 @@ class SampleProcessor(ABC):
     augment: bool = field(default=False, kw_only=True)
     warnings: dict[str, str] = field(default_factory=dict, kw_only=True)
     """By a code, what a person should know before training with it."""
+    mask_padding: bool = field(default=True, kw_only=True)
+    """The model must be told where a training batch is padded. Not so a causal one: no token sees the padding after it,
+    and the padding has no loss."""
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         """Return a training batch, right-padded. Raises CorruptRecord (a ValueError) naming an unusable sample.
@@ -79,6 +82,13 @@ class SampleProcessor(ABC):
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Return the batch of encoded samples; its `skipped` names those that only the whole batch shows unusable."""
+
+    def needed_mask(self, mask: Tensor) -> Tensor | None:
+        """Return the mask (B, L) of a training batch, or None if the model computes the same loss without it.
+
+        A mask costs the fast kernel of causal attention and, on a GPU, a wait to read it.
+        """
+        return mask if self.mask_padding and not bool(mask.all()) else None
 
     @abstractmethod
     def prompts(self, samples: Sequence[Sample]) -> Batch:
@@ -171,7 +181,9 @@ class Processor(SampleProcessor):
             for t, picture in enumerate(sample.pictures):
                 vision[i, t, 0] = picture
         truncated = sum(sample.truncated for sample in samples)
-        return Batch(ids, mask, None if left else labels, {"vision": vision}, truncated=truncated)
+        if left:
+            return Batch(ids, mask, None, {"vision": vision}, truncated=truncated)
+        return Batch(ids, self.needed_mask(mask), labels, {"vision": vision}, truncated=truncated)
 
     def _labels(self, before: list[int], text: list[int]) -> list[int]:
         """Return the text's labels; see the class."""

@@ -143,7 +143,6 @@ def step_time(
     if tokens is None and not plan.flops:
         raise ParamError("tokens", "is needed, since the plan was made without an example; give one or the other")
     operations = read_bytes = dequantized_bytes = 0
-    recomputes = plan.fsdp.activation_checkpointing != "none"
     for unit in plan.units:
         products = 1 + unit.grad_flow  # of each weight: in forward, and in a backward that passes through
         operations += 2 * (tokens or 0) * (unit.numel * products + unit.trainable_numel)
@@ -154,7 +153,7 @@ def step_time(
                 # the product reads that. A forward that runs again in backward dequantizes again.
                 stored = p.numel * ITEMSIZE[unit.computed_dtype(p)]
                 written = p.weights * ITEMSIZE[unit.compute_dtype or "float32"]
-                dequantized_bytes += (stored + written) * (products + (recomputes and unit.grad_flow))
+                dequantized_bytes += (stored + written) * (products + unit.recomputed)
                 read_bytes += (written - stored) * products
     if tokens is None:
         operations = plan.flops

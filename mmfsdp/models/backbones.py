@@ -50,6 +50,15 @@ def build_language(params: BackboneParams, *, meta: bool = False) -> PreTrainedM
     return model
 
 
+def is_causal(language_model: Any) -> bool:
+    """Return True if no token of a language model sees later ones: padding on the right then changes no other token.
+
+    Attention modules of transformers say so; a model whose modules do not is taken as not causal.
+    """
+    flags = [module.is_causal for module in language_model.modules() if hasattr(module, "is_causal")]
+    return bool(flags) and all(flags)
+
+
 def forward_arguments(language_model: Any) -> Collection[str]:
     """Return the names of the arguments of a language model's forward, inside peft's wrapper if it has one."""
     adapted = getattr(language_model, "get_base_model", lambda: language_model)()

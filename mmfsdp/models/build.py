@@ -16,7 +16,7 @@ from ..core.freeze import FreezeReport, freeze
 from ..data.processor import MultimodalProcessor, Processor, SampleProcessor, add_placeholder
 from ..data.shapes import word_tokenizer
 from ..params import GENERATED, ModelKind, ModelParams, ParamError
-from .backbones import add_lora, build_language, load_tokenizer
+from .backbones import add_lora, build_language, is_causal, load_tokenizer
 from .encoders import VisionEncoder, build_vision
 from .flamingo import Flamingo
 from .from_transformers import build_vlm, spell_out_parts
@@ -98,7 +98,8 @@ def _flamingo(
         tokens = TokenIds.after(table.num_embeddings)
     else:
         known = len(tokenizer) - saved_new_tokens(language)
-        processor = Processor(tokenizer, vision.image_size, vision.mean, vision.std)
+        mask_padding = not is_causal(language)
+        processor = Processor(tokenizer, vision.image_size, vision.mean, vision.std, mask_padding=mask_padding)
         tokens = TokenIds(
             image=processor.image_id,
             end_of_chunk=processor.end_id,
@@ -134,7 +135,12 @@ def _multimodal(
     model = MultimodalModel(encoders, language, placeholders={"vision": placeholder})
     model.tokens = replace(model.tokens, end_of_chunk=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
     processor = MultimodalProcessor(
-        tokenizer, vision.image_size, vision.mean, vision.std, picture_tokens=model.num_tokens["vision"]
+        tokenizer,
+        vision.image_size,
+        vision.mean,
+        vision.std,
+        picture_tokens=model.num_tokens["vision"],
+        mask_padding=not is_causal(language),
     )
     return model, processor
 

@@ -13,7 +13,7 @@ from ..core.plan import WrapPlan
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
-from .backbones import add_lora, build_from_config, load_config, load_from_transformers, load_model
+from .backbones import add_lora, build_from_config, is_causal, load_config, load_from_transformers, load_model
 from .weight_files import TensorSource, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
@@ -38,7 +38,12 @@ def build_vlm(
     sources = tensor_sources(model, source, "model") if read else None
     if params.lora_rank:
         add_lora(part_of(model, "language"), params.lora_rank, targets=params.lora_targets, meta=meta)
-    return model, _processor(params, config, download=download), sources
+    processor = _processor(params, config, download=download)
+    if processor is not None:
+        # Experts' load-balancing loss leaves out padding by the mask.
+        counts_padding = getattr(config.get_text_config(), "output_router_logits", False)
+        processor.mask_padding = counts_padding or not is_causal(model.get_decoder())
+    return model, processor, sources
 
 
 def vlm_config(params: ModelParams) -> Any:

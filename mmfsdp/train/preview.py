@@ -148,7 +148,7 @@ def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor |
     with torch.device("meta"):
         ids = torch.empty(size, length, dtype=torch.long)
         media = {"vision": torch.empty(size, 1, 1, *encoder.item_shape)}
-    return {"input_ids": ids, "attention_mask": ids, "labels": ids, "media": media}
+    return {"input_ids": ids, "labels": ids, "media": media}  # without padding, a batch has no mask
 
 
 def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: 
         raise ParamError("data.max_length", f"{length} is too short for a picture of {tokens} tokens; raise it")
     ids = torch.zeros(size, length, dtype=torch.long)
     ids[:, :tokens] = model.config.image_token_id
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     inputs["use_cache"] = False
     for key, value in picture.items():
         if key != "tokens" and key not in arguments:

@@ -1,6 +1,7 @@
 """What becomes a token, what carries loss, and which samples are refused."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,6 +77,16 @@ def test_long_text_is_cut_and_its_pictures_with_it(small):
     assert not small.encode(Sample(IMAGE, "red dog", (RED,))).truncated
     late = small.encode(Sample(IMAGE, "red dog " * 10 + IMAGE + " red", (RED, RED)))
     assert len(late.pictures) == late.ids.count(small.image_id) == 1
+
+
+def test_a_training_batch_has_a_mask_only_where_the_model_needs_one(small):
+    """Prompts keep theirs: they are padded on the left."""
+    causal = replace(small, mask_padding=False)
+    padded = [Sample("a", "dog"), Sample("a", "red dog")]
+    assert (small(padded).attention_mask == 0).any()
+    assert causal(padded).attention_mask is None and "attention_mask" not in causal(padded).inputs()
+    assert small(padded[:1]).attention_mask is None
+    assert causal.prompts([Sample("a", "dog"), Sample("a a", "dog")]).attention_mask is not None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from mmfsdp.models import Flamingo, TokenIds
+from mmfsdp.models.backbones import is_causal
 from mmfsdp.models.cross_attention import media_mask
 from mmfsdp.models.flamingo import decoder_layers
 from tests.models.conftest import greedy
@@ -246,3 +247,14 @@ def test_mistakes_are_named(build, batch):
         model.generate(inputs["input_ids"], media={"vision": inputs["media"]["vision"][:, :1]})
     with pytest.raises(ValueError, match="a prompt ends in padding; pad prompts on the left"):
         model.generate(**inputs)
+
+
+def test_padding_on_the_right_needs_no_mask_where_a_language_model_says_it_is_causal(family, build, batch):
+    """MPT's modules do not say it."""
+    model = build(family)
+    inputs = batch(model)
+    mask = inputs.pop("attention_mask")
+    assert is_causal(model.language_model) == (family != "mpt") and not mask.all()
+    if is_causal(model.language_model):
+        masked = model(**inputs, attention_mask=mask).logits
+        torch.testing.assert_close(model(**inputs).logits[mask.bool()], masked[mask.bool()])

@@ -15,6 +15,7 @@ from mmfsdp.compat.export import save_adapter
 from mmfsdp.data.batch import QUESTION, Sample
 from mmfsdp.data.corrupt import CorruptRecord
 from mmfsdp.models import build_vision
+from mmfsdp.models.backbones import is_causal
 from mmfsdp.models.build import build_model, freeze_model, open_model
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
 from mmfsdp.train.preview import check, preview
@@ -67,10 +68,30 @@ def test_a_batch_is_what_the_family_takes_and_learns_the_answers(folders, family
     alone = processor([TEXT])  # with a blank picture in a row of its own
     assert alone.size == 1 and len(alone.input_ids) == 2 and alone.label_tokens == len(" a shape") + 1
     assert alone.media.keys() == batch.media.keys()
-    ids = alone.input_ids[1:, : int(alone.attention_mask[1].sum())]
+    masked = replace(processor, mask_padding=True)([TEXT])
+    ids = alone.input_ids[1:, : int(masked.attention_mask[1].sum())]
     types = {key: tensor[1:, : ids.shape[1]] for key, tensor in alone.media.items() if "type_ids" in key}
     text_only = model(input_ids=ids, labels=alone.labels[1:, : ids.shape[1]], **types).loss
     torch.testing.assert_close(model(**alone.inputs()).loss, text_only)
+
+
+NOT_CAUSAL = {"blip", "git", "idefics", "paligemma"}
+"""Families of which some tokens see later ones, or whose modules do not say that none does."""
+ENCODER_DECODERS = {"florence2", "pix2struct", "udop", "vision-encoder-decoder"}
+
+
+@pytest.mark.parametrize("name", sorted(families.FAMILIES.keys() - ENCODER_DECODERS))
+def test_a_mask_is_left_out_only_where_the_loss_is_the_same_without_it(name):
+    """Bit by bit: of a batch without padding in any family, of one that is padded on the right in causal ones."""
+    model = families.build(name).eval()
+    assert is_causal(model.get_decoder()) == (name not in NOT_CAUSAL)
+    inputs = families.Inputs(name).inputs()
+    mask = inputs.pop("attention_mask")
+    assert torch.equal(model(**inputs).loss, model(**inputs, attention_mask=mask).loss)
+    if name not in NOT_CAUSAL:
+        for tensor, padding in ((mask, 0), (inputs["labels"], -100), (inputs["input_ids"], 0)):
+            tensor[1, -5:] = padding
+        assert torch.equal(model(**inputs).loss, model(**inputs, attention_mask=mask).loss)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
