@@ -103,7 +103,10 @@ def machines() -> str:
 def lint() -> str:
     """Each finding of the lint, by its code: what it says, and its fix."""
     rows: dict[str, list[str]] = {}
-    for call in _calls(ROOT / "mmfsdp/core/lint.py", ("_error", "_warning")):
+    calls = []
+    for file in ("core/lint.py", "estimate/cost_lint.py"):
+        calls += _calls(ROOT / "mmfsdp" / file, ("_error", "_warning"))
+    for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)
         assert isinstance(call.func, ast.Name)
         level = {"_error": "error", "_warning": "warning"}[call.func.id]

@@ -18,6 +18,7 @@ from ..core.lint import lint, plain_name
 from ..core.plan import Unit, WrapPlan, plan_of
 from ..core.trace import Trace, trace_registration
 from ..core.units import buffer_bytes, kind_of, torch_dtype, unit_name, with_bytes
+from ..estimate.cost_lint import lint_cost
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
 from .describe_flat import precision_of, read_ddp, read_fsdp1, read_param
 
@@ -40,7 +41,7 @@ def describe(model: nn.Module) -> WrapPlan:
         plan = read_fsdp1(model, fsdp1)
     elif plan is None:
         plan = _read_fsdp2(model)
-    return replace(plan, lint=lint(inner, plan, wrapped=True))
+    return replace(plan, lint=(*lint(inner, plan, wrapped=True), *lint_cost(plan)))
 
 
 def _read_fsdp2(model: nn.Module) -> WrapPlan:

@@ -1,4 +1,4 @@
-"""Which records train and which are held out: the splits that data were published with, else a hash of names."""
+"""Tell which records train and which are held out: the splits that data were published with, else a hash of names."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from ..core.planner import Grouped, mesh_shape, plan_units, trace_and_group
 from ..core.quantize import quantized_copy
 from ..core.wrap import apply_plan
 from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
+from .cost_lint import lint_cost
 from .memory import step_walk, with_gathers
 from .memory_events import record_memory, with_recording
 
@@ -57,7 +58,8 @@ def make_plan(
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
     device = (train or TrainParams()).device
     on_gpu = device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available())
-    plan = replace(plan, lint=lint(model, plan, trace=grouped.trace, on_gpu=on_gpu))
+    findings = lint(model, plan, trace=grouped.trace)
+    plan = replace(plan, lint=(*findings, *lint_cost(plan, on_gpu=on_gpu)))
     if example is None or plan.refused:
         return plan
     return with_memory_events(model, plan, example)

@@ -1,0 +1,91 @@
+"""Find what makes a plan cost more than it need: one finding per kind, with the fix. All are warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..core.group import MIN_UNIT_PARAMETERS
+from ..core.plan import Finding, Param, WrapPlan
+from ..params import AutoWrapPolicy, Backend
+
+MAX_PADDING_SHARE = 0.25
+"""Above this share of padding, the lint says which mesh has less."""
+
+
+def lint_cost(plan: WrapPlan, *, on_gpu: bool = False) -> tuple[Finding, ...]:
+    """Return the findings. on_gpu: it will train on GPUs."""
+    findings = [*_left_in_root(plan), *_over_sharded(plan)]
+    if on_gpu:
+        findings += _fp32_products(plan)
+    return tuple(findings)
+
+
+def _warning(code: str, message: str) -> Finding:
+    return Finding("warning", code, message)
+
+
+def _fp32_products(plan: WrapPlan) -> Iterator[Finding]:
+    if plan.mostly_fp32 and torch.get_float32_matmul_precision() == "highest":  # torch's default
+        yield _warning(
+            "fp32",
+            "most of the model computes in fp32, in which a GPU multiplies matrices far below its rate in bf16 "
+            "(TFLOP/s: H100 67 of 989, A100 19.5 of 312, RTX 4090 83 of 165); set mixed_precision to bf16, or for "
+            "TensorFloat-32, with half of that rate and 10 bits of each factor, call "
+            "torch.set_float32_matmul_precision('high') or export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, in a run by "
+            "launch.setup",
+        )
+
+
+def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
+    policy = plan.fsdp.auto_wrap_policy
+    root = plan.units[0]
+    total = sum(unit.numel for unit in plan.units)
+    if not root.is_root or not root.sharded or root.numel == total or policy is AutoWrapPolicy.NO_WRAP:
+        return
+    # A tenth, so that small models for teaching get the warning as well.
+    if root.numel > min(MIN_UNIT_PARAMETERS, total // 10):
+        largest = max(root.params, key=lambda p: p.numel)
+        fix = "set auto_wrap_policy to FROZEN_AWARE, or make units of their modules as well"
+        if policy is AutoWrapPolicy.FROZEN_AWARE:
+            fix = "use each only in its own module's forward; for a tied one in FSDP1, set backend to FSDP2"
+        yield _warning(
+            "left-in-root",
+            f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
+            f"the end of backward; {fix}",
+        )
+
+
+def _over_sharded(plan: WrapPlan) -> Iterator[Finding]:
+    """Find parameters with fewer rows than ranks that shard them, such as experts, if padding them costs much."""
+    # FSDP2 shards the first dim of each parameter. FSDP1 shards a flat one, which has as many rows as elements.
+    if plan.backend is not Backend.FSDP2 or padding_share(plan, plan.shard) <= MAX_PADDING_SHARE:
+        return
+    fitting = []
+    for shard in range(2, plan.shard):
+        if plan.world_size % shard == 0 and padding_share(plan, shard) <= MAX_PADDING_SHARE:
+            fitting.append(shard)
+    if not fitting:  # a model as small as that has no use for so many ranks
+        return
+    params: list[Param] = []
+    for unit in plan.sharded_units:
+        params += unit.params
+    worst = max(params, key=lambda p: p.padded(plan.shard) - p.numel)
+    times = 1 + padding_share(plan, plan.shard)
+    yield _warning(
+        "over-sharded",
+        f"{worst.name}: {worst.shape[0]} rows over {plan.shard} ranks; FSDP2 shards the first dim and pads it to as "
+        f"many rows for each rank, so all-gathers send {times:.3g} times the weights; set sharding_strategy to "
+        f"HYBRID_SHARD with dp_shard {max(fitting)}",
+    )
+
+
+def padding_share(plan: WrapPlan, shard: int) -> float:
+    """Return what FSDP2 adds to the sharded parameters so that so many ranks have equal shards, by what they hold."""
+    numel = padded = 0
+    for unit in plan.sharded_units:
+        for p in unit.params:
+            numel += p.numel
+            padded += p.padded(shard)
+    return padded / numel - 1 if numel else 0.0
