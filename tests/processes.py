@@ -37,7 +37,7 @@ def _noting(start: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(start)
     def noted_start(self: Any, *args: Any, **kwargs: Any) -> None:
         command = kwargs.get("args", args[0] if args else self)
-        if not _finds_a_library(command):
+        if not _is_compiler(command):
             started.append(str(command))
             if _refusal:
                 raise _refusal(str(command))
@@ -46,9 +46,13 @@ def _noting(start: Callable[..., None]) -> Callable[..., None]:
     return noted_start
 
 
-def _finds_a_library(command: Any) -> bool:
-    """Return True for what `ctypes.util.find_library` starts, which some packages call when they are imported."""
-    return isinstance(command, list) and Path(str(command[0])).name in ("ldconfig", "gcc", "cc", "ld", "objdump")
+def _is_compiler(command: Any) -> bool:
+    """Return True for compilers, which triton calls, and for what `ctypes.util.find_library` calls at some imports.
+
+    These do not count: whether they start depends on caches.
+    """
+    tools = ("ldconfig", "gcc", "cc", "ld", "objdump", "ptxas")
+    return isinstance(command, list) and Path(str(command[0])).name in tools
 
 
 def in_fresh_python(code: str, *arguments: str, **options: Any) -> str:

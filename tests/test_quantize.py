@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ from mmfsdp.core.trace import fake_mode, trace
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
+from tests.processes import in_fresh_python
 
 FORMS = (FrozenDtype.INT8, FrozenDtype.NF4)
 
@@ -87,14 +86,7 @@ print("equal")
 def test_the_fused_kernel_gives_what_plain_operators_give():
     """By triton's interpreter, which runs it on the CPU."""
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", FUSED],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout == "equal\n", done.stderr
+    assert in_fresh_python(FUSED, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=300) == "equal\n"
 
 
 @pytest.mark.real
