@@ -1,4 +1,4 @@
-"""What a row holds that is not read: content is refused by name, and other keys are named once for a source."""
+"""Refuse by its name the content of a row that is not read, and name other keys once for a source."""
 
 from __future__ import annotations
 
