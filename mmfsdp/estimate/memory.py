@@ -148,7 +148,7 @@ def with_gathers(plan: WrapPlan) -> WrapPlan:
 
 @dataclass
 class StepWalk:
-    """Follow what the wrapper holds while the memory events of a step pass. File names are those of torch 2.15.
+    """Follow what the wrapper holds while the memory events of a step pass. File names are those of torch.
 
     Each dict has bytes by the order of a unit.
     """
