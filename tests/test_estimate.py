@@ -12,6 +12,7 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.estimate import MACHINES, Estimate, Machine, estimate, machine_of, mesh_table, meshes, on_mesh, step_time
 from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.estimate.seconds import copied_bytes, seconds
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.params import FSDPParams, TrainParams
 
@@ -114,7 +115,8 @@ def test_offloaded_shards_lie_with_the_host():
 def test_what_holds_a_step():
     plan, cost = made()
     fast, slow = (step_time(plan, machine=name, tokens=10**9) for name in ("h100-nvlink", "a100-ethernet"))
-    assert fast.bound == "compute" and fast.compute == pytest.approx(2 * (F_E + 2 * F_B + 3 * T) * 1e9 / 989e12 / 0.4)
+    assert fast.spread == 1 and fast.bound == "compute"
+    assert fast.compute == pytest.approx(2 * (F_E + 2 * F_B + 3 * T) * 1e9 / 989e12 / 0.4)
     wide = replace(plan, units=tuple(replace(u, compute_dtype="float32") for u in plan.units))
     in_fp32 = step_time(wide, machine="h100-nvlink", tokens=10**9).compute
     assert in_fp32 == pytest.approx(fast.compute * 989 / 67)
@@ -137,7 +139,16 @@ def test_an_example_counts_the_work_of_a_step():
     machine = Machine(flops=1e9, memory=1e9, bandwidth=1e9, latency=0, efficiency=0.5, name="slow")
     times = step_time(plan, machine=machine)
     assert times.compute == plan.flops / 5e8 and times.bound == "compute" and "slow" in str(times)
-    assert times.overlapped < times.serial == times.network + max(times.compute, times.memory)
+    assert times.overlapped < times.serial == times.network + times.local
+    # Compute is longer than reading the weights; what else is moved comes on top.
+    assert times.local == pytest.approx(
+        times.compute + (plan.moved_bytes + copied_bytes(plan, 1) + 7 * 64 * 65 * 2) / 1e9
+    )
+    assert times.expected == seconds(times.overlapped)
+    kernels = replace(machine, products=0.25, launch=1.0, spread=1.5)
+    slower = step_time(plan, machine=kernels)
+    assert slower.compute == 2 * times.compute and slower.local == plan.kernels and " to " in slower.expected
+    assert slower.slowest == 1.5 * slower.overlapped
     quantized = FSDPParams(frozen_dtype="int8", mixed_precision="bf16")
     int8 = step_time(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
     # Forward alone passes through the frozen matrix: its codes and bf16 scales are read, and it is written in bf16.

@@ -7,7 +7,7 @@ from html import escape
 
 from ..core.plan import WrapPlan, count, size
 from ..estimate import Estimate, step_time
-from ..estimate.seconds import MACHINES, seconds
+from ..estimate.seconds import MACHINES
 from ..params import RunParams
 from .markup import key_figures
 from .plan_picture import plan_picture
@@ -76,7 +76,7 @@ def _figures(planned: PlannedRun, machine: str) -> str:
     if machine != LAPTOP:
         tokens = None if plan.flops else train.batch_size * planned.params.data.max_length
         times = step_time(plan, train, machine=machine, tokens=tokens)
-        figures.append((seconds(times.overlapped), f"expected a step, bound by {times.bound}"))
+        figures.append((times.expected, f"expected a step, bound by {times.bound}"))
     return key_figures(figures) + findings(plan)
 
 

@@ -112,7 +112,7 @@ def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = 
     for ranks in (8, 64, 1024):
         for policy, plan in plans.items():
             times = step_time(on_mesh(plan, 1, ranks), machine=machine, tokens=tokens)
-            busy = max(times.compute, times.memory)
+            busy = times.local
             rows[f"{ranks:,} GPUs, {policy}"] = {"compute": 1e3 * busy, "exposed": 1e3 * (times.overlapped - busy)}
     return rows
 

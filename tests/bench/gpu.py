@@ -234,7 +234,7 @@ def _vlm_step(samples: int, fields: dict[str, Any], flops: float) -> dict[str, A
         peak = torch.cuda.max_memory_allocated(DEVICE)
         row |= {"peak GB": peak / 1e9, "predicted peak": (estimate(plan, train).peak_bytes or 0) / peak}
         # One GPU sends nothing; the rate of matrix products is the measured one.
-        here = machine_of("h100-nvlink", {"flops": flops, "efficiency": 1.0})
+        here = machine_of("h100-nvlink", {"flops": flops, "products": 1.0, "attention": 0.35 * 989e12 / flops})
         row["predicted seconds"] = step_time(plan, train, machine=here).overlapped / seconds
     return row
 
