@@ -226,7 +226,7 @@ def step_time(
 
 
 class _Loads(NamedTuple):
-    """What the weights of a plan ask for in a micro-step."""
+    """Work that the weights of a plan ask for in a micro-step."""
 
     operations: int
     """Counted from parameters and tokens; without recomputation and attention."""

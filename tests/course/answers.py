@@ -19,7 +19,7 @@ MIXED = ["(root)", *(f"language_model.model.layers.{i}" for i in (1, 3, 5))]
 MASK = [(0, 0), (1, 0), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
 MENDED = {"frozen_policy": "REPLICATE", "mixed_precision": "bf16", "frozen_dtype": "bf16"}
 ZERO2 = {"sharding_strategy": "SHARD_GRAD_OP"}
-BOUND = ["h100-nvlink", "h100-infiniband", "a100-infiniband"]
+BOUND = ["h100-nvlink", "h100-infiniband", "a100-nvlink", "a100-infiniband"]
 SBATCH = {"partition": "gpu", "account": "lab7", "nodes": 2, "ranks": 8, "cpus_per_task": 8, "timeout_min": 120}
 
 
