@@ -47,6 +47,9 @@ def test_flags_change_the_parameters_of_a_config(line):
         ("--data.more [", "data.more: is not YAML"),
         ("--data.more.0.weight 2", "data.more.0.weight: no such field"),
         ("--train.steps 0", "train.steps: '0' should be greater than or equal to 1"),
+        ("--train.lr -1e-3", "train.lr: '-1e-3' should be greater than 0"),
+        ("--data.more.0.weight=2", "data.more.0.weight: no such field"),
+        ("--data.more.0.weight", "data.more.0.weight: a value is missing"),
         ("--train.lr abc", "train.lr: 'abc' should be a valid number"),
         (
             "--fsdp.frozen-policy KEPT",

@@ -11,6 +11,8 @@ from tests.processes import in_fresh_python
 BENCHES = ["bench wrap", "bench step"]
 WITH_FLAGS = ["plan", "run", "launch", "sweep", "resume"]
 ONE_WORD = ["watch", "cancel", "drill", "caption", "report", "resume"]
+MISTAKES = ("nothing'", "is missing", "is there twice", "is not", "invalid choice", "required", "should be")
+"""Each answer to a mistake has one of these words."""
 CODE = """
 import contextlib, io, json, sys
 from mmfsdp import cli
@@ -37,6 +39,7 @@ def lines() -> list[str]:
     for command in ONE_WORD:
         typed += [command, f"{command} nothing"]
     typed += ["export", "export nothing", "export nothing there", "export nothing there LAYOUT", "sweep nothing"]
+    typed += ["sweep", "sweep --grid train.lr", "sweep --grid train.lr=1 train.lr=2"]
     typed += ["bench nothing", "bench wrap --ranks 0", "resume nothing --step -1"]
     return typed
 
@@ -61,14 +64,7 @@ def test_a_line_is_answered_at_80_columns(answers, line):
     else:
         assert status == 2 and out == ""
         assert err.startswith("mmfsdp") and err.count("\n") == 1, "one line"
-        assert (
-            "nothing'" in err
-            or "is not" in err
-            or "invalid choice" in err
-            or "is required" in err
-            or "are required" in err
-            or "should be" in err
-        )
+        assert any(words in err for words in MISTAKES)
 
 
 @pytest.mark.parametrize("command", WITH_FLAGS)

@@ -132,10 +132,10 @@ def test_nf4_on_a_gpu_is_one_operator_and_no_table_is_made_of_fake_tensors():
 
 
 def test_without_triton_nf4_is_dequantized_by_plain_operators_with_a_warning():
-    """Where triton cannot compile, such as on a CPU, which stands for a GPU here."""
+    """Where triton cannot run, such as on a CPU, which stands for a GPU here."""
     codes, scales = q.quantize(torch.randn(8, 70).bfloat16(), FrozenDtype.NF4)
     q._fused_kernel.cache_clear()
-    with pytest.warns(UserWarning, match="frozen_dtype: nf4 is dequantized by plain operators.*triton cannot compile"):
+    with pytest.warns(UserWarning, match="frozen_dtype: nf4 is dequantized by plain operators.*triton cannot run"):
         plain = q.dequantize_on_gpu(codes, scales, 70, torch.bfloat16)
     assert torch.equal(plain, q.dequantize(codes, scales, 70, torch.bfloat16))
     q._fused_kernel.cache_clear()

@@ -93,7 +93,10 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu", copy=True)
     # Only a copy to pinned memory lets the host go on while it runs. The next step changes the tensor after the copy,
     # since the GPU keeps the order.
-    on_host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    try:
+        on_host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    except RuntimeError:  # the system allows no more pinned memory
+        return tensor.to("cpu", copy=True)
     return on_host.copy_(tensor, non_blocking=True)
 
 
@@ -199,6 +202,7 @@ class Background:
         def work() -> None:
             try:
                 if arrived is not None:
+                    torch.cuda.set_device(arrived.device)  # a new thread's is GPU 0
                     arrived.synchronize()
                 write(self._group)
             except BaseException as error:

@@ -90,7 +90,9 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     command = add(runs, "list runs: state, step, loss, age, where", usage="[FOLDER ...]")
     command.add_argument("folders", metavar="FOLDER", nargs="*", help="folders of runs (default: runs)")
 
-    add(cancel, "stop every rank of a run, or every run of a sweep", usage="RUN").add_argument("run", help=RUN)
+    add(cancel, "stop every rank of a run, or every run of a sweep", usage="RUN").add_argument(
+        "run", metavar="RUN", help=RUN
+    )
     for call, about in ONE_RUN.items():
         add(call, about, usage="RUN").add_argument("run", metavar="RUN", help=RUN)
 
@@ -108,7 +110,7 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
 def _add_benches(add: Callable[..., Parser]) -> None:
     """Add `mmfsdp bench` with its benches."""
     command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step} [--help]")
-    benches = command.add_subparsers(metavar="BENCH", title="benches", required=True)
+    benches = command.add_subparsers(metavar="BENCH", title="benches", required=True, prog="mmfsdp bench")
     for name, about in (
         ("wrap", "bytes, memory and seconds of a step, by several ways to shard"),
         ("step", "a step beside what its device can do, by several ways to shard"),

@@ -153,8 +153,15 @@ def sweep(values: Namespace) -> int:
         if values.grid:
             raise ParamError("grid", f"belongs to a new sweep, not to {values.sweep}; leave one of the two out")
         return show_members(Sweep.open(run_folder(values.sweep)))
+    if not values.grid:
+        raise ParamError("grid", "is missing; a sweep needs --grid FIELD=A,B, or the FOLDER of one to show")
+    grid: dict[str, list[Any]] = {}
+    for text in values.grid:
+        field, choices = grid_values(text)
+        if field in grid:
+            raise ParamError("grid", f"{field} is there twice; write {field}=A,B")
+        grid[field] = choices
     params = params_of(values)
-    grid = dict(grid_values(text) for text in values.grid)
     check(params)
     different = {}  # members with the same plan are checked once
     for _, member in sweep_members(params, grid):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
 from torch.distributed.fsdp._runtime_utils import _reshard
 
-from ..params import Backend
+from ..params import Backend, ParamError
 from . import fsdp1
 from .plan import WrapPlan
 
@@ -27,6 +27,11 @@ def reshard_without_gradients(wrapped: nn.Module) -> None:
     lengths: list[int] = []  # of the order of forward, when the forward began
 
     def before_forward(*_: Any) -> None:
+        is_first = isinstance(wrapped, FSDPModule) and wrapped._get_fsdp_state()._is_root is None
+        if is_first and torch.is_inference_mode_enabled():
+            # FSDP2 would keep tensors that it allocates there, and training cannot use those.
+            problem = "its first forward cannot be under torch.inference_mode(); use torch.no_grad()"
+            raise ParamError("model", problem)
         lengths[:] = [len(forward_order(wrapped))]
 
     def after_forward(*_: Any) -> None:
@@ -43,6 +48,9 @@ def keep_gathered(model: nn.Module) -> Iterator[None]:
 
     The weights must not change inside.
     """
+    if getattr(model, "mmfsdp_keeps_gathered", False):  # inside another one, which reshards at its end
+        yield
+        return
     length = len(forward_order(model))
     model.mmfsdp_keeps_gathered = True  # type: ignore[assignment]
     try:

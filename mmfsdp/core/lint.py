@@ -124,6 +124,8 @@ def is_token_mean(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor
 
     A label belongs to the position before it, as in causal models, or to its own.
     """
+    if labels.numel() and int(labels.max()) >= logits.shape[-1]:
+        return False  # a placeholder outside of the vocabulary, which cross_entropy must not be given
     for shift in (1, 0):
         total = torch.zeros_like(loss, dtype=torch.float32)
         for row, targets in zip(logits, labels, strict=True):  # row by row: logits are large

@@ -88,7 +88,11 @@ class MappingBatch:
         """Return the batch with its tensors on a device, those in lists and dicts as well."""
 
         def move(value: Any) -> Any:
-            return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            if not isinstance(value, torch.Tensor):
+                return value
+            if device.type == "cuda" and value.device.type == "cpu" and not value.is_pinned():
+                value = value.pin_memory()  # else the host would wait for the copy
+            return value.to(device, non_blocking=True)
 
         return MappingBatch(tree_map(move, dict(self.mapping)))
 
@@ -130,7 +134,9 @@ def compare_over_ranks(batches: Sequence[Batch]) -> None:
     usual = mode(numbers)
     different = [f"rank {other} has {number}" for other, number in enumerate(numbers) if number != usual]
     if different:
-        problem = f"{', '.join(different[:8])}, the others have {usual}; every rank must have as many in each step"
+        problem = (
+            f"{', '.join(different[:8])}, the others have {usual}; every rank must have the same number in each step"
+        )
         raise ParamError("micro_batches", problem)
     if not usual:
         raise ParamError("micro_batches", "is empty; a step needs at least one")

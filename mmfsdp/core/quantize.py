@@ -100,7 +100,7 @@ def dequantize_on_gpu(codes: Tensor, scales: Tensor, columns: int, dtype: torch.
 
     torch takes this as one operator, which it does not look into: neither torch.compile nor fake tensors.
     """
-    fused = _fused_kernel(codes.device)
+    fused = _fused_kernel(codes.device, dtype)
     if fused is None:
         return _look_up(codes, scales, columns, _on_gpu(PAIRS, codes.device, dtype)).contiguous()
     levels = _on_gpu(LEVELS, codes.device, dtype)
@@ -118,17 +118,19 @@ def _on_gpu(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 @cache  # the first launch compiles it
-def _fused_kernel(device: torch.device) -> Callable[..., Tensor] | None:
-    """Return the fused kernel; None, with a warning, if triton cannot compile it here."""
+def _fused_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """Return the fused kernel; None, with a warning, if triton cannot compile or run it here."""
     codes = torch.zeros(1, BLOCK // 2, dtype=torch.uint8, device=device)
     try:
         from .nf4_kernel import launch
 
-        launch(codes, torch.ones(1, 1, device=device), LEVELS.to(device), BLOCK, BLOCK)
+        launch(codes, torch.ones(1, 1, device=device), LEVELS.to(device, dtype), BLOCK, BLOCK)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # no triton, C compiler, header of Python, or support of this GPU: each has its own
         warnings.warn(
             "frozen_dtype: nf4 is dequantized by plain operators, which move four times the bytes, since triton "
-            f"cannot compile a kernel here ({type(error).__name__}: {str(error)[:200]}); install what it names",
+            f"cannot run a kernel here ({type(error).__name__}: {str(error)[:200]}); install what it names",
             stacklevel=2,
         )
         return None

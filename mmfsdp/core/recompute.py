@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from ..params import FSDPParams, ParamError
@@ -35,21 +34,23 @@ def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) ->
     """Call a forward that runs again in backward instead of keeping its activations."""
     if torch.is_grad_enabled():
         # A cache of transformers would keep keys and values of the first run, and change the second.
-        args, kwargs = tree_map(lambda x: None if is_cache(x) else x, (args, kwargs), is_leaf=is_cache)
+        args = tuple(None if is_cache(value) else value for value in args)
+        kwargs = {name: None if is_cache(value) else value for name, value in kwargs.items()}
     # An input that is given twice is kept once. Inside another checkpoint (torch 2.14) it would come back as two
-    # tensors, and torch's attention computes otherwise if its query and key are not the same tensor.
-    leaves, spec = tree_flatten((args, kwargs))
+    # tensors, and torch's attention computes otherwise if its query and key are not the same tensor. Lists and dicts
+    # are handed on as they are, since a layer may write into them.
+    values = [*args, *kwargs.values()]
     unique: list[Any] = []
     place_of: dict[int, int] = {}
-    for leaf in leaves:
-        if id(leaf) not in place_of:
-            place_of[id(leaf)] = len(unique)
-            unique.append(leaf)
-    places = [place_of[id(leaf)] for leaf in leaves]
+    for value in values:
+        if id(value) not in place_of:
+            place_of[id(value)] = len(unique)
+            unique.append(value)
+    places = [place_of[id(value)] for value in values]
 
     def run(*inputs: Any) -> Any:
-        args, kwargs = tree_unflatten([inputs[place] for place in places], spec)
-        return forward(*args, **kwargs)
+        given = [inputs[place] for place in places]
+        return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
     # Reentrant checkpointing needs an input that requires a gradient; a frozen encoder's first layer has none.
     return checkpoint(run, *unique, use_reentrant=False)

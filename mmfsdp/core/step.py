@@ -129,7 +129,9 @@ def check_plain_ddp(model: DistributedDataParallel) -> None:
     trainable = 0
     for name, p in model.module.named_parameters():
         trainable += p.requires_grad and name not in model.parameters_to_ignore
-    if trainable != reduced:
+    # With find_unused_parameters DDP does not wait for what was frozen later.
+    may_have_fewer = model.find_unused_parameters and trainable < reduced
+    if trainable != reduced and not may_have_fewer:
         raise ParamError(
             "model",
             f"{trainable} parameters train, and when DDP wrapped the model {reduced} did: DDP reduces the gradients of "
@@ -144,7 +146,7 @@ def not_optimized(missing: list[str], trainable: int) -> str:
     if len(missing) == trainable:
         return f"nothing that trains was given to the optimizer; {fix}"
     return (
-        f"{list_all(missing)}: trainable, but not given to the optimizer, so that it would never change; {fix}, from "
+        f"{list_all(missing)}: trainable, but not given to the optimizer, so they would never change; {fix}, from "
         "all parameters with requires_grad, or freeze these before"
     )
 

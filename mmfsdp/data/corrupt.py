@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from zlib import crc32
 
 MAX_NAME = 80
 """Letters of a name that are shown: a picture in base64 may stand where a file's name is expected."""
@@ -32,8 +33,15 @@ def label_of(name: str, where: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return a text cut to 80 letters."""
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
+    """Return a text of at most 80 letters: of a longer one its start, a checksum and its end.
+
+    The checksum keeps apart long names that differ in a few letters: skipped records are counted by name.
+    """
+    if len(text) <= MAX_NAME:
+        return text
+    checksum = f"…{crc32(text.encode('utf-8', 'replace')):08x}…"
+    start = MAX_NAME // 2
+    return text[:start] + checksum + text[len(text) - (MAX_NAME - start - len(checksum)) :]
 
 
 def printable(text: str) -> str:

@@ -89,10 +89,11 @@ def encoder_of(model: PreTrainedModel) -> VisionEncoder:
     config: Any = model.config
     size = getattr(config, "image_size", None)
     if not isinstance(size, int):
-        words = (
+        raise ParamError(
+            "image_size",
             f"the configuration of {type(model).__name__} has image_size {size!r}; for a model of square pictures of "
+            "one size give ModalEncoder(VisionEncoder(model, image_size=...))",
         )
-        raise ParamError("image_size", words + "one size give ModalEncoder(VisionEncoder(model, image_size=...))")
     mean, std = normalization(config.model_type)
     return VisionEncoder(model, image_size=size, mean=mean, std=std)
 

@@ -105,6 +105,11 @@ class MultimodalModel(MediaModel):
             labels = labels.masked_fill(labels == placeholder, -100)
         return labels
 
+    def count_label_tokens(self, batch: Any) -> int:
+        """Return the labels that the loss is a mean over: all but the first of a sequence, and but placeholders."""
+        labels = batch.get("labels") if isinstance(batch, Mapping) else batch.inputs().get("labels")
+        return 0 if labels is None else int((self._learned(labels)[:, 1:] != -100).sum())
+
     def _features(self, media: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         features = {}
         for key, encoder in self.encoders.items():

@@ -63,6 +63,8 @@ class Parser(argparse.ArgumentParser):
             return argparse.HelpFormatter(prog, max_help_position=22, width=columns)
 
         super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
+        # argparse's own pattern has no exponent, so it takes -1e-3 for an option.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 
     def error(self, message: str) -> NoReturn:
         """Raise ParamError rather than exit."""
@@ -77,15 +79,22 @@ def read_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Return the values of a command's words. Raise ParamError that names an unknown option, and the nearest one."""
     plain = []
     for word in words:
+        if word == "--":
+            continue
         if word.startswith("--"):  # --train.batch_size is --train.batch-size
             name, equals, value = word.partition("=")
             word = name.replace("_", "-") + equals + value
         plain.append(word)
     values, others = parser.parse_known_args(plain)
     values.entries = {}
-    while len(others) >= 2 and ENTRY.fullmatch(others[0]) and not others[1].startswith("--"):
-        flag, value, *others = others
+    while others and ENTRY.fullmatch(others[0].partition("=")[0]):
+        flag, equals, value = others[0].partition("=")
+        if not equals and len(others) > 1 and not others[1].startswith("--"):
+            value = others.pop(1)
+        elif not equals:
+            raise ParamError(flag.removeprefix("--"), "a value is missing")
         values.entries[flag.removeprefix("--").replace("-", "_")] = value
+        del others[0]
     if others:
         word = next((word for word in others if word.startswith("-")), others[0])
         if not word.startswith("-"):

@@ -189,7 +189,7 @@ def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
     logs = []
     for path in (Path(folder) / "logs").glob("*_log.out"):
         match = re.fullmatch(r".+_(\d+)_log\.out", path.name)
-        if match:
+        if match and path.exists():  # a link may lead nowhere
             logs.append((path.stat().st_mtime, int(match[1]), path))
     return [(rank, path) for _, rank, path in sorted(logs)]
 

@@ -92,7 +92,8 @@ class HangDetector:
                 continue
             last_activity = self.activities[rank]
             if last_activity.startswith("step") and "save" not in last_activity:
-                self.longest_step_s = max(self.longest_step_s, now - self.changed[rank])
+                # A suspension is no part of a step.
+                self.longest_step_s = max(self.longest_step_s, now - max(self.changed[rank], self.awake_since))
             self.changed[rank], self.activities[rank], self._beats[rank] = now, beat[0], beat
 
     def _allowed_s(self) -> float:

@@ -12,7 +12,7 @@ _LIMIT = "(QOS|Assoc)Max"
 FIXES = {
     f"PartitionTimeLimit|{_LIMIT}WallDurationPerJobLimit": "lower launch.timeout_min, {timeout_min} now",
     f"{_LIMIT}\\w*MinutesPerJob(Limit)?": "lower launch.timeout_min, {timeout_min} now, or ask for less",
-    f"PartitionNodeLimit|{_LIMIT}NodePerJobLimit": "change launch.nodes or launch.partition",
+    f"PartitionNodeLimit|{_LIMIT}NodePerJobLimit": "change launch.nodes or launch.partition, or wait if nodes are down",
     "PartitionConfig": "change launch.partition, launch.nodes or launch.timeout_min, {timeout_min} now",
     f"{_LIMIT}Cpu(PerJob|PerNode)(Limit)?": "lower launch.cpus_per_task or launch.ranks",
     f"{_LIMIT}(GRES|Gres)(PerJob|PerNode)": "lower launch.gpus_per_node or launch.ranks",

@@ -243,7 +243,7 @@ def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> 
         node, tasks, error = match.groups()
         rank = int(re.split("[,-]", tasks)[0])
         last_words = last_log_lines(folder, rank)
-        if not statuses[rank]:
+        if rank < len(statuses) and not statuses[rank]:
             error = f"{error} before it started{_own_words(last_words)}"
         return RunState(Status.FAILED, f"rank {rank} on {node}: {error}", rank, last_words)
     lines = log.strip().splitlines()
@@ -331,7 +331,13 @@ def job_error(folder: Path, number: str) -> str:
     done = run_command("squeue", "--noheader", "--array", "--states=all", "--format=%i|%o", f"--jobs={number}")
     if done.returncode:
         return done.stderr.strip() or "squeue: no answer"
-    scripts = [row[1] for row in _rows(done.stdout, columns=2) if row[0] == number]
+    scripts = []
+    for line in done.stdout.splitlines():
+        of_job, bar, path = line.partition("|")  # a path may have a bar in it, too
+        if bar and of_job.strip() == number:
+            scripts.append(path.strip())
+    if not scripts and done.stdout.strip():
+        return f"squeue: its answer about job {number} cannot be read"
     if not scripts:
         return f"squeue: Invalid job id {number}"
     script = Path(scripts[-1])

@@ -6,6 +6,7 @@ import pytest
 from material import both, make_tokenizer, picture_bytes, write_metadata
 
 from mmfsdp.data import IMAGE, CorruptRecord, Processor, batches, open_source
+from mmfsdp.data.corrupt import label_of, shorten
 from mmfsdp.data.rows import sample_of
 from mmfsdp.params import DataParams, ParamError
 
@@ -155,3 +156,11 @@ def test_members_of_a_shard_with_content_that_is_not_read_are_refused_by_name(sh
     }.items():
         assert words in skipped.pop(f"a.tar/{key}"), key
     assert not skipped
+
+
+def test_long_names_that_differ_in_a_letter_stay_apart():
+    """Skipped records are counted by their labels, which are cut."""
+    first, second = "folder/" * 20 + "a" + "x" * 60, "folder/" * 20 + "b" + "x" * 60
+    assert label_of(first, "") != label_of(second, "")
+    assert max(len(label_of(first, "")), len(shorten(first))) <= 80
+    assert shorten(shorten(first)) == shorten(first)

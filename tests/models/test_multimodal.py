@@ -168,6 +168,7 @@ def test_pixel_values_are_enough_for_a_plan_and_labels_may_hold_placeholders(tex
     assert plan.units == make_plan(model, world_size=2, example=by_media).units
     masked = {**example, "labels": ids.masked_fill(ids == IMAGE, -100)}
     assert model(**example).loss == model(**masked).loss
+    assert model.count_label_tokens(example) == model.count_label_tokens(masked) == 6, "what the loss is a mean over"
 
 
 def test_recipes_freeze_each_part_by_itself(text_only):
