@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -55,17 +54,14 @@ def gather_through_store(value: Any) -> list[Any]:
     if not is_distributed() or dist.get_backend() == "fake":
         return [value]
     store = dist.distributed_c10d._get_default_store()  # torch 2.11 has no public name for it
-    key = f"mmfsdp/{next(_store_calls)}"
+    # The store itself counts each rank's calls: a process may have been in other groups, with other ranks, before.
+    key = f"mmfsdp/{store.add(f'mmfsdp/calls of {rank()}', 1)}"
     store.set(f"{key}/{rank()}", json.dumps(value))
     if rank() == 0:
         # One key for the answer: with N ranks the store serves 2 N requests, not N * N.
         texts = [store.get(f"{key}/{other}").decode() for other in range(world_size())]
         store.set(f"{key}/all", f"[{','.join(texts)}]")
     return json.loads(store.get(f"{key}/all"))
-
-
-_store_calls = itertools.count()
-"""A key is used once. All ranks call in the same order, so their numbers agree."""
 
 
 def group_device(group: ProcessGroup | None = None) -> torch.device:
