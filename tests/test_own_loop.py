@@ -354,7 +354,7 @@ def test_mappings_and_outputs_of_any_form_train_alike(two_ranks, way, form):
 def test_other_numbers_of_micro_batches_are_told_by_rank_and_number(two_ranks):
     for rank in two_ranks:
         more, none, empty, other_source = rank["micro-batches"]
-        assert "micro_batches: rank 1 has 2, the others have 1; every rank must have as many" in more
+        assert "micro_batches: rank 1 has 2, the others have 1; every rank must have the same number" in more
         assert "micro_batches: rank 1 has 1, the others have 0; every rank" in none
         assert "micro_batches: is empty" in empty
         assert "rank 1 has the sources data 1, rank 0 has data 0; every rank must have the same" in other_source

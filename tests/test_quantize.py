@@ -82,14 +82,12 @@ print("equal")
 """
 
 
-@pytest.mark.real
 def test_the_fused_kernel_gives_what_plain_operators_give():
     """By triton's interpreter, which runs it on the CPU."""
     pytest.importorskip("triton")
     assert in_fresh_python(FUSED, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=300) == "equal\n"
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_fused_kernel_compiles_for_gpus(architecture):
     """Its whole way to machine code: A100 and H100. Codes are read 8, weights written 16 bytes at a time, rounded."""
