@@ -52,7 +52,7 @@ def plan(values: Namespace) -> int:
 
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
-    say("planning: building the model without weights, and recording one step on tensors without data")
+    say("planning: a model without weights, a step on tensors without data")
     from ..train.preview import preview
 
     planned, cost = preview(params)

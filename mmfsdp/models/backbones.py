@@ -161,7 +161,7 @@ def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
     try:
         from peft import LoraConfig
     except ImportError:
-        raise ParamError("lora_rank", f"{rank} needs peft; pip install 'mmfsdp[lora]', or remove it") from None
+        raise ParamError("lora_rank", f"{rank} needs peft; `pip install peft`, or remove it") from None
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
 
 

@@ -129,7 +129,7 @@ class ModelParams(Params):
 
     lora_rank: int | None = Field(None, ge=1)
     """Rank of LoRA adapters beside the matrices of the language model, not of a flamingo (needs peft: pip install
-    'mmfsdp[lora]'). Default unset: none."""
+    peft). Default unset: none."""
 
     lora_targets: tuple[str, ...] = ()
     """Names of the matrices that get an adapter: [q_proj, v_proj]. Default none: all of the language model but the
