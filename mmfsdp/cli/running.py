@@ -107,7 +107,7 @@ def prepare(params: RunParams) -> None:
     if needs_backbones(params.model):
         from ..train.pretrain import ensure_backbones
 
-        print("the preset's backbones are pretrained here, once: minutes, and later runs find them")
+        print("making generated weights, once; where backbones are pretrained, this takes minutes")
         ensure_backbones(params, progress=ProgressBar())
 
 
