@@ -330,7 +330,7 @@ def changed_functions(mutant: Mutant) -> Iterator[tuple[types.FunctionType, type
 
     Raises LookupError if there is none.
     """
-    module = sys.modules[mutant.file.removesuffix(".py").replace("/", ".")]
+    module = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
     codes = dict(_codes(compile(mutant.apply((ROOT / mutant.file).read_text()), str(module.__file__), "exec")))
     functions = [f for f in _functions(vars(module).values(), module.__name__) if f.__name__ == mutant.function]
     if not functions:
