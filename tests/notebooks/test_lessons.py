@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from books import FOLDER, LESSONS, execute, read, solutions, tagged, text_of, with_both
 
+from tests import processes
+
 RUNS = "test_a_lesson_runs_and_its_solutions_are_right"
 EXPLAINED = {
     "UserWarning: plan: ": "the lint's findings, which lesson 03 reads and explains",
@@ -26,6 +28,7 @@ def executed(request, tmp_path_factory):
             places = {"MMFSDP_COURSE": str(folder / "course"), "MMFSDP_PROGRESS": str(folder / "progress.json")}
             return pool.submit(execute, with_both(read(path)), FOLDER, **places)
 
+        processes.started.append("kernels of the lessons")  # by threads, perhaps only after this fixture is set up
         yield {path: start(path) for path in LESSONS if path in wanted}
         pool.shutdown(cancel_futures=True)
 
