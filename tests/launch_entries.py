@@ -20,6 +20,7 @@ def talk(folder: Path) -> None:
     """Print and measure five steps, both ranks."""
     metrics = MetricsWriter(folder, RANK)
     keys = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES".split()
+    keys += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
     print("env", *(f"{key}={os.environ[key]}" for key in keys))
     print("a warning", file=sys.stderr)
     for step in range(1, 6):
@@ -125,6 +126,7 @@ def member(folder: Path) -> None:
 def places(folder: Path) -> None:
     """Say where this rank is."""
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES PLACE"
+    names += " GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME"
     print(*(f"{name}={os.environ.get(name)}" for name in names.split()), f"node={os.environ['SLURMD_NODENAME']}")
     print(f"port={os.environ['MASTER_PORT']}")
 

@@ -58,7 +58,7 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
         environment, warning, *steps, last = [line.text for line in lines if line.rank == rank]
         assert environment == (
             f"env RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-            "OMP_NUM_THREADS=3 CUDA_VISIBLE_DEVICES=5,6"
+            "OMP_NUM_THREADS=3 CUDA_VISIBLE_DEVICES=5,6 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME==lo"
         )
         assert warning == "a warning" and last == "no newline at the end"
         assert [step.split()[1] for step in steps] == list("12345")

@@ -173,9 +173,30 @@ def test_a_module_may_be_called_by_another_method_and_batch_norms_are_warned_of(
         assert loss == pytest.approx(seen["wanted"], rel=1e-5) and mean == pytest.approx(seen["mean"], rel=1e-5)
 
 
-def test_compiling_without_a_compiler_is_refused_before_launch(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ParamError, match="compile_units: .* no-such-compiler is not on PATH; install g\\+\\+"):
-        FSDPParams(compile_units=True).check_machine()
+def test_compiling_without_a_compiler_is_refused_before_launch(monkeypatch, tmp_path):
+    """On the CPU torch compiles C++, and on a GPU triton compiles C."""
+
+    def check(**variables):
+        with monkeypatch.context() as patch:
+            patch.delenv("CC", raising=False)
+            patch.delenv("CXX", raising=False)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            FSDPParams(compile_units=True).check_machine()
+
+    check()
+    with pytest.raises(ParamError, match="compile_units: .* C\\+\\+ .* no-such-compiler is not on PATH; install g\\+"):
+        check(CXX="no-such-compiler")
+    with pytest.raises(ParamError, match="compile_units: .* C compiler.* no-such-compiler is not on PATH; install gcc"):
+        check(CC="no-such-compiler")
+    for name in ("g++", "gcc", "clang"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    check(PATH=str(tmp_path), CC="clang -m64")
+    (tmp_path / "gcc").unlink()
+    check(PATH=str(tmp_path))  # triton takes clang, too
+    (tmp_path / "clang").unlink()
+    with pytest.raises(ParamError, match="compile_units: .* C compiler, and gcc or clang is not on PATH"):
+        check(PATH=str(tmp_path))
     with pytest.raises(ParamError, match="compile_units: .* remove use_orig_params"):
         FSDPParams(backend="FSDP1", use_orig_params=False, compile_units=True)

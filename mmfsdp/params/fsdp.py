@@ -141,8 +141,8 @@ class FSDPParams(Params):
     every:N (every N-th of them), or a name pattern such as language_model.*.layers.*. Backends: all. Default none."""
 
     compile_units: bool = False
-    """Compile each unit by itself with torch.compile; needs a C++ compiler, and minutes at first. Backends: DDP, FSDP2;
-    FSDP1 unless `use_orig_params` is false. Default false."""
+    """Compile each unit by itself with torch.compile; needs a C++ and a C compiler, and minutes at first. Backends:
+    DDP, FSDP2; FSDP1 unless `use_orig_params` is false. Default false."""
 
     dp_replicate: int | None = Field(None, ge=1)
     """Ranks along the replicate axis of the mesh; a count. Backends: FSDP1, FSDP2, with a HYBRID strategy.
@@ -218,10 +218,10 @@ class FSDPParams(Params):
 
     def check_machine(self) -> None:
         """Raise ParamError if this machine cannot honor an option; called where the ranks run."""
-        compiler = os.environ.get("CXX", "g++")
-        if self.compile_units and not shutil.which(compiler):
-            words = f"true needs a C++ compiler, and {compiler} is not on PATH; install g++, or set CXX to yours"
-            raise ParamError("compile_units", words)
+        if self.compile_units:
+            _check_compiler("C++", variable="CXX", usual=("g++",))  # torch's own code, for the CPU
+            # Triton compiles for GPUs, and builds its launchers in C (triton/runtime/build.py).
+            _check_compiler("C", variable="CC", usual=("gcc", "clang"))
 
     @property
     def effective_backend(self) -> Backend:
@@ -244,3 +244,14 @@ class FSDPParams(Params):
         """Return `transformer_layer_cls` as a tuple of class names, without their modules."""
         names = [name.strip().rpartition(".")[2] for name in (self.transformer_layer_cls or "").split(",")]
         return tuple(name for name in names if name)
+
+
+def _check_compiler(language: str, *, variable: str, usual: tuple[str, ...]) -> None:
+    """Raise ParamError if this machine has no compiler of a language: that of the variable, or else a usual one."""
+    commands = (os.environ[variable],) if variable in os.environ else usual
+    for command in commands:
+        if shutil.which(command.partition(" ")[0]):  # options may follow
+            return
+    missing = " or ".join(commands)
+    words = f"true needs a {language} compiler, and {missing} is not on PATH; install {usual[0]}, or set {variable}"
+    raise ParamError("compile_units", f"{words} to yours")

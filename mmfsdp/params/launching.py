@@ -31,6 +31,9 @@ SLURM_FIELDS = (
 )  # fmt: skip
 """The fields that have an effect on a Slurm cluster only."""
 
+CPUS_BESIDE_A_GPU = 8
+"""CPUs of a rank on a GPU, for its threads and data workers: Slurm gives one. Nodes have 8 to 16 for each GPU."""
+
 
 class LaunchParams(Params):
     """The place of the ranks and of the run folder."""
@@ -71,7 +74,8 @@ class LaunchParams(Params):
     """Slurm: GPUs of each node; a count. Default unset: one per rank where train.device is cuda, none where cpu."""
 
     cpus_per_task: int | None = Field(None, ge=1)
-    """Slurm: CPUs of each rank; a count. Default unset: launch.threads, or else what the cluster gives."""
+    """Slurm: CPUs of each rank; a count. Default unset: with GPUs 8, or launch.threads if that is more; without GPUs
+    launch.threads, or else what the cluster gives."""
 
     mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", examples=["64G"])
     """Slurm: memory of each node, such as 64G; 0 for all of it. Default unset: what the cluster gives."""
@@ -127,6 +131,14 @@ class LaunchParams(Params):
             words = f"{gpus} are too few for {needed} ranks a node on train.device cuda; raise it, lower launch.ranks, "
             raise ParamError("launch.gpus_per_node", words + "or spread them over more launch.nodes")
         return gpus
+
+    def cpus(self, gpus: int) -> int | None:
+        """Return the CPUs to request for each rank of a job with so many GPUs on a node; None for Slurm's default."""
+        if self.cpus_per_task is not None:
+            return self.cpus_per_task
+        if gpus:
+            return max(CPUS_BESIDE_A_GPU, self.threads or 0)
+        return self.threads
 
     @model_validator(mode="after")
     def _check_slurm(self) -> Self:

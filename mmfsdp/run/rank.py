@@ -129,7 +129,7 @@ def set_allocator() -> None:
 
 
 def _set_master_address(first_node: str) -> None:
-    """Set MASTER_ADDR, and for gloo the network interface that leads there: a host's own name may lead nowhere.
+    """Set MASTER_ADDR, and the network interface that leads there: a host's own name may lead nowhere.
 
     Raises OSError if the node's name does not resolve, rather than waiting minutes for it.
     """
@@ -144,7 +144,17 @@ def _set_master_address(first_node: str) -> None:
         own_address = trial.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if own_address in [item.address for item in addresses]:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            set_interface(name)
+
+
+def set_interface(name: str) -> None:
+    """Have gloo and NCCL meet over a network interface, unless the person has named others.
+
+    NCCL follows gloo: left to itself, it may choose an interface by which the nodes do not reach each other.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    # `=`: NCCL would take eth1 for the beginning of a name, and use eth10, too.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={os.environ['GLOO_SOCKET_IFNAME']}")
 
 
 def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:

@@ -62,7 +62,8 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     launch = with_cluster(params.launch)
     logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
     python = shlex.join(launch.python.split() if launch.python else [sys.executable])  # whose path may hold a space
-    cpus = launch.cpus_per_task or launch.threads
+    gpus = launch.gpus(params.train.device)
+    cpus = launch.cpus(gpus)
     sbatch_options: dict[str, str | bool] = {"requeue": True}
     for option in launch.sbatch:
         name, equals, value = option.partition("=")
@@ -76,7 +77,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     options = launch.model_dump(include=same_name) | {
         "job_name": launch.name,
         "ntasks_per_node": launch.ranks_per_node,
-        "gpus_per_node": launch.gpus(params.train.device) or None,
+        "gpus_per_node": gpus or None,
         "cpus_per_task": cpus,
         "time": launch.timeout_min,
         "signal_delay_s": min(MAX_PREEMPT_NOTICE_S, 15 * launch.timeout_min),

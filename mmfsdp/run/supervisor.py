@@ -22,7 +22,7 @@ import submitit
 from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
-from .rank import VISIBLE_DEVICES, run_rank
+from .rank import VISIBLE_DEVICES, run_rank, set_interface
 from .record import (
     LESS_MEMORY,
     RunRecord,
@@ -180,7 +180,7 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
     )
     os.environ.setdefault("SUBMITIT_LOG_LEVEL", "CRITICAL")  # rank logs are for what the ranks print
     for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # a laptop's network may come and go
+        set_interface(loopback)  # a laptop's network may come and go
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         os.environ[VISIBLE_DEVICES] = os.environ["CUDA_VISIBLE_DEVICES"]
     executor = submitit.AutoExecutor(folder=folder / "logs", cluster="local")

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.real
 def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path, timed):
     changes = {"launch.gpus_per_node": 2, "launch.cpus_per_task": 3, "train.device": "auto", "launch.name": "a"}
     shown = sbatch_text(light(tmp_path, **changes))
-    wrapped = {"launch.python": f"setpriv --no-new-privs {sys.executable}", "launch.setup": ["export PLACE=b"]}
+    wrapped = {
+        "launch.python": f"setpriv --no-new-privs {sys.executable}",
+        "launch.setup": ["export PLACE=b", "export NCCL_SOCKET_IFNAME=ib0"],
+    }
     runs = [submit("places", **changes), submit("places", **{"launch.name": "b"} | wrapped)]
     ports = set()
     for run in runs:
@@ -27,10 +30,11 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
         assert state.ok, f"{state}\n{run.logs(0)}"
         for rank in range(4):
             words, port = run.logs(rank).splitlines()
-            gpus, threads, place = ("0,1", 3, None) if run.name == "a" else ("", 1, "b")
+            gpus, threads, place, nccl = ("0,1", 3, None, "=lo") if run.name == "a" else ("", 1, "b", "ib0")
             assert words == (
                 f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-                f"OMP_NUM_THREADS={threads} CUDA_VISIBLE_DEVICES={gpus} PLACE={place} node=127.0.0.{1 + rank // 2}"
+                f"OMP_NUM_THREADS={threads} CUDA_VISIBLE_DEVICES={gpus} PLACE={place} "
+                f"GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME={nccl} node=127.0.0.{1 + rank // 2}"
             )
             ports.add((run.name, port))
     assert len({name for name, _ in ports}) == len(ports) == len({port for _, port in ports}) == 2

@@ -52,6 +52,26 @@ def test_gpus_are_asked_for_by_device():
         gpus(**{"launch.gpus_per_node": 2})
 
 
+def test_ranks_on_gpus_have_eight_cpus_unless_somebody_says_otherwise(tmp_path):
+    """A rank of one CPU, Slurm's default, waits for its data workers."""
+    (tmp_path / "lab.yaml").write_text("cpus_per_task: 12\n")
+
+    def cpus(**changes):
+        lines = sbatch_text(RunParams().change(**SLURM | changes)).splitlines()
+        asked = [line.partition("=")[2] for line in lines if line.startswith("#SBATCH --cpus-per-task=")]
+        (srun,) = (line for line in lines if line.startswith("srun "))
+        assert [f"--cpus-per-task={number}" for number in asked] == re.findall(r"--cpus-per-task=\d+", srun)
+        return asked
+
+    assert cpus() == ["8"] == cpus(**{"launch.threads": 2})
+    assert cpus(**{"launch.threads": 16}) == ["16"]
+    assert cpus(**{"launch.cpus_per_task": 3, "launch.threads": 2}) == ["3"]
+    assert cpus(**{"launch.cluster": str(tmp_path / "lab.yaml")}) == ["12"]
+    assert cpus(**{"train.device": "cpu"}) == []
+    assert cpus(**{"train.device": "cpu", "launch.threads": 2}) == ["2"]
+    assert cpus(**{"train.device": "auto", "launch.gpus_per_node": 0}) == []
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_could_leave_its_place_is_refused_by_name(name):
     with pytest.raises(ParamError) as caught:
