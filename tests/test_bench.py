@@ -5,15 +5,20 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from ranks import fake_group
+from tiny import tiny_batch, tiny_flamingo
 
-from mmfsdp.cli import main
+from mmfsdp.cli import bench_models, main, spawn_ranks
 from mmfsdp.cli.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
-from mmfsdp.cli.bench_step import LARGE, batch_for
+from mmfsdp.cli.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.estimate.make_plan import make_plan
-from mmfsdp.params import FSDPParams, load
+from mmfsdp.params import FSDPParams, ParamError, load
 from tests.bench.gpu import PARTS
 from tests.bench.mutants import mutants_of, noting_calls
 
@@ -55,6 +60,52 @@ def test_bench_step_shows_every_method(tmp_path, monkeypatch, capsys):
     for row in rows.values():
         assert 0 < row["utilization"] < 1 and row["peak_bytes"] > 0
     assert found["flops"] > 0
+
+
+def test_methods_are_measured_alone_where_memory_is_a_gpu_s():
+    made, reported = {}, []
+
+    def make(name):
+        assert all(model() is None for model in made.values()), "the methods before are still in memory"
+        if name == "too large":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        method = bench_models.wrap_as(name, tiny_flamingo(), tiny_batch().inputs())
+        made[name] = weakref.ref(method.model)
+        return method
+
+    names = ("frozen-aware SHARD", "too large", "frozen-aware KEEP")
+    with fake_group(1):
+        rows = bench_models._one_by_one(names, make, tiny_batch(), 1, bench_models.CPU, reported.append)
+    assert reported == rows and tuple(row["way"] for row in rows) == names
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in (rows[0], rows[2]))
+    assert rows[1] == {"way": "too large", "failed": "out of memory"}
+    known = {"samples_per_s": 1.0, "utilization": 0.5, "hardware_utilization": 0.5}
+    text = table({"title": "three", "rows": [rows[0] | known, rows[1]]})
+    assert "too large" in text and "out of memory" in text
+
+
+def test_ranks_on_gpus_join_with_their_own(monkeypatch, tmp_path):
+    """torch's own calls are noted, not made: there is no GPU here."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: calls.append(("join", k["device_id"])))
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append(("barrier", None)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl")
+    assert calls == [("set_device", torch.device("cuda", 1)), ("join", torch.device("cuda", 1)), ("barrier", None)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="ranks: 3, and nccl needs a GPU for each; this machine has 2"):
+        spawn_ranks.on_ranks(print, 3, backend="nccl")
+    with pytest.raises(ParamError, match="ranks"):
+        bench_step(ranks=3)
+
+
+def test_a_bench_on_the_cpu_takes_no_gpu_that_the_machine_has(monkeypatch):
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
+    with fake_group(2):
+        for name in (CORNSTARCH, "frozen-aware SHARD"):
+            model = bench_models.wrap_as(name, tiny_flamingo(), tiny_batch().inputs()).model
+            assert {p.device_mesh.device_type for p in model.parameters() if hasattr(p, "device_mesh")} == {"cpu"}
 
 
 @pytest.mark.real

@@ -8,6 +8,7 @@ the head; each module clipped by itself. Cornstarch: FSDP2 per layer, as in its 
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 import warnings
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
 
@@ -102,6 +104,16 @@ def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
     return model
 
 
+def copy_to(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a model on a device; tied tensors stay tied."""
+    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(p.detach().to(device, copy=True), requires_grad=p.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.to(device, copy=True)
+    return copy.deepcopy(model, memo)
+
+
 def size_text(model: nn.Module) -> str:
     """Return how many parameters a model has, and what share of them trains."""
     numel = sum(p.numel() for p in model.parameters())
@@ -157,9 +169,11 @@ def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: tor
         return _openflamingo(model, device)
     if name == CORNSTARCH:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        # Without a mesh, fully_shard takes the GPUs of the machine, whatever the device and the process group are.
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         for module in [m for m in model.modules() if type(m).__name__ in LAYERS]:
-            fully_shard(module, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
         return Method(model, AdamW(_trainable(model), lr=1e-4, fused=True))
     fsdp = FSDPParams(mixed_precision="bf16", **OURS[name])  # type: ignore[arg-type]
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
@@ -209,31 +223,91 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
     return Method(model, optimizer, mask_and_clip)
 
 
+Report = Callable[[dict[str, Any]], None]
+"""Receives the row of a method once it is complete."""
+
+
 def measure(
-    names: Sequence[str], make: Make, batch: Batch, rounds: int, device: torch.device = CPU
+    names: Sequence[str],
+    make: Make,
+    batch: Batch,
+    rounds: int,
+    device: torch.device = CPU,
+    report: Report = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """Measure a step of each method: what it sends, this rank's memory in bytes, and the median seconds of `rounds`."""
+    """Measure a step of each method: what it sends, this rank's memory in bytes, and the median seconds of `rounds`.
+
+    On a GPU a method that runs out of memory has a row that says so, if there is one rank.
+    """
     # It warns of in-place operations on a unit's output: nothing here does any.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    if device.type == "cuda":
+        return _one_by_one(names, make, batch, rounds, device, report)
+    return _in_turn(names, make, batch, rounds, device, report)
+
+
+def _in_turn(
+    names: Sequence[str], make: Make, batch: Batch, rounds: int, device: torch.device, report: Report
+) -> list[dict[str, Any]]:
+    """Time one step of each method in each round, so that what else this machine does falls on all of them."""
     methods, rows = [], []
     for name in names:
         method, row = measure_step(name, make, batch, device)
         methods.append(method)
         rows.append({"way": name} | row)
     seconds: list[list[float]] = [[] for _ in methods]
-    # One step of each method in each round, so that what else this machine does falls on all of them. A step that is
-    # not timed comes first: in training, too, a step finds caches and memory as one of its own kind has left them.
     for _ in range(rounds):
         for method, times in zip(methods, seconds, strict=True):
-            method.step(batch, device)
-            _wait_for_ranks(device)
-            start = time.perf_counter()
-            method.step(batch, device)
-            _wait_for_ranks(device)
-            times.append(time.perf_counter() - start)
+            times.append(time_step(method, batch, device))
     for row, times in zip(rows, seconds, strict=True):
         row["seconds"] = median(times)
+        report(row)
     return rows
+
+
+def _one_by_one(
+    names: Sequence[str], make: Make, batch: Batch, rounds: int, device: torch.device, report: Report
+) -> list[dict[str, Any]]:
+    """Measure one method after the other, each with the GPU's memory for itself."""
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"way": name}
+        rows.append(row)
+        try:
+            row |= measure_alone(name, make, batch, rounds, device)
+        except torch.OutOfMemoryError:
+            if dist.get_world_size() > 1:
+                raise  # the other ranks wait for this one in a collective
+            row["failed"] = "out of memory"
+        free_memory(device)
+        report(row)
+    return rows
+
+
+def measure_alone(name: str, make: Make, batch: Batch, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Measure one method: the row of `measure_step`, and the median seconds of `rounds`."""
+    method, row = measure_step(name, make, batch, device)
+    row["seconds"] = median([time_step(method, batch, device) for _ in range(rounds)])
+    return row
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back to the driver what no tensor uses any more."""
+    gc.collect()  # wrapped models are in cycles
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def time_step(method: Method, batch: Batch, device: torch.device) -> float:
+    """Return the seconds of a step, until all ranks have done it."""
+    # A step that is not timed comes first: in training, too, a step finds caches and memory as one of its own kind has
+    # left them.
+    method.step(batch, device)
+    _wait_for_ranks(device)
+    start = time.perf_counter()
+    method.step(batch, device)
+    _wait_for_ranks(device)
+    return time.perf_counter() - start
 
 
 def measure_step(name: str, make: Make, batch: Batch, device: torch.device) -> tuple[Method, dict[str, Any]]:
@@ -247,13 +321,16 @@ def measure_step(name: str, make: Make, batch: Batch, device: torch.device) -> t
         gc.collect()
         memory.mark()
         if on_gpu:
+            torch.cuda.empty_cache()  # what wrapping has freed is not reserved by the step
             torch.cuda.reset_peak_memory_stats(device)
         with Collectives() as collectives:
             method.step(batch, device)
             sent = [count for count in collectives.rows() if count.phase != "control"]
     row = {"wire_bytes": sum(count.wire_bytes for count in sent), "collectives": sum(count.count for count in sent)}
     if on_gpu:
+        torch.cuda.synchronize(device)
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+        row["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
     else:
         row |= {"rest_bytes": memory.at_mark, "peak_bytes": memory.peak}
     return method, row

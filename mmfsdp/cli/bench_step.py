@@ -6,6 +6,7 @@ On GPUs: one rank each, nccl, the model of OpenFlamingo's size; on the CPU: two 
 from __future__ import annotations
 
 import os
+import sys
 from textwrap import fill
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.benchmark import Timer
 
+from ..core.collectives import group_device
 from ..data import Batch
 from ..estimate.make_plan import make_plan
 from ..models import Flamingo
 from ..models.media_model import MediaModel
-from ..params import FSDPParams, Precision, RunParams, load
+from ..params import FSDPParams, ParamError, Precision, RunParams, load
 from ..run.state import text_table
-from .bench_models import COMPARED, Method, measure, random_batch, random_model, size_text, wrap_as
+from .bench_models import COMPARED, Method, copy_to, measure, random_batch, random_model, size_text, wrap_as
 from .spawn_ranks import on_ranks
 
 LARGE: dict[str, Any] = {
@@ -32,6 +34,7 @@ LARGE: dict[str, Any] = {
     "launch.name": "ViT-L-14_Llama-3.2-1B",
 }
 """Run that is measured on a GPU, as changes of the preset clip_llama_1b."""
+COLUMNS = ("seconds", "samples/s", "MFU", "HFU", "peak MB", "sent MB")
 
 
 def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None = None) -> dict[str, Any]:
@@ -39,9 +42,13 @@ def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None
     share of the device's own matrix rate (counted over what the mix of frozen and trainable needs), and peak memory.
 
     The model is ViT-L/14 with the layout of Llama-3.2-1B on GPUs, and that of the preset tiny on the CPU, with random
-    weights. ranks: unset, all GPUs, or 2. samples: of a rank; unset, those of the preset.
+    weights. On GPUs the methods are measured one after the other, and each is printed as soon as it is known.
+    ranks: unset, all GPUs, or 2. samples: of a rank; unset, those of the preset. Raises ParamError for more ranks than
+    GPUs.
     """
     gpus = torch.cuda.device_count()
+    if gpus and ranks and ranks > gpus:
+        raise ParamError("ranks", f"{ranks} need a GPU each, and this machine has {gpus}; set it to at most {gpus}")
     params = load("clip_llama_1b").change(**LARGE) if gpus else load("tiny")
     if samples:
         params = params.change(**{"train.batch_size": samples})
@@ -50,26 +57,31 @@ def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None
 
 
 def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    device, device_name = torch.device("cpu"), "CPU"
-    if torch.cuda.is_available():
-        device, device_name = torch.device("cuda", rank), torch.cuda.get_device_name(rank)
-        torch.cuda.set_device(device)
+    rank, ranks, device = dist.get_rank(), dist.get_world_size(), group_device()
+    on_gpu = device.type == "cuda"
+    device_name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
+    if on_gpu:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    model = random_model(params.model, meta=True)
+    model = random_model(params.model)
     batch = batch_for(params, model, rank)
+    if on_gpu:
+        batch = batch.pin_memory()  # as the loader does
     flops = matrix_rate(device)
-
-    def make(name: str) -> Method:
-        return wrap_as(name, random_model(params.model), batch.inputs(), device=device)
-
-    rows = measure(COMPARED, make, batch, rounds, device)
     # Each method needs the FLOPs of this plan.
     plan = make_plan(model, FSDPParams(mixed_precision=Precision.BF16), world_size=ranks, example=batch.inputs())
-    for row in rows:
-        row["samples_per_s"] = batch.size * ranks / row["seconds"]
-        row["utilization"] = plan.flops / row["seconds"] / flops
-        row["hardware_utilization"] = plan.hardware_flops / row["seconds"] / flops
+
+    def make(name: str) -> Method:
+        return wrap_as(name, copy_to(model, device), batch.inputs(), device=device)
+
+    def complete(row: dict[str, Any]) -> None:
+        if "failed" not in row:
+            row["samples_per_s"] = batch.size * ranks / row["seconds"]
+            row["utilization"] = plan.flops / row["seconds"] / flops
+            row["hardware_utilization"] = plan.hardware_flops / row["seconds"] / flops
+        if on_gpu and rank == 0:  # the table comes minutes later
+            print(f"  {row['way']}: {', '.join(_cells(row))}", file=sys.stderr, flush=True)
+
+    rows = measure(COMPARED, make, batch, rounds, device, complete)
     title = (
         f"{params.launch.name}, {size_text(model)}; {ranks} x {device_name}; {batch.size} samples of a picture and "
         f"{params.data.max_length} tokens a rank; bf16, in which products reach {flops / 1e12:,.2f} TFLOP/s here"
@@ -81,7 +93,8 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
 def matrix_rate(device: torch.device) -> float:
     """Return the FLOPs per second that this rank reaches in products of large matrices in bf16."""
     width = 4096 if device.type == "cuda" else 256
-    variables = {"matrix": torch.ones(width, width, device=device, dtype=torch.bfloat16)}
+    # Random numbers: a GPU draws less power for constant ones, and runs at a higher clock.
+    variables = {"matrix": torch.randn(width, width, device=device, dtype=torch.bfloat16)}
     seconds = []
     # The layouts of a linear layer: its forward, its input's gradient, its weight's. A CPU that emulates bf16 takes
     # forty times as long for one as for another.
@@ -101,10 +114,17 @@ def batch_for(params: RunParams, model: MediaModel, rank: int) -> Batch:
 
 def table(result: dict[str, Any]) -> str:
     """Return the rows as text."""
-    lines = [("", "seconds", "samples/s", "MFU", "HFU", "peak MB", "sent MB")]
+    lines = [("", *COLUMNS)]
     for row in result["rows"]:
-        shares = (f"{row['utilization']:.1%}", f"{row['hardware_utilization']:.1%}")
-        rates = (f"{row['seconds']:.4f}", f"{row['samples_per_s']:.2f}", *shares)
-        sizes = (f"{row['peak_bytes'] / 1e6:.1f}", f"{row['wire_bytes'] / 1e6:.2f}")
-        lines.append((row["way"], *rates, *sizes))
+        cells = _cells(row)
+        lines.append((row["way"], *cells, *[""] * (len(COLUMNS) - len(cells))))
     return "\n".join([fill(result["title"], 80), text_table(lines)])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """Return the texts of COLUMNS, or the reason why there are none."""
+    if "failed" in row:
+        return [row["failed"]]
+    rates = [f"{row['seconds']:.4f}", f"{row['samples_per_s']:.2f}"]
+    shares = [f"{row['utilization']:.1%}", f"{row['hardware_utilization']:.1%}"]
+    return [*rates, *shares, f"{row['peak_bytes'] / 1e6:.1f}", f"{row['wire_bytes'] / 1e6:.2f}"]

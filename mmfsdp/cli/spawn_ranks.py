@@ -24,9 +24,12 @@ def on_ranks(
 ) -> list[Any]:
     """Run `work(*args)` on so many ranks of a process group; return what each returned (plain data), by rank.
 
-    method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). Raises if
-    any rank fails.
+    method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). With nccl,
+    each rank's current device is the GPU of its number. Raises if any rank fails, ValueError for more ranks than GPUs.
     """
+    gpus = torch.cuda.device_count()
+    if backend == "nccl" and ranks > gpus:
+        raise ValueError(f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many")
     return in_processes(_work_in_group, ranks, ranks, work, args, backend, method=method)
 
 
@@ -49,7 +52,12 @@ def _work_in_group(rank: int, folder: str, ranks: int, work: Callable[..., Any],
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    device = None
+    if backend == "nccl":
+        # Before the first collective: the barrier, and every tensor on "cuda", would be on GPU 0 in all ranks.
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device)
     dist.barrier()  # gloo fails in ranks that are still connecting to one that has destroyed its group already
     try:
         return work(*args)
