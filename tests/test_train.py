@@ -1,14 +1,17 @@
 """train.run on one rank, in this process: what it leaves behind, and when it gives up."""
 
 import json
+import os
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from mmfsdp import ParamError, RunParams, checkpoint, train
 from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.run.folder import read_metrics
-from mmfsdp.train.job import pick_device
+from mmfsdp.train.job import pick_device, process_group
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 
@@ -72,20 +75,61 @@ def test_other_backbone_weights_than_the_runs_are_found_by_name(go, tmp_path):
     assert checkpoint.latest(folder / "checkpoints").name == "step_00000002"
 
 
-DEVICES = {  # visible GPUs, allocated on the node, train.device -> the device of rank 1 of 2
-    "2 2 auto": "cuda:1", "1 2 auto": "cuda:0", "1 2 cuda": "cuda:0", "2 2 cpu": "cpu", "0 0 auto": "cpu",
-    "0 0 cuda": "2 ranks, and this one sees 0 GPUs", "0 2 auto": "sees 0 GPUs", "1 1 auto": "sees 1 GPUs",
+DEVICES = {  # visible GPUs, allocated on the node, local rank, ranks of the node, train.device -> its device
+    "2 2 1 2 auto": "cuda:1", "1 2 1 2 auto": "cuda:0", "1 2 1 2 cuda": "cuda:0", "2 2 1 2 cpu": "cpu",
+    "0 0 1 2 auto": "cpu",
+    # Slurm has bound several GPUs to each rank: its own two, or the four beside its socket.
+    "2 8 1 4 auto": "cuda:1", "2 8 2 4 auto": "cuda:0", "4 8 3 8 auto": "cuda:3", "4 8 5 8 auto": "cuda:1",
+    "0 0 1 2 cuda": "2 ranks, and this one sees 0 GPUs", "0 2 1 2 auto": "sees 0 GPUs", "1 1 1 2 auto": "sees 1 GPU;",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DEVICES)
 def test_a_job_with_gpus_never_trains_on_the_cpu_unasked(monkeypatch, case):
-    visible, allocated, wanted = case.split()
+    visible, allocated, local_rank, ranks, wanted = case.split()
     monkeypatch.setattr("torch.cuda.device_count", lambda: int(visible))
-    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "SLURM_GPUS_ON_NODE": allocated}.items():
+    for name, value in {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": ranks, "SLURM_GPUS_ON_NODE": allocated}.items():
         monkeypatch.setenv(name, value)
     try:
         device = str(pick_device(RunParams().change(**{"train.device": wanted, "launch.executor": "slurm"})))
     except ParamError as error:
         device = str(error)
     assert device == DEVICES[case] or f"train.device: {wanted} needs a GPU" in device and DEVICES[case] in device
+
+
+@pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (0, "cpu")])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_rank_sets_its_gpu_before_it_joins_the_group_that_it_names_it_to(monkeypatch, visible, device, is_local):
+    """Otherwise each rank of nccl would guess its GPU from its rank, at the first collective."""
+    joined = []
+
+    def join(backend, **options):
+        joined.append((backend, options.get("device_id")))
+        raise InterruptedError
+
+    as_rank(0, 1, free_port())
+    if is_local:
+        monkeypatch.setenv("MMFSDP_RUN", "1")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    monkeypatch.setattr("torch.cuda.set_device", joined.append)
+    monkeypatch.setattr("torch.distributed.init_process_group", join)
+    with pytest.raises(InterruptedError), process_group(RunParams()):
+        pass
+    gpu = torch.device("cuda", 0)
+    assert joined == ([gpu, ("nccl", gpu)] if visible else [("gloo", None)])
+
+
+def test_a_rank_on_the_cpu_uses_no_gpu_that_is_there(go, monkeypatch):
+    """Pinned memory, or a look at the current stream, would make a context on GPU 0 of hundreds of MiB for each rank.
+
+    torch's optimizers look at it where CUDA is available, which fails on a machine without a driver.
+    """
+    pinned = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: os.environ["CUDA_VISIBLE_DEVICES"] != "")
+    monkeypatch.setattr(
+        "mmfsdp.data.loader.DataLoader",
+        lambda *args, pin_memory, **options: pinned.append(pin_memory) or DataLoader(*args, **options),
+    )
+    go(**{"train.device": "cpu", "train.steps": 1, "train.warmup_steps": 0})
+    assert pinned == [False]

@@ -34,13 +34,15 @@ def batches(
     world_size: int = 1,
     seed: int = 0,
     start: int = 0,
+    pin_memory: bool = False,
 ) -> Batches:
     """Return the training batches of one rank, without end, the same for the same arguments.
 
     Several sources take turns: each micro-step has a batch of each. `batch_size` is the first's, and that of those that
     set none. `start` is the number of micro-steps already consumed: the stream continues exactly there. At each step
     the ranks' batches of a source together are the single process's batch of world_size * batch_size, in order of rank.
-    A corrupt record leaves its batch one sample smaller. Raises ParamError if a source cannot be opened.
+    A corrupt record leaves its batch one sample smaller. pin_memory: where the batches go to a GPU, which reads pinned
+    memory without waiting; it takes memory of that GPU. Raises ParamError if a source cannot be opened.
     """
     sizes = [batch_size] + [more.batch_size or batch_size for more in params.more]
     loaders, skipped = [], {}
@@ -54,7 +56,7 @@ def batches(
             batch_size=None,
             num_workers=workers,
             multiprocessing_context="spawn" if workers else None,  # a fork would copy gloo's and CUDA's threads
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=pin_memory,
             generator=torch.Generator(),  # leaves the global random state, which checkpoints hold, alone
         )
         loaders.append(loader)

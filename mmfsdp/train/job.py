@@ -87,16 +87,21 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
     device = pick_device(params)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     backend = "nccl" if device.type == "cuda" else "gloo"
+    # nccl then never guesses a rank's GPU, and connects at once, so that a mistake shows here.
+    bound_device = device if device.type == "cuda" else None
     if RUN_VARIABLE in os.environ and os.environ["MASTER_ADDR"] == LOOPBACK:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # torch's own store would listen on every interface.
         port = int(os.environ["MASTER_PORT"])
         listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None
         store = dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=listener)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=bound_device)
     else:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, device_id=bound_device)
     where = f"{device}, process {os.getpid()} on {socket.gethostname()}"
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
     try:
@@ -119,12 +124,12 @@ def pick_device(params: RunParams) -> torch.device:
         return torch.device("cpu")
     is_job = params.launch.executor is Executor.SLURM
     gpus, allocated = torch.cuda.device_count(), int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if is_job else 0
-    if gpus >= ranks:
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    if gpus and allocated >= ranks:
-        return torch.device("cuda", 0)  # with --gpus-per-task or --gpu-bind, a rank sees its own GPU only
+    # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or those beside its socket, numbered from 0.
+    if gpus >= ranks or (gpus and allocated >= ranks):
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
     if wanted is Device.CUDA or allocated:
-        words = f"{wanted.value} needs a GPU per rank: this node has {ranks} ranks, and this one sees {gpus} GPUs; "
+        seen = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+        words = f"{wanted.value} needs a GPU per rank: this node has {ranks} ranks, and this one sees {seen}; "
         raise ParamError("train.device", words + "set launch.ranks lower, or train.device to cpu")
     return torch.device("cpu")
 

@@ -56,6 +56,7 @@ def train(
         world_size=world_size,
         seed=settings.seed,
         start=state.samples // (world_size * settings.batch_size),  # from where the run stands in the data stream
+        pin_memory=device.type == "cuda",
     )
     heldout = HeldOut.open(params, processor, loader.skipped)
     if heldout is not None and features is not None:  # encoded once
