@@ -75,11 +75,13 @@ def load_each_way(values: dict) -> dict:
             del first
             model, _, weights = build(params)
             plan = make_plan(model, fsdp, world_size=2)
-            model = apply_plan(model, plan, weights=weights)
+            announced: list[str] = []
+            model = apply_plan(model, plan, weights=weights, progress=announced.append)
         with FSDP.summon_full_params(model) if isinstance(model, FSDP) else torch.no_grad():
             sums = {plain_name(n): checksum(whole(p)) for n, p in model.named_parameters()}
         found[case] = {
             "sums": sums,
+            "announced": sorted(announced),
             "buffers": {plain_name(n): checksum(b) for n, b in model.named_buffers()},
             "peak": memory.peak - memory.at_mark,
             "shard": bytes_held(model),
@@ -119,6 +121,8 @@ def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, 
         assert rank[case]["sums"] == found[0]["FSDP2 nf4" if quantized else "DDP"]["sums"]
         assert sorted(rank[case]["sums"]) == sorted(names) and bool(quantized) == ("nf4" in case)
         assert rank[case]["sums"].items() >= frozen.items()
+        # A large model takes minutes, in which each tensor says that the rank is alive.
+        assert set(rank[case]["announced"]) >= set(names)
         assert rank[case]["buffers"] == {n: checksum(b) for n, b in model.named_buffers()}
 
 

@@ -5,7 +5,8 @@ import os
 
 import pytest
 import torch
-from pretend_cuda import PretendCuda, Waits
+import torch.nn.functional as F
+from pretend_cuda import CUDA, PretendCuda, Waits
 from tiny import tiny_flamingo
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -54,6 +55,49 @@ def test_codes_of_the_reference():
     assert scales.tolist() == [[3.0]]
     assert codes[0, :8].tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
     assert q.PAIRS[0x2F].tolist() == [q.LEVELS[2], q.LEVELS[15]]
+
+
+def searched(matrix):
+    """Codes and scales of nf4 as QLoRA defines them: by a search for the interval between midpoints of levels."""
+    blocks = F.pad(matrix, (0, -matrix.shape[1] % q.BLOCK)).view(len(matrix), -1, q.BLOCK)
+    scales = blocks.abs().amax(dim=2)
+    normalized = blocks.float() / scales.float().clamp(min=1e-30)[:, :, None]
+    codes = torch.bucketize(normalized, (q.LEVELS[1:] + q.LEVELS[:-1]) / 2).to(torch.uint8).flatten(1)
+    return codes[:, ::2] * 16 + codes[:, 1::2], scales
+
+
+def hard_matrices():
+    """Matrices with the numbers at which a wrong comparison, rounding or look-up would show."""
+    torch.manual_seed(0)
+    boundaries = (q.LEVELS[1:] + q.LEVELS[:-1]) / 2
+    below, above = (torch.nextafter(boundaries, torch.full_like(boundaries, end)) for end in (-2.0, 2.0))
+    cells = torch.arange(-q.CELLS, q.CELLS + 1) / q.CELLS  # where the table of cells has its edges
+    edges = torch.cat([boundaries, below, above, cells, torch.nextafter(cells, torch.zeros_like(cells))])
+    ones = torch.ones(len(edges), 1)  # the scale of each block is 1
+    yield torch.cat([ones, edges[:, None], -edges[:, None], ones.expand(-1, 61) / 3], dim=1)
+    yield torch.randn(700, 2048)  # several chunks
+    yield torch.randn(96, 70).T  # as Conv1D has it
+    yield torch.randn(5, 128) * 1e-39  # numbers below the smallest normal one
+    yield torch.cat([torch.zeros(1, 128), torch.full((1, 128), torch.nan), torch.full((1, 128), torch.inf)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_codes_are_those_of_the_search_bit_by_bit_on_any_device(dtype, monkeypatch):
+    """Checkpoints hold checksums of codes and scales."""
+    assert len(set(q.BOUNDARY_CELLS.tolist())) == len(q.BOUNDARIES)  # no cell has two
+    for matrix in hard_matrices():
+        matrix = matrix.to(dtype)
+        wanted = searched(matrix)
+        found = q.quantize(matrix, FrozenDtype.NF4)
+        monkeypatch.setattr(q, "group_device", lambda: CUDA)
+        with Waits() as waits:
+            by_gpu = q.quantize(matrix, FrozenDtype.NF4)
+        monkeypatch.undo()
+        assert sum(waits.found.values()) > 2 and "cpu to cuda" in str(waits.found)  # it went there
+        for made in (found, by_gpu):
+            for tensor, expected in zip(made, wanted, strict=True):
+                assert tensor.device.type == "cpu" and tensor.is_contiguous()
+                assert torch.equal(tensor.view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
 def test_int8_rounds_once():

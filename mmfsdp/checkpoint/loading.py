@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
 
-from ..core.collectives import gather_json, is_distributed, rank, world_size
+from ..core.collectives import Progress, gather_json, is_distributed, rank, world_size
 from ..core.step import local_part
 from ..params import ParamError, StateDictType
 from .steps import complete_checkpoints, damaged, file_checksum, marker_of
@@ -160,11 +160,15 @@ def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
             optimizer.state[p][state] = tensor.to(p.device)
 
 
-def frozen_checksums(model: nn.Module) -> dict[str, int]:
-    """Return the CRC-32 of this rank's part of every frozen parameter. Checkpoints leave these parameters out."""
+def frozen_checksums(model: nn.Module, progress: Progress = str) -> dict[str, int]:
+    """Return the CRC-32 of this rank's part of every frozen parameter. Checkpoints leave these parameters out.
+
+    progress: called with the name of each before it is read.
+    """
     checksums = {}
     for name, p in model.named_parameters():
         if not p.requires_grad and not p.is_meta:
+            progress(name)
             raw = local_part(p.detach()).contiguous().view(-1).view(torch.uint8)
             checksums[name] = zlib.crc32(raw.cpu().numpy().data)
     return checksums

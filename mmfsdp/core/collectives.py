@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+
+Progress = Callable[[str], object]
+"""Called with the name of a tensor before work on it: for a large model that takes minutes, and a rank that says
+nothing for so long is taken to hang. The default is `str`, which does nothing."""
 
 
 def is_distributed() -> bool:

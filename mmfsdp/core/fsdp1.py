@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from ..params import ParamError, Precision
 from .fsdp2 import inner_units_first
 from .plan import Unit, WrapPlan
 from .units import torch_dtype
-from .weights import WeightSource, materialize
 
 
 def wrap_fsdp1(
@@ -23,19 +23,18 @@ def wrap_fsdp1(
     device: torch.device,
     mesh: DeviceMesh,
     replicated: set[nn.Parameter],
-    weights: WeightSource | None,
+    fill: Callable[[Sequence[str]], None],
 ) -> nn.Module:
     """Replace each unit's module by a wrapper. Returns the wrapper around the model.
 
-    replicated: parameters that FSDP leaves whole. weights: fills a model on the meta device. Raises ParamError for
+    replicated: parameters that FSDP leaves whole. fill: fills modules on the meta device. Raises ParamError for
     cpu_offload without a GPU.
     """
     if plan.fsdp.cpu_offload and device.type == "cpu":
         raise ParamError("cpu_offload", "FSDP1 offloads from CUDA only; set it to false or backend to FSDP2")
     for unit in inner_units_first(plan):
         (name,) = unit.modules  # FSDP1 wraps one module at a time, so the planner makes no larger units for it
-        if weights is not None:
-            materialize(model, weights, unit.modules, device=device)
+        fill(unit.modules)
         wrapped = FullyShardedDataParallel(
             model.get_submodule(name),
             sharding_strategy=sharding_strategy(unit, hybrid=plan.replicate > 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from .group import wrap_order
 from .plan import Unit, WrapPlan
 from .recompute import in_backward
 from .units import torch_dtype
-from .weights import WeightSource, materialize
 
 
 def wrap_fsdp2(
@@ -25,16 +25,15 @@ def wrap_fsdp2(
     device: torch.device,
     mesh: DeviceMesh,
     replicated: set[nn.Parameter],
-    weights: WeightSource | None,
+    fill: Callable[[Sequence[str]], None],
 ) -> nn.Module:
     """Shard the model in place, unit by unit, and return it.
 
-    replicated: parameters that FSDP leaves whole. weights: fills a model on the meta device.
+    replicated: parameters that FSDP leaves whole. fill: fills modules on the meta device.
     """
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
     for unit in inner_units_first(plan):
-        if weights is not None:
-            materialize(model, weights, unit.modules, device=device)
+        fill(unit.modules)
         modules = [model.get_submodule(name) for name in unit.modules]
         # The modules of one call share one all-gather.
         fully_shard(

@@ -14,7 +14,6 @@ from -1 to 1, evenly spaced in int8. In nf4 the 16 levels are close to each othe
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..params import Backend, FrozenDtype, FSDPParams, ParamError
+from .collectives import Progress, group_device
 from .recompute import call_checkpointed
 from .trace import need_gradient, tied_names
 
@@ -41,6 +41,17 @@ PAIRS = torch.stack((LEVELS.repeat_interleave(16), LEVELS.repeat(16)), dim=1)
 """The two levels of each of the 256 values of a byte: one look-up instead of two, and no shifts."""
 PAIRS_OF = {dtype: PAIRS.to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 """The same in each dtype of compute. Made here, once, since in a step they could be made of fake tensors."""
+BOUNDARIES = (LEVELS[1:] + LEVELS[:-1]) / 2
+"""Between two of them lie the numbers whose nearest level is the same."""
+CELLS = 64
+"""A number x from -1 to 1 lies in the cell (x + 1) * CELLS, cut to an integer. No cell has two boundaries in it."""
+BOUNDARY_CELLS = ((BOUNDARIES + 1) * CELLS).long()
+BELOW = (torch.arange(2 * CELLS + 1, device="cpu")[:, None] > BOUNDARY_CELLS).sum(dim=1).to(torch.uint8)
+"""The number of boundaries below each cell: the code of a number there, up to the cell's own boundary."""
+BOUNDARY_IN = torch.full((2 * CELLS + 1,), torch.inf, device="cpu").scatter(0, BOUNDARY_CELLS, BOUNDARIES)
+"""The boundary in each cell, or infinity."""
+CHUNK = 2**20
+"""Weights that are quantized at a time."""
 CODES, SCALES = "_codes", "_scales"
 """What the names of the two parameters add to the matrix's."""
 
@@ -49,17 +60,33 @@ CODES, SCALES = "_codes", "_scales"
 
 
 def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
-    """Return the codes and scales of a matrix (rows, columns), each weight as its nearest level."""
+    """Return the codes and scales of a matrix (rows, columns), each weight as its nearest level, where the matrix is.
+
+    A rank with a GPU lets it quantize what lies on the CPU. Checkpoints hold checksums of the codes, so both must give
+    the same bits. They do as long as this is not compiled: each operator is exact (absolute and largest values,
+    comparisons, look-ups, a product with a power of two), or rounds once to the nearest fp32 number, as IEEE 754 asks
+    of every device; and no result depends on the order of a sum.
+    """
+    device = group_device() if matrix.device.type == "cpu" else matrix.device
+    parts = []
+    # A few rows at a time: they stay in a CPU's cache, and a GPU needs little memory for them.
+    for rows in matrix.split(len(matrix) if matrix.is_meta else max(1, CHUNK // matrix.shape[1])):
+        parts.append(_quantize_rows(rows.to(device), form))
+    codes, scales = zip(*parts, strict=True)
+    return torch.cat(codes).to(matrix.device), torch.cat(scales).to(matrix.device)
+
+
+def _quantize_rows(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
     if form is FrozenDtype.INT8:
         scales = matrix.abs().amax(dim=1, keepdim=True)
-        return (_divide(matrix, scales) * 127).round().to(torch.int8).contiguous(), scales
-    rows, columns = matrix.shape
-    blocks = F.pad(matrix, (0, -columns % BLOCK)).view(rows, -1, BLOCK)
-    scales = blocks.abs().amax(dim=2)
-    # The nearest level is that of the interval, between midpoints of levels, that a number lies in.
-    boundaries = (LEVELS[1:] + LEVELS[:-1]) / 2
-    normalized = _divide(blocks, scales[:, :, None]).contiguous()
-    codes = torch.bucketize(normalized, boundaries.to(matrix.device), out_int32=True).to(torch.uint8).view(rows, -1)
+        return (_divide(matrix, scales) * 127).round().to(torch.int8), scales
+    numbers = F.pad(matrix, (0, -matrix.shape[1] % BLOCK)).view(len(matrix), -1, BLOCK)
+    scales = numbers.abs().amax(dim=2)
+    numbers = _divide(numbers, scales[:, :, None]).reshape(-1)  # from -1 to 1
+    # A search among the boundaries would take five times as long. What is not a number gets the last code.
+    cells = numbers.add(1).mul_(CELLS).nan_to_num_(2 * CELLS).int()
+    above = numbers > BOUNDARY_IN.to(matrix.device).index_select(0, cells)
+    codes = (BELOW.to(matrix.device).index_select(0, cells) + above).view(len(matrix), -1)
     # Two codes of 4 bits in a byte: the even columns' in its upper half.
     return codes[:, ::2] * 16 + codes[:, 1::2], scales
 
@@ -233,7 +260,7 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def quantize_model(model: nn.Module, fsdp: FSDPParams) -> dict[str, bool]:
+def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = str) -> dict[str, bool]:
     """Quantize the frozen matrices in place, one by one, if `frozen_dtype` says so; what is quantized already stays.
 
     Return, by name, whether each matrix that was quantized now was transposed before.
@@ -244,6 +271,7 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams) -> dict[str, bool]:
     check_versions(fsdp)
     module: Any
     for name, module, key in list(matrices(model, fsdp)):
+        progress(name)
         matrix = module._parameters.pop(key).detach()
         transposed[name] = is_transposed(module)
         if transposed[name]:
@@ -254,18 +282,6 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams) -> dict[str, bool]:
         module.out_features, module.in_features = matrix.shape
         module.__class__ = QuantizedAttention if isinstance(module, nn.MultiheadAttention) else QuantizedLinear
     return transposed
-
-
-def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
-    """Return the model as `quantize_model` makes it, without weights; itself if nothing is to be quantized."""
-    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
-        return model
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
-    meta = copy.deepcopy(model, memo)
-    quantize_model(meta, fsdp)
-    return meta
 
 
 def check_versions(fsdp: FSDPParams) -> None:

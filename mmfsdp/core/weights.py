@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..params import FrozenDtype, FSDPParams
-from .collectives import rank, world_size
+from .collectives import Progress, rank, world_size
 from .group import contains
 from .plan import WrapPlan
 from .quantize import CODES, SCALES, matrix_name, quantize, quantize_model
@@ -72,21 +72,26 @@ def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def copy_from_rank0(model: nn.Module, device: torch.device) -> None:
+def copy_from_rank0(model: nn.Module, device: torch.device, progress: Progress = str) -> None:
     """Overwrite each parameter and buffer with rank 0's. device: where the process group's tensors must be."""
     if world_size() > 1:
-        for _, tensor in named_tensors(model):
+        for names, tensor in named_tensors(model):
+            progress(names[0])
             tensor.copy_(broadcast_from_rank0(tensor, like=tensor, device=device))
 
 
 @torch.no_grad()
-def materialize(model: nn.Module, weights: WeightSource, parts: Sequence[str], *, device: torch.device) -> None:
+def materialize(
+    model: nn.Module, weights: WeightSource, device: torch.device, progress: Progress, parts: Sequence[str]
+) -> None:
     """Replace the meta tensors of some parts of a model by rank 0's weights on `device`. Tied tensors stay tied.
 
-    parts: dotted names of modules or parameters; an empty name is the model itself. Every rank must call it.
+    parts: dotted names of modules or parameters; an empty name is the model itself. progress: called with the name of
+    each tensor before it is made. Every rank must call it.
     """
     for names, tensor in named_tensors(model):
         if tensor.is_meta and (contains(parts, names) or not set(names).isdisjoint(parts)):
+            progress(names[0])
             weight = weights.pop(names[0]) if rank() == 0 else None
             # Broadcast as one whole tensor: the wrapper shards it next, and the whole one goes.
             set_tensor(model, names, broadcast_from_rank0(weight, like=tensor, device=device), like=tensor)
@@ -128,12 +133,14 @@ def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like:
         setattr(model.get_submodule(owner), key, value)
 
 
-def quantize_weights(model: nn.Module, fsdp: FSDPParams, weights: WeightSource | None) -> WeightSource | None:
+def quantize_weights(
+    model: nn.Module, fsdp: FSDPParams, weights: WeightSource | None, progress: Progress = str
+) -> WeightSource | None:
     """Quantize the model in place, as `quantize_model` does. Return the source of the weights that it has now.
 
     weights: of a model on the meta device.
     """
-    transposed = quantize_model(model, fsdp)
+    transposed = quantize_model(model, fsdp, progress)
     if weights is None or not transposed or fsdp.frozen_dtype is None:
         return weights
     return QuantizedWeights(weights, transposed, fsdp.frozen_dtype)

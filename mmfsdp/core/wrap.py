@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ..params import Backend, ParamError, Precision
-from .collectives import group_device, rank
+from .collectives import Progress, group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, wrap_fsdp2
 from .group import contains
@@ -41,6 +42,7 @@ def apply_plan(
     device: torch.device | str | None = None,
     mesh: DeviceMesh | None = None,
     weights: WeightSource | None = None,
+    progress: Progress = str,
 ) -> nn.Module:
     """Wrap a model as planned and start every rank from rank 0's weights. Every rank must call it.
 
@@ -49,6 +51,7 @@ def apply_plan(
     a wrapper.
     device: of this rank; default its current GPU with nccl, else the CPU. mesh: default `make_mesh`.
     weights: rank 0's, if rank 0 has the model on the meta device too (from `open_model`, or a dict).
+    progress: called with the name of each tensor before it is quantized, and before ranks get it from rank 0.
     Raises ValueError if the lint finds errors, or if the plan was made for another number of ranks.
     """
     # Linted again: the model or the plan may have changed since it was made.
@@ -59,10 +62,10 @@ def apply_plan(
         raise ValueError(f"mesh: has {mesh.size()} ranks but the plan was made for world_size {plan.world_size}")
 
     # 1. Every rank starts from the same weights, in the dtypes that they rest in.
-    weights = quantize_weights(model, plan.fsdp, weight_source(model, device, weights))
+    weights = quantize_weights(model, plan.fsdp, weight_source(model, device, weights), progress)
     cast_at_rest(model, plan)
     if weights is None and plan.fsdp.sync_module_states:
-        copy_from_rank0(model, device)
+        copy_from_rank0(model, device, progress)
 
     # 2. These hook or replace `forward`, so they come first: the wrapper's hooks must run outside, once per forward.
     if not plan.memory_events and plan.backend is not Backend.DDP:  # made without an example
@@ -72,14 +75,14 @@ def apply_plan(
     checkpoint_activations(model, plan.fsdp)
 
     # 3. Wrap.
+    fill = partial(materialize, model, weights or {}, device, progress)  # {}: nothing is on the meta device
     if plan.backend is Backend.DDP:
-        if weights is not None:
-            materialize(model, weights, [""], device=device)
+        fill([""])
         wrapped = wrap_ddp(model, plan, device=device, mesh=mesh)
     else:
-        replicated = replicate_frozen(model, plan, device=device, weights=weights)
+        replicated = replicate_frozen(model, plan, device=device, fill=fill)
         wrap = wrap_fsdp1 if plan.backend is Backend.FSDP1 else wrap_fsdp2
-        wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, weights=weights)
+        wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)
     reshard_without_gradients(wrapped)
     serve_generate(wrapped, model, plan, device)
     refuse_changes(wrapped, model, plan)
@@ -115,7 +118,7 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: De
 
 
 def replicate_frozen(
-    model: nn.Module, plan: WrapPlan, *, device: torch.device, weights: WeightSource | None
+    model: nn.Module, plan: WrapPlan, *, device: torch.device, fill: Callable[[Sequence[str]], None]
 ) -> set[nn.Parameter]:
     """Move the parameters of replicated units to the device and return them.
 
@@ -126,8 +129,7 @@ def replicate_frozen(
     for unit in units:
         for p in unit.params:
             names.append(p.name)
-    if weights is not None:
-        materialize(model, weights, names, device=device)
+    fill(names)
     parameters = set()
     for name in names:
         parameter = model.get_parameter(name)

@@ -16,12 +16,11 @@ from ..core.collectives import rank
 from ..core.lint import lint
 from ..core.plan import Unit, WrapPlan, size
 from ..core.planner import Grouped, mesh_shape, plan_units, trace_and_group
-from ..core.quantize import quantized_copy
 from ..core.wrap import apply_plan
 from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .cost_lint import lint_cost
 from .memory import step_walk, with_gathers
-from .memory_events import record_memory, with_recording
+from .memory_events import quantized_copy, record_memory, with_recording
 
 
 def make_plan(

@@ -6,6 +6,7 @@ parameters, which have shapes and no storage. Hooks stand where the wrapper will
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,11 +24,11 @@ from torch.utils.checkpoint import CheckpointError
 from ..core.fsdp2 import cast_inputs
 from ..core.lint import without_gradient
 from ..core.plan import MemoryEvent, Unit, WrapPlan
-from ..core.quantize import quantized_copy
+from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
 from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.units import torch_dtype, with_bytes
-from ..params import Backend, ParamError
+from ..params import Backend, FSDPParams, ParamError
 from .memory import gradient_params, with_gathers
 from .work import Work, WorkCounter
 
@@ -319,3 +320,15 @@ class CallAfterBackward(torch.autograd.Function):
         """Call back, and pass the gradients on."""
         ctx.call()
         return None, *gradients
+
+
+def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
+    """Return the model as `quantize_model` makes it, without weights; itself if nothing is to be quantized."""
+    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
+        return model
+    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+    meta = copy.deepcopy(model, memo)
+    quantize_model(meta, fsdp)
+    return meta

@@ -22,11 +22,13 @@ from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState,
 from .slurm_state import scancel
 
 SLOW_FACTOR = 5
-"""Multiple of the limit that the first step and checkpoints may take; any other step, the longest one so far."""
+"""Multiple of the limit that the first step, profiles and checkpoints may take; other steps, of the longest so far."""
 PHASES = ("starting", "joining", "building", "wrapping", "taking", "step", "trained")
 """First words of what ranks say that they do, in the order in which they do it."""
-STEP_PARTS = ("data", "compute", "held-out", "save")
+STEP_PARTS = ("data", "compute", "profile", "held-out", "save")
 """Words after `step N`, in order."""
+WRITING = ("profile", "save")
+"""Those that write files: they may take longer than a step, and do not tell how long a step takes."""
 NOT_STARTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 STACK_DUMP_S = 0.5
@@ -91,14 +93,14 @@ class HangDetector:
             if beat is None or beat == self._beats[rank]:
                 continue
             last_activity = self.activities[rank]
-            if last_activity.startswith("step") and "save" not in last_activity:
+            if _computes(last_activity):
                 # A suspension is no part of a step.
                 self.longest_step_s = max(self.longest_step_s, now - max(self.changed[rank], self.awake_since))
             self.changed[rank], self.activities[rank], self._beats[rank] = now, beat[0], beat
 
     def _allowed_s(self) -> float:
         """Return the seconds that may pass without a heartbeat, by what the ranks are doing."""
-        in_step = all(activity.startswith("step") and "save" not in activity for activity in self.activities)
+        in_step = all(map(_computes, self.activities))
         if not in_step or not self.longest_step_s:
             return SLOW_FACTOR * self.limit_s
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
@@ -112,6 +114,12 @@ def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
     elif status.get("host") == socket.gethostname():
         signal_rank(folder, record, status, signal.SIGUSR1)  # without scancel only ranks on this machine can be reached
         time.sleep(STACK_DUMP_S)
+
+
+def _computes(activity: str) -> bool:
+    """Return whether a rank that reports this is in a step, and writes no files."""
+    words = activity.split()
+    return words[:1] == ["step"] and not any(part in words for part in WRITING)
 
 
 def _progress(activity: str) -> tuple[int, int, int]:

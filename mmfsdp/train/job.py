@@ -6,7 +6,7 @@ import os
 import platform
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -65,15 +65,16 @@ def run(folder: Path) -> None:
             write_plan(folder, plan, cost)
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
-        model, frozen = wrap(built, plan, weights, device)
+        model, frozen = wrap(built, plan, weights, device, beat)
         optimizer, schedule = build_optimizer(model, params.train)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
-        before = checkpoint.frozen_checksums(model)
+        before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
         memory = PeakMemory(device)
         result = train(setup, processor, device, memory, beat, features)
         print(f"rank {dist.get_rank()}: done")
+        after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
         result["wire_bytes_predicted"] = cost.wire_bytes
-        result["frozen_parameters_changed"] = checkpoint.count_changed(before, checkpoint.frozen_checksums(model))
+        result["frozen_parameters_changed"] = checkpoint.count_changed(before, after)
         result["world_size"] = dist.get_world_size()
         if dist.get_rank() == 0:
             if memory.largest and features is None:  # the plan's peak is that of the longest texts
@@ -173,13 +174,21 @@ def versions() -> dict[str, str]:
 
 
 def wrap(
-    built: nn.Module, plan: WrapPlan, weights: Weights | None, device: torch.device
+    built: nn.Module, plan: WrapPlan, weights: Weights | None, device: torch.device, beat: Callable[[str], None]
 ) -> tuple[nn.Module, dict[str, int]]:
-    """Wrap the model; also return the checksums of the frozen weights that rank 0 has read or drawn."""
-    checksums = checkpoint.frozen_checksums(built)
-    source = quantize_weights(built, plan.fsdp, weights)
-    checksums |= checkpoint.frozen_checksums(built)  # of codes and scales, too
-    model = apply_plan(built, plan, device=device, weights=source)
+    """Wrap the model; also return the checksums of the frozen weights that rank 0 has read or drawn.
+
+    beat: called with `wrapping: NAME` before work on each tensor. All of a large model takes longer than a rank may be
+    silent.
+    """
+
+    def progress(name: str) -> None:
+        beat(f"wrapping: {name}")
+
+    checksums = checkpoint.frozen_checksums(built, progress)
+    source = quantize_weights(built, plan.fsdp, weights, progress)
+    checksums |= checkpoint.frozen_checksums(built, progress)  # of codes and scales, too
+    model = apply_plan(built, plan, device=device, weights=source, progress=progress)
     if weights is not None:  # read shard by shard while wrapping
         frozen = {name for name, p in plan.by_name.items() if not p.trainable}
         checksums = {name: value for name, value in weights.checksums.items() if name in frozen}

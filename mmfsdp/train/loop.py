@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def train(
             figures = {"data_s": data_s, "wire_bytes": sent_bytes, **memory.figures()}
             recorder.add(metrics, start, figures)
 
-            recording = profile.step_done()
+            recording = profile.step_done(before_writing=partial(beat, f"step {step} profile"))
             due = last or (heldout is not None and step % heldout.every == 0)
             # Not while steps are profiled, nor when a rank must stop soon.
             if heldout is not None and due and not recording and not metrics.stop_requested:

@@ -6,7 +6,7 @@ The profile tells how much of a step's communication is exposed: no compute runs
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,11 @@ class StepProfile(AbstractContextManager):
         if self._profiler is not None:  # the run was shorter than the profile
             self._stop()
 
-    def step_done(self) -> bool:
-        """Call after each step. Returns True if the next step is recorded."""
+    def step_done(self, *, before_writing: Callable[[], object] = bool) -> bool:
+        """Call after each step. Returns True if the next step is recorded. `before_writing` may say what takes time."""
         self._done += 1
         if self._profiler is not None and self._done == WARMUP_STEPS + self.steps:
+            before_writing()
             self._stop()
         elif self._profiler is not None:
             self._profiler.step()

@@ -92,10 +92,21 @@ def seconds(rows: int, columns: int, tokens: int, device: torch.device, rounds: 
     return {name: statistics.median(each) for name, each in times.items()}
 
 
+def check_same_codes(device: torch.device) -> None:
+    """Raise AssertionError unless a GPU makes the codes and scales that the CPU makes, bit by bit."""
+    matrix = torch.randn(4096, 4128, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for form in (FrozenDtype.INT8, FrozenDtype.NF4):
+            on_cpu, on_gpu = quantize(matrix.to(dtype), form), quantize(matrix.to(device, dtype), form)
+            for expected, found in zip(on_cpu, on_gpu, strict=True):
+                assert torch.equal(expected, found.cpu()), f"{form} of {dtype}: the GPU rounds otherwise"
+
+
 def measure() -> dict[str, Any]:
     """Return the two tables: rows of errors, and of seconds on this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    check_same_codes(device)
     result: dict[str, Any] = {"where": where, "torch": torch.__version__, "errors": [], "seconds": []}
     larger = random_model(model_params()), flamingo_batch(seed=0).inputs()
     for name, (model, inputs) in {"the demo's backbones": demo(), "52.7 M random weights": larger}.items():

@@ -1,0 +1,116 @@
+"""What the hang detector takes for a hang, by what the ranks report and when; the clock is moved by hand."""
+
+import json
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.params import FSDPParams
+from mmfsdp.run import hang
+from mmfsdp.run.folder import read_heartbeat
+from mmfsdp.run.hang import HangDetector, Heartbeat
+from mmfsdp.train.job import wrap
+from mmfsdp.train.profile import WARMUP_STEPS, StepProfile
+from tests.ranks import fake_group
+from tests.test_runs import GONE, record
+from tests.tiny import tiny_flamingo
+
+LIMIT_S = 60
+
+
+class Ranks:
+    """Two ranks that report what the test says, and their detector, with a clock of the test."""
+
+    def __init__(self, folder, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(hang.time, "monotonic", lambda: self.now)
+        self.beats = [Heartbeat(folder, rank) for rank in (0, 1)]
+        self.detector = HangDetector(folder, record(**GONE, ranks=2, hang_timeout_s=LIMIT_S))
+
+    def report(self, activity: str) -> None:
+        """Both ranks begin this."""
+        for beat in self.beats:
+            beat(activity)
+        assert self.detector.check() is None
+
+    def hangs_within(self, seconds: float) -> bool:
+        """Let time pass, and look as often as the supervisor does."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            if self.detector.check():
+                return True
+        return False
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    return Ranks(tmp_path, monkeypatch)
+
+
+def test_wrapping_may_take_any_time_as_long_as_tensors_follow_each_other(ranks):
+    for tensor in range(20):
+        ranks.report(f"wrapping: layers.{tensor}.weight_codes")
+        assert not ranks.hangs_within(4 * LIMIT_S)
+    assert ranks.hangs_within(2 * LIMIT_S)
+
+
+def test_a_profile_may_be_written_for_longer_than_a_step_takes(ranks):
+    for step in range(1, 4):
+        ranks.report(f"step {step} data")
+        ranks.report(f"step {step} compute")
+        assert not ranks.hangs_within(2)
+    ranks.report("step 3 profile")
+    assert not ranks.hangs_within(4 * LIMIT_S)
+    # It tells nothing of how long a step is.
+    ranks.report("step 4 data")
+    assert ranks.hangs_within(LIMIT_S + 2)
+
+
+def test_a_profile_is_announced_before_it_is_written(tmp_path):
+    beat = Heartbeat(tmp_path, 0)
+    profile = StepProfile(tmp_path, 1, torch.device("cpu"))
+    files_at_beat = []
+
+    def announce() -> None:
+        beat("step 3 profile")
+        files_at_beat.append(os.path.exists(tmp_path / "profile"))
+
+    with fake_group(1), profile:
+        for step in range(WARMUP_STEPS + 1):
+            assert not files_at_beat
+            torch.ones(3) @ torch.ones(3)
+            assert profile.step_done(before_writing=announce) == (step + 1 == WARMUP_STEPS)
+    assert files_at_beat == [False]
+    assert json.loads((tmp_path / "profile" / "rank0.json").read_text())["steps"] == 1
+    assert read_heartbeat(tmp_path, 0)[0] == "step 3 profile"
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_run_reports_each_tensor_while_it_wraps_a_model(one_rank):
+    """Its checksum, its quantization, and its way from rank 0."""
+    model, nf4 = tiny_flamingo(), FSDPParams(frozen_dtype="nf4", backend="DDP", sharding_strategy="NO_SHARD")
+    before = [name for name, p in model.named_parameters() if not p.requires_grad]
+    reports: list[tuple[str, bool]] = []
+    plan = make_plan(model, nf4, world_size=1)
+
+    def beat(activity: str) -> None:
+        name = activity.removeprefix("wrapping: ")
+        reports.append((name, any(name == known for known, _ in model.named_parameters())))
+
+    wrapped, checksums = wrap(model, plan, None, torch.device("cpu"), beat)
+    after = [name for name, p in model.named_parameters() if not p.requires_grad]
+    codes = [name for name in after if name.endswith("_codes")]
+    quantized = [name for name in before if f"{name}_codes" in codes]
+    # Each is named while it is there: before the work, and not after.
+    assert quantized and reports == [(name, True) for name in [*before, *quantized, *after]]
+    assert checksums.keys() == {*before, *after}
