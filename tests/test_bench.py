@@ -20,7 +20,7 @@ from mmfsdp.cli.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
 from tests.bench.gpu import PARTS
-from tests.bench.mutants import mutants_of, noting_calls
+from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -148,3 +148,19 @@ def test_each_mutant_is_a_program_that_differs_in_one_line():
     functions = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
     noting = noting_calls(file, source)
     assert all(f"_called.add('{file}:{name}')" in noting for name in functions)
+
+
+def test_each_mutant_that_is_said_to_be_equal_is_one_of_a_line_that_is_still_there():
+    mutants = all_mutants()
+    sources = {mutant.file: (ROOT / mutant.file).read_text() for mutant in mutants}
+    changes = {(mutant.file, *mutant.lines(sources[mutant.file])) for mutant in mutants}
+    equal = equal_mutants()
+    assert equal.keys() <= changes
+    assert all(len(reason) > 20 for reason in equal.values())
+
+
+def test_each_file_that_is_changed_has_real_tests_that_exist():
+    for mutant in all_mutants():
+        assert mutant.file in REAL_TESTS or mutant.file.rpartition("/")[0] in REAL_TESTS, mutant.file
+    for files in REAL_TESTS.values():
+        assert all((ROOT / file).exists() for file in files)

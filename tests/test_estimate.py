@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.plan import WrapPlan
+from mmfsdp.core.plan import WrapPlan, size
 from mmfsdp.estimate import MACHINES, Estimate, Machine, estimate, machine_of, mesh_table, meshes, on_mesh, step_time
+from mmfsdp.estimate.items import ON_A_GPU
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.estimate.seconds import copied_bytes, seconds
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
@@ -91,6 +92,19 @@ def test_memory_at_rest(policy, parts):
     assert cost.memory.gradients == T * 4 / WORLD and cost.memory.optimizer == 2 * T * 4 / WORLD
     assert cost.memory_bytes == sum(value for name, value in vars(cost.memory).items() if name != "when")
     assert max(map(len, str(cost).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_printed_has_both_memories_the_traffic_and_on_a_gpu_what_is_left_out(device):
+    plan = make_plan(Mostly(), FSDPParams(), world_size=WORLD, example={"x": torch.ones(2, DIM)})
+    cost = estimate(plan, TrainParams(device=device))
+    text = " ".join(str(cost).split())
+    assert text.startswith(f"most on a rank without activations: {size(cost.memory_bytes)} in {cost.memory.when} ")
+    assert f" peak of a rank, with activations: {size(cost.peak_bytes)} in {cost.peak_when} " in text
+    assert f" a rank sends in an optimizer step: {size(cost.wire_bytes)} ({cost.wire_bytes:,} bytes) " in text
+    for row in cost.wire:
+        assert f" {row.kind} {row.phase} {row.count} x, {size(row.wire_bytes)} sent" in text
+    assert (ON_A_GPU in text) == (device == "cuda")
 
 
 def test_offloaded_shards_lie_with_the_host():

@@ -4,21 +4,28 @@ DDP is missing: its reducer takes no reply from a fake group.
 """
 
 import itertools
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 
-from mmfsdp.core.step import train_step
+from mmfsdp.core.inference import keep_gathered
+from mmfsdp.core.plan import WrapPlan
+from mmfsdp.core.step import check_step, train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.estimate.make_plan import make_plan
-from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.train.meters import Collectives
-from mmfsdp.train.optimizer import build_optimizer
+from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.train.meters import Collectives, register_counting_kernels
+from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.parity import local, wire
 from tests.ranks import fake_group
 
@@ -123,3 +130,181 @@ def test_ddp_is_wrapped_without_a_deprecation_and_leaves_buffers_to_each_rank():
         plan = make_plan(model, FSDPParams(backend="DDP"), world_size=2)
         wrapped = apply_plan(model, plan)
         assert not wrapped.broadcast_buffers
+
+
+class Chain(nn.Module):
+    """Layers of which no two are of one size; the first and the third are frozen, so backward passes through one."""
+
+    WIDTHS = (16, 24, 40, 64, 96)
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in itertools.pairwise(self.WIDTHS)]
+        self.layers = nn.ModuleList(layers)
+        self.layers[0].requires_grad_(False)
+        self.layers[2].requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return Output(loss=x.square().mean())
+
+
+LAYERS = [f"layers.{i}" for i in range(4)]
+EXAMPLE = {"x": torch.ones(2, Chain.WIDTHS[0])}
+
+
+def plan_of_chain(model: Chain, fields: dict) -> WrapPlan:
+    """Each layer is a unit."""
+    plan = make_plan(model, FSDPParams(**fields), world_size=4, example=EXAMPLE)
+    assert [unit.modules for unit in plan.gathered_units] == [(name,) for name in LAYERS]
+    return plan
+
+
+@contextmanager
+def gathers_of(plan: WrapPlan):
+    """The list of the layers that are gathered inside, which are told apart by their size."""
+    layer_of = {unit.unsharded_bytes: unit.modules[0] for unit in plan.gathered_units}
+    gathered: list[str] = []
+
+    def note_collective(kind: str, nbytes: int, ranks: int) -> None:
+        if kind == "all-gather":
+            gathered.append(layer_of[nbytes])
+
+    kernels = register_counting_kernels(note_collective)
+    try:
+        yield gathered
+    finally:
+        kernels._destroy()
+
+
+def gathers_ahead(fields: dict) -> tuple[dict, dict, WrapPlan]:
+    """By layer: the layers that are gathered ahead of need when it begins forward, and backward; and the plan."""
+    model = Chain()
+    plan = plan_of_chain(model, fields)
+    forward: dict[str, list[str]] = {}
+    backward: dict[str, list[str]] = {}
+    gathered: list[str]  # since a layer began
+
+    def begins(layer: str, phase: dict[str, list[str]]) -> None:
+        phase[layer] = [other for other in gathered if other != layer]
+        gathered.clear()
+
+    def begins_forward(layer: str, *_: Any) -> None:
+        begins(layer, forward)
+
+    def follow_gradient(layer: str, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda _: begins(layer, backward))
+
+    for name in LAYERS:
+        # Of the layer's first module, inside the unit: FSDP has done what it does when a unit begins.
+        inner = model.get_submodule(f"{name}.0")
+        inner.register_forward_pre_hook(partial(begins_forward, name))
+        inner.register_forward_hook(partial(follow_gradient, name))
+    model = apply_plan(model, plan)
+    with gathers_of(plan) as gathered:
+        for _ in range(2):  # FSDP1 learns the order of its units in the first step
+            gathered.clear()
+            model(**EXAMPLE).loss.backward()
+    return forward, backward, plan
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+@pytest.mark.parametrize("fields", [{"forward_prefetch": True}, {"backward_prefetch": "NO_PREFETCH"}])
+def test_units_are_gathered_ahead_of_need_as_the_plan_says(backend, fields):
+    with fake_group(4):
+        forward, backward, plan = gathers_ahead({"backend": backend, **fields})
+    units = {unit.modules[0]: unit for unit in plan.gathered_units}
+    assert set(forward) == set(LAYERS)
+    assert set(backward) == set(LAYERS[1:]), "backward does not pass through the first"
+    for phase, ahead in ((forward, plan.prefetched_in_forward), (backward, plan.prefetched_in_backward)):
+        for name, others in phase.items():
+            following = ahead.get(units[name].order)
+            assert others == ([] if following is None else [following.modules[0]]), name
+    assert any(forward.values()) == any(backward.values()) == ("forward_prefetch" in fields)
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+@pytest.mark.parametrize("fields", [{}, KEPT, {"forward_prefetch": True}])
+def test_a_forward_without_gradients_frees_what_it_gathers_unless_others_share_it(backend, fields):
+    def evaluate() -> list[str]:
+        gathered.clear()
+        with torch.no_grad():
+            model(**EXAMPLE)
+        return sorted(gathered)
+
+    with fake_group(4):
+        model = Chain()
+        plan = plan_of_chain(model, {"backend": backend, **fields})
+        freed = [unit.modules[0] for unit in plan.gathered_units if unit.reshard_after_forward]
+        model = apply_plan(model, plan)
+        with gathers_of(plan) as gathered:
+            assert evaluate() == evaluate() == LAYERS
+            for _ in range(2):
+                with keep_gathered(model):
+                    assert evaluate() == LAYERS
+                    with keep_gathered(model):
+                        assert evaluate() == freed
+                    assert evaluate() == freed
+            assert evaluate() == LAYERS
+            gathered.clear()
+            model(**EXAMPLE).loss.backward()
+            again = [unit.modules[0] for unit in plan.gathered_units if unit.gathers_backward]
+            assert sorted(gathered) == sorted(LAYERS + again)
+
+
+def test_fp16_without_a_scaler_is_refused_before_a_step():
+    with fake_group(4):
+        model = Chain()
+        model = apply_plan(model, plan_of_chain(model, {"mixed_precision": "fp16"}))
+        optimizer, _ = build_optimizer(model, TrainParams())
+        with pytest.raises(ValueError, match="scaler: None.*build_scaler"):
+            check_step(model, optimizer, None)
+        check_step(model, optimizer, build_scaler(model))
+
+
+def test_what_was_frozen_or_made_trainable_after_ddp_is_told():
+    def ddp(**options: bool) -> tuple[DistributedDataParallel, SGD]:
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        layers[0].requires_grad_(False)
+        return DistributedDataParallel(layers, **options), SGD(layers.parameters(), lr=1)
+
+    with fake_group(2):
+        for allows_fewer in (False, True):
+            model, optimizer = ddp(find_unused_parameters=allows_fewer)
+            check_step(model, optimizer, None)
+            model.module[1].requires_grad_(False)
+            if allows_fewer:  # DDP looks for what has no gradient in each step
+                check_step(model, optimizer, None)
+            else:
+                with pytest.raises(ParamError, match="2 parameters train, and when DDP wrapped the model 4 did"):
+                    check_step(model, optimizer, None)
+            model.module.requires_grad_(True)
+            with pytest.raises(ParamError, match="6 parameters train, and when DDP wrapped the model 4 did"):
+                check_step(model, optimizer, None)
+
+
+@pytest.mark.parametrize("backend", ["DDP", "FSDP1", "FSDP2"])
+def test_weights_are_sent_once_and_only_with_sync_module_states(backend):
+    with fake_group(4), Collectives() as counted:
+        for synced in (True, False):
+            counted.reset()
+            model = Chain()
+            nbytes = sum(p.nbytes for p in model.parameters())
+            fields = {"backend": backend, "sync_module_states": synced}
+            apply_plan(model, make_plan(model, FSDPParams(**fields), world_size=4, example=EXAMPLE))
+            broadcast = sum(row.bytes for row in counted.rows() if row.kind == "broadcast")
+            assert broadcast == (nbytes if synced else 0)
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+def test_parts_are_refused_before_the_first_forward_and_cost_nothing_after_it(backend):
+    with fake_group(4):
+        model = Chain()
+        linear = model.layers[1][0]
+        model = apply_plan(model, plan_of_chain(model, {"backend": backend}))
+        with pytest.raises(ParamError, match="layers.1.0 was called before the first forward of the whole model"):
+            linear(torch.ones(2, Chain.WIDTHS[1]))
+        model(**EXAMPLE)
+        assert not linear._forward_pre_hooks

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from mmfsdp.core import quantize as q
 from mmfsdp.core.trace import fake_mode, trace
+from mmfsdp.core.weights import QuantizedWeights
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
@@ -157,6 +158,24 @@ def test_the_fused_kernel_compiles_for_gpus(architecture):
     assert "ld.global.v2.b32" in ptx and "st.global.v4.b32" in ptx
     # A product of two bf16 numbers is exact in fp32, so that the compiler may as well multiply in bf16.
     assert "fma.rn.bf16" in ptx or "mul.bf16" in ptx or "cvt.rn.bf16" in ptx
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_source_of_quantized_weights_reads_each_matrix_once_and_leaves_others_as_they_are(form):
+    stored, matrix = torch.randn(128, 64), torch.randn(64, 128)
+    weights = {"conv.weight": stored, "linear.weight": matrix, "linear.bias": torch.ones(64)}
+    source = QuantizedWeights(dict(weights), {"conv.weight": True, "linear.weight": False}, form)
+    assert source.pop("linear.bias") is weights["linear.bias"]
+    for name, wanted in (("linear.weight", matrix), ("conv.weight", stored.T)):
+        codes, scales = q.quantize(wanted, form)
+        # In the order in which the model has them; the matrix itself is gone after the first.
+        assert torch.equal(source.pop(name + q.CODES), codes)
+        assert not any(key.startswith(name) for key in source.weights)
+        assert torch.equal(source.pop(name + q.SCALES), scales)
+    assert not source.weights and not source.made
+    assert sorted(source.checksums) == sorted(
+        name + part for name in ("conv.weight", "linear.weight") for part in (q.CODES, q.SCALES)
+    )
 
 
 def test_nf4_on_a_gpu_is_one_operator_and_no_table_is_made_of_fake_tensors():

@@ -4,8 +4,8 @@ A changed program is called a mutant, and one that no test fails for a survivor.
 collects the fast tests. For each mutant, a fork of it puts the changed function in place of the other and runs the
 tests that call it, the fastest first, so most mutants take a second. What is outside of functions (constants,
 defaults) is not changed. `--real` runs survivors against real tests, too, in a copy of the repository: that takes
-minutes for each. Survivors in tests/data/equal_mutants.yaml are left out: they have the same effect, and the file says
-why.
+minutes for each. `--again OUT` tries the survivors of an earlier run, such as against all fast tests (`--tests tests`).
+Survivors in tests/data/equal_mutants.yaml are not tried: they have the same effect, and the file says why.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,16 +62,20 @@ FAST_TESTS = [
 """The fast tests that concern these rooms; without 50 model families and the large presets, which take a minute."""
 
 REAL_TESTS = {
-    "mmfsdp/core/collectives.py": ["tests/test_checkpoint.py", "tests/test_step.py"],
+    "mmfsdp/core/collectives.py": ["tests/test_checkpoint.py", "tests/test_own_loop.py"],
     "mmfsdp/core/freeze.py": ["tests/test_wrap.py"],
     "mmfsdp/core/fsdp1.py": ["tests/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
     "mmfsdp/core/fsdp2.py": ["tests/test_wrap.py", "tests/test_reshard.py"],
     "mmfsdp/core/group.py": ["tests/plan/test_random_trees.py", "tests/test_wrap.py"],
+    "mmfsdp/core/inference.py": ["tests/test_own_loop.py", "tests/test_wrap.py"],
     "mmfsdp/core/lint.py": ["tests/test_wrap.py", "tests/plan/test_random_trees.py"],
+    "mmfsdp/core/micro_batch.py": ["tests/test_several_sources.py", "tests/test_own_loop.py"],
+    "mmfsdp/core/nf4_kernel.py": ["tests/test_quantize.py"],
     "mmfsdp/core/plan.py": ["tests/plan/test_random_trees.py", "tests/test_measure.py"],
     "mmfsdp/core/planner.py": ["tests/plan/test_random_trees.py", "tests/test_wrap.py"],
-    "mmfsdp/core/quantize.py": ["tests/test_quantize.py", "tests/test_wrap.py"],
-    "mmfsdp/core/step.py": ["tests/test_step.py", "tests/test_several_sources.py", "tests/test_scaler.py"],
+    "mmfsdp/core/quantize.py": ["tests/test_wrap.py"],
+    "mmfsdp/core/recompute.py": ["tests/plan/test_recompute.py", "tests/test_predicted_equals_measured.py"],
+    "mmfsdp/core/step.py": ["tests/test_several_sources.py", "tests/test_scaler.py", "tests/test_own_loop.py"],
     "mmfsdp/core/trace.py": ["tests/plan/test_random_trees.py", "tests/test_wrap.py"],
     "mmfsdp/core/units.py": ["tests/plan/test_random_trees.py", "tests/test_predicted_equals_measured.py"],
     "mmfsdp/core/weights.py": ["tests/test_wrap.py", "tests/test_loading.py"],
@@ -78,6 +83,8 @@ REAL_TESTS = {
     "mmfsdp/estimate": ["tests/test_predicted_equals_measured.py", "tests/test_measure.py"],
 }
 """Real tests of a file, or of all files of a folder."""
+COMPILED = "mmfsdp/core/nf4_kernel.py"
+"""triton compiles this file from its source, so its mutants are tried in a copy of the repository only."""
 
 
 # ---- mutants ----
@@ -234,10 +241,14 @@ def noting_calls(file: str, source: str) -> str:
 
 
 class Mutants:
-    """A plugin of pytest that tries mutants in place of running the collected tests once."""
+    """A plugin of pytest that tries mutants in place of running the collected tests once.
 
-    def __init__(self, mutants: list[Mutant], copy: Path, *, real: bool) -> None:
-        self.mutants, self.copy, self.real = mutants, copy, real
+    out: the file that has the rows of all mutants tried so far, as JSON.
+    """
+
+    def __init__(self, mutants: list[Mutant], copy: Path, out: Path, *, real: bool) -> None:
+        self.mutants, self.copy, self.out, self.real = mutants, copy, out, real
+        self.equal = equal_mutants()
         self.rows: list[dict[str, Any]] = []
         self.calls: dict[str, set[str]] = {}
         self.seconds: dict[str, float] = {}
@@ -261,10 +272,12 @@ class Mutants:
         for mutant in self.mutants:
             start = time.monotonic()
             before, after = mutant.lines((ROOT / mutant.file).read_text())
-            end = self._try(mutant, session.items)
+            reason = self.equal.get((mutant.file, before, after))
+            end = f"equal: {reason}" if reason else self._try(mutant, session.items)
             self.rows.append({"file": mutant.file, "number": mutant.line, "line": before, "changed": after, "end": end})
             print(f"{mutant.file}:{mutant.line} ({time.monotonic() - start:.0f} s)\n  - {before}\n  + {after}\n  {end}")
             sys.stdout.flush()
+            self.out.write_text(json.dumps(self.rows, indent=1))
         return True
 
     def _look(self, items: list[Any]) -> dict[str, Any]:
@@ -285,6 +298,8 @@ class Mutants:
         calling = [item for item in items if f"{mutant.file}:{mutant.function}" in self.calls.get(item.nodeid, ())]
         calling.sort(key=lambda item: self.seconds.get(item.nodeid, 0))
 
+        if mutant.file == COMPILED:
+            return first_failure_in_copy(mutant, self.copy, "not extended") or "survived the tests in a copy"
         replacements = list(changed_functions(mutant))
 
         def run() -> str:
@@ -302,7 +317,7 @@ class Mutants:
             return "its tests ended by a crash or after their time"
         if end:
             return str(end)
-        if self.real and (end := first_failure_of_real_tests(mutant, self.copy)):
+        if self.real and (end := first_failure_in_copy(mutant, self.copy, "real and not extended")):
             return end
         return f"survived {len(calling)} fast tests"
 
@@ -314,6 +329,7 @@ def in_child(work: Callable[[], Any], *, limit_s: int) -> Any:
         if child == 0:
             try:
                 resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+                signal.alarm(3 * limit_s)  # of time: a change may make a wait that never ends
                 nothing = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nothing, 1)
                 os.dup2(nothing, 2)
@@ -361,8 +377,11 @@ def _functions(values: Iterable[Any], module: str) -> Iterator[types.FunctionTyp
             yield function
 
 
-def first_failure_of_real_tests(mutant: Mutant, copy: Path) -> str:
-    """Run the real tests of a mutant's file in a copy of the repository; return the first that fails, or ''."""
+def first_failure_in_copy(mutant: Mutant, copy: Path, marks: str) -> str:
+    """Run tests of a mutant's file, from REAL_TESTS and with these marks, in a copy of the repository.
+
+    Returns the first that fails, or ''.
+    """
     if not copy.exists():
         ignored = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "node_modules", ".mypy_cache")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
@@ -370,7 +389,7 @@ def first_failure_of_real_tests(mutant: Mutant, copy: Path) -> str:
     (copy / mutant.file).write_text(mutant.apply(source))
     try:
         files = REAL_TESTS.get(mutant.file) or REAL_TESTS[mutant.file.rpartition("/")[0]]
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-m", "real and not extended", *files]
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-m", marks, *files]
         environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     finally:
@@ -378,6 +397,8 @@ def first_failure_of_real_tests(mutant: Mutant, copy: Path) -> str:
     for line in done.stdout.splitlines():
         if line.startswith(("FAILED ", "ERROR ")):
             return line.split()[1]
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}")
     return "fails" if done.returncode else ""
 
 
@@ -395,17 +416,30 @@ class NotingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules of ROOMS for NotingLoader."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return a spec for a module of ROOMS, None for others."""
+        """Return a spec for a module of ROOMS, None for others and for COMPILED."""
         file = ROOT / (fullname.replace(".", "/") + ".py")
         if not fullname.startswith(("mmfsdp.core.", "mmfsdp.estimate.")) or not file.exists():
+            return None
+        if file == ROOT / COMPILED:
             return None
         return importlib.util.spec_from_file_location(fullname, file, loader=NotingLoader(fullname, str(file)))
 
 
-def equal_mutants() -> set[tuple[str, str, str]]:
-    """Return (file, line, changed line) of the mutants that are known to have the same effect."""
+def equal_mutants() -> dict[tuple[str, str, str], str]:
+    """Return why the mutants that are known to have the same effect do, by (file, line, changed line)."""
     rows = yaml.safe_load((ROOT / EQUAL).read_text(encoding="utf-8"))
-    return {(row["file"], row["line"], row["changed"]) for row in rows}
+    return {(row["file"], row["line"], row["changed"]): row["why"] for row in rows}
+
+
+def all_mutants(file: str = "") -> list[Mutant]:
+    """Return the mutants of all files of ROOMS, or of those with this in their path."""
+    mutants = []
+    for room in ROOMS:
+        for path in sorted((ROOT / room).glob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if file in name:
+                mutants += mutants_of(name, path.read_text())
+    return mutants
 
 
 def main() -> None:
@@ -414,29 +448,28 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=100, help="how many to draw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", default="", help="of this file only, such as core/group.py")
+    parser.add_argument("--again", type=Path, metavar="OUT", help="the survivors in this file, in place of a draw")
     parser.add_argument("--real", action="store_true", help="run survivors against real tests, too")
     parser.add_argument("--tests", nargs="+", default=FAST_TESTS, help="files of fast tests")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options = parser.parse_args()
 
-    known = equal_mutants()
-    mutants = []
-    for room in ROOMS:
-        for path in sorted((ROOT / room).glob("*.py")):
-            source = path.read_text()
-            file = path.relative_to(ROOT).as_posix()
-            if options.file in file:
-                mutants += [m for m in mutants_of(file, source) if (file, *m.lines(source)) not in known]
-    mutants = draw(mutants, options.number, options.seed)
+    mutants = all_mutants(options.file)
+    if options.again:
+        rows = json.loads(options.again.read_text())
+        survivors = {(row["file"], row["line"], row["changed"]) for row in rows if row["end"].startswith("survived")}
+        mutants = [m for m in mutants if (m.file, *m.lines((ROOT / m.file).read_text())) in survivors]
+    else:
+        mutants = draw(mutants, options.number, options.seed)
 
     sys.meta_path.insert(0, NotingFinder())
     with tempfile.TemporaryDirectory() as folder:
-        plugin = Mutants(mutants, Path(folder) / "copy", real=options.real)
+        plugin = Mutants(mutants, Path(folder) / "copy", options.out, real=options.real)
         arguments = ["-q", "-m", "not real", "-p", "no:cacheprovider", "-p", "no:xdist", "-s"]
         status = pytest.main([*arguments, *options.tests], plugins=[plugin])
-    options.out.write_text(json.dumps(plugin.rows, indent=1))
-    survivors = [row for row in plugin.rows if row["end"].startswith("survived")]
-    print(f"{len(plugin.rows)} of {len(mutants)} mutants tried, {len(survivors)} survivors (pytest: {int(status)})")
+    ends = [row["end"].partition(" ")[0] for row in plugin.rows]
+    equal, survivors = ends.count("equal:"), ends.count("survived")
+    print(f"{len(ends)} of {len(mutants)} mutants: {equal} are equal, {survivors} survive (pytest: {int(status)})")
 
 
 if __name__ == "__main__":

@@ -279,8 +279,9 @@ def test_an_error_stops_the_launch():
 @pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
 def test_training_stops_where_the_model_is_no_longer_as_planned(fake_ranks, backend):
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": "FlamingoLayer"}
-    with pytest.warns(UserWarning, match="plan: the root unit holds"):
+    with pytest.warns(UserWarning, match="plan: the root unit holds") as warned:
         wrap_fsdp(tiny_flamingo(), FSDPParams(backend=backend, **layers))
+    assert {warning.filename for warning in warned} == {__file__}, "a warning names the line that calls wrap_fsdp"
     model = apply_plan(tiny_flamingo(), plan(tiny_flamingo(), backend=backend))
     batches, (optimizer, _) = [tiny_batch()], build_optimizer(model, TrainParams())
     with pytest.raises(ParamError, match="^model: Flamingo returns no loss"):  # not FSDPFlamingo

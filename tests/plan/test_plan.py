@@ -261,6 +261,25 @@ def test_an_example_shows_what_really_runs():
     assert plan.units[[u.name for u in plan.units].index("layers.0")].gathers_backward == 0
 
 
+class Selecting(nn.Module):
+    """Selects rows of an activation by a mask and by places, and needs to know how many there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, mask, places):
+        y = self.linear(x)
+        assert y[mask].shape == (2, 4) and y[places].shape == (3, 4)
+        return y[mask].sum() + y[places].sum()
+
+
+def test_an_example_shows_how_many_rows_a_mask_selects():
+    example = {"x": torch.ones(5, 4), "mask": torch.tensor([0, 1, 0, 0, 1]).bool(), "places": torch.tensor([0, 4, 0])}
+    plan = make_plan(Selecting(), world_size=2, example=example)
+    assert not plan.lint and plan.flops > 0
+
+
 def test_an_example_that_does_not_fit_is_named():
     with pytest.raises(ValueError, match="example: .*forward failed"):
         plan_of(Stack(), example={"x": torch.zeros(2, 7)})
