@@ -69,7 +69,13 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
         (4, 0.75, 0.3)
     ] * 2
     assert all(row["seconds"] > 0 for row in rows) and "rank 1: RuntimeError: a bad member" in rows[2]["why"]
-    last = {"train.lr": 3, "fsdp.frozen_policy": "KEEP", "launch.folder": str(found.path), "launch.name": "005"}
+    last = {
+        "launch.ranks": 2,
+        "train.lr": 3,
+        "fsdp.frozen_policy": "KEEP",
+        "launch.folder": str(found.path),
+        "launch.name": "005",
+    }
     assert found.run("005").params == found.params("005") == base(**last)
     assert found.run("003").resume().wait(60).ok
     assert cli.main(["sweep", "sweep"]) == 1, "002 is left as it was"

@@ -80,7 +80,7 @@ DEVICES = {  # visible GPUs, allocated on the node, local rank, ranks of the nod
     "0 0 1 2 auto": "cpu",
     # Slurm has bound several GPUs to each rank: its own two, or the four beside its socket.
     "2 8 1 4 auto": "cuda:1", "2 8 2 4 auto": "cuda:0", "4 8 3 8 auto": "cuda:3", "4 8 5 8 auto": "cuda:1",
-    "0 0 1 2 cuda": "2 ranks, and this one sees 0 GPUs", "0 2 1 2 auto": "sees 0 GPUs", "1 1 1 2 auto": "sees 1 GPU;",
+    "0 0 1 2 cuda": "2 ranks, and torch sees 0 GPUs", "0 2 1 2 auto": "sees 0 GPUs", "1 1 1 2 auto": "sees 1 GPU;",
 }  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_a_rank_sets_its_gpu_before_it_joins_the_group_that_it_names_it_to(monke
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     monkeypatch.setattr("torch.cuda.set_device", joined.append)
     monkeypatch.setattr("torch.distributed.init_process_group", join)
-    with pytest.raises(InterruptedError), process_group(RunParams()):
+    with pytest.raises(InterruptedError), process_group(RunParams().change(**{"launch.ranks": 1})):
         pass
     gpu = torch.device("cuda", 0)
     assert joined == ([gpu, ("nccl", gpu)] if visible else [("gloo", None)])

@@ -13,7 +13,7 @@ from mmfsdp.run.record import TRAIN, RunRecord
 from mmfsdp.run.trust import UntrustedRun, check_trusted, key_path, params_digest
 from tests.test_runs import GONE
 
-SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0}
+SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0, "launch.ranks": 2}
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_mistake_in_a_folded_field_unfolds_it(tmp_path):
     form.show(form.params.change(**{"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_shard": 2}))
     assert "fsdp.dp_replicate" not in form.rows
     form.show(form.params.change(**{"fsdp.dp_replicate": 1}))
-    choose(form, "launch.ranks", 3)
+    choose(form, "launch.ranks", "3")
     assert "makes 2 ranks" in said(form, "fsdp.dp_replicate") and form.error
 
 
@@ -111,7 +111,7 @@ def test_presets_files_and_folders_of_runs_fill_the_form(tmp_path):
     form = RunForm("clip_llama_1b", **{"launch.folder": "<b>runs"})
     preset = next(x for x in everything(form) if isinstance(x, w.Dropdown) and x.description == "preset")
     preset.value = "openflamingo_9b"
-    assert form.params.launch.ranks == 8 and form.rows["launch.ranks"].value == 8
+    assert form.params.launch.ranks == 8 and form.rows["launch.ranks"].value == "8"
     assert form.params.launch.folder == "<b>runs"
     (tmp_path / "params.yaml").write_text("train: {steps: 3, warmup_steps: 1}")
     form = RunForm(str(tmp_path))
@@ -180,5 +180,5 @@ def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_p
     with pytest.raises(ParamError, match="is not a run; choose another name"):
         launcher.wait()
     assert not button.disabled and "choose another name" in shown(launcher)
-    choose(small, "launch.ranks", 0)
+    choose(small, "launch.ranks", "0")
     assert button.disabled, "a mistake in the form cannot be launched"

@@ -16,6 +16,7 @@ from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
 from ..run.launch import Run, check
 from ..run.launch import launch as start_run
+from ..run.placement import trains_on, with_ranks
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep, sweep_members
 from ..run.sweep import sweep as start_sweep
@@ -45,7 +46,7 @@ def run(values: Namespace) -> int:
     print_plan(params).check()
     prepare(params)
     started = start_run(params)
-    print(f"run: {started.path}")
+    print(f"run: {started.path}\n{trains_on(params)}")
     return follow(started.path) or finish(started.path)
 
 
@@ -60,7 +61,7 @@ def launch(values: Namespace) -> int:
     check(params)
     check_plan(params)
     started = start_run(params)
-    print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`")
+    print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`\n{trains_on(params)}")
     return 0
 
 
@@ -70,16 +71,18 @@ def resume(values: Namespace) -> int:
     With `--trust`, also one that somebody else may have made or changed.
     """
     resumed = Run.open(run_folder(values.run))
-    params = params_of(values, default=resumed.params)
+    own = resumed.with_own_ranks(resumed.params)
+    params = resumed.with_own_ranks(params_of(values, default=own))
     if not values.trust:
         try:
             check_trusted(resumed.path, params)
         except UntrustedRun as error:
             show(f"Resuming {resumed.path} would run:", *(f"  {line}" for line in error.lines))
             raise ParamError("run", f"{error.why}; read the parameters above, then add --trust") from None
-    if params != resumed.params:
+    if params != own:
         check_plan(params)
     resumed.resume(step=values.step, params=params, trust=values.trust)
+    show(trains_on(params))
     return follow(resumed.path) or finish(resumed.path)
 
 
@@ -161,7 +164,8 @@ def sweep(values: Namespace) -> int:
         if field in grid:
             raise ParamError("grid", f"{field} is there twice; write {field}=A,B")
         grid[field] = choices
-    params = params_of(values)
+    chosen = params_of(values)
+    params = with_ranks(chosen)
     check(params)
     different = {}  # members with the same plan are checked once
     for _, member in sweep_members(params, grid):
@@ -170,7 +174,7 @@ def sweep(values: Namespace) -> int:
         check_plan(member)
     prepare(params)
     started = start_sweep(params, grid=grid, at_once=values.at_once)
-    print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time", flush=True)
+    print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time\n{trains_on(chosen)}", flush=True)
     started.wait()
     return show_members(started)
 

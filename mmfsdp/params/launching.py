@@ -47,8 +47,9 @@ class LaunchParams(Params):
     executor: Executor = Executor.LOCAL
     """Place of the ranks: local (this machine), slurm (a job). Default local."""
 
-    ranks: int = Field(2, ge=1)
-    """Processes that train together, on all nodes; a count. Default 2."""
+    ranks: int | None = Field(None, ge=1)
+    """Processes that train together, on all nodes; a count. Default unset: one for each GPU of this machine, or on
+    Slurm that the job asks for; 2 without GPUs. The run's params.yaml has the number."""
 
     threads: int | None = Field(None, ge=1)
     """CPU threads per rank; a count. Default unset: the cores shared evenly; on Slurm, all CPUs of the rank."""
@@ -118,9 +119,16 @@ class LaunchParams(Params):
     )
 
     @property
+    def world_size(self) -> int:
+        """Return the number of ranks. Raise ParamError if it is unset."""
+        if self.ranks is None:
+            raise ParamError("launch.ranks", "is unset; set it, or take `mmfsdp.run.placement.with_ranks(params)`")
+        return self.ranks
+
+    @property
     def ranks_per_node(self) -> int:
-        """Return the number of ranks on each node."""
-        return self.ranks // self.nodes
+        """Return the number of ranks on each node. Raise ParamError if `ranks` is unset."""
+        return self.world_size // self.nodes
 
     def gpus(self, device: Device) -> int:
         """Return the GPUs to request on each node. Raise ParamError if they are too few or nobody has said how many."""
@@ -152,7 +160,7 @@ class LaunchParams(Params):
                 if own.startswith(name):  # sbatch takes a name that is cut short, too
                     words = f"{option!r}: mmfsdp sets {own} from other launch fields; remove it, set those"
                     raise ParamError("sbatch", words)
-        if self.ranks % self.nodes:
+        if self.ranks is not None and self.ranks % self.nodes:
             words = f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes"
             raise ParamError("ranks", words)
         if any(letter in "%\\\x7f" or letter < " " for letter in self.folder):

@@ -49,9 +49,10 @@ class RunParams(Params):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         replicate, shard = self.fsdp.dp_replicate, self.fsdp.dp_shard
-        if replicate and shard and replicate * shard != self.launch.ranks:
+        ranks = self.launch.ranks
+        if replicate and shard and ranks is not None and replicate * shard != ranks:
             message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
-            raise ParamError("fsdp.dp_replicate", message + f"{self.launch.ranks}; change one of the three")
+            raise ParamError("fsdp.dp_replicate", message + f"{ranks}; change one of the three")
         if self.model.kind is ModelKind.TRANSFORMERS:
             for name in ("augment", "feature_cache"):
                 if getattr(self.data, name):

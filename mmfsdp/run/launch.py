@@ -31,6 +31,7 @@ from .folder import (
     write_text,
 )
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, is_here, is_supervised, process_start, processes_of, stop_processes
+from .placement import check_gpus, with_ranks
 from .preempt import simulate_preemption
 from .record import TRAIN, RunRecord, RunState, Status, cancelled_state, check_entry, read_status, write_status
 from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
@@ -50,6 +51,7 @@ def launch(params: RunParams, *, entry: str = TRAIN) -> Run:
     ends the run a few seconds later, before its first step; its state says why.
     """
     entry = check_entry(entry)
+    params = with_ranks(params)
     check(params)
     folder = make_folder(params.launch)
     try:
@@ -65,6 +67,7 @@ def check(params: RunParams) -> None:
 
     Plans are checked later, by the ranks.
     """
+    params = with_ranks(params)
     if any(source.path for source in params.data.sources().values()):  # the import takes seconds
         from ..data import check_data
 
@@ -75,6 +78,7 @@ def check(params: RunParams) -> None:
         check_slurm(params)
     else:
         params.fsdp.check_machine()
+        check_gpus(params)
 
 
 def make_folder(params: LaunchParams) -> Path:
@@ -147,11 +151,11 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
     threads = params.launch.threads or 0
     if not threads and params.launch.executor.value == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(1, cores // params.launch.ranks)
+        threads = max(1, cores // params.launch.world_size)
     return RunRecord(
         executor=params.launch.executor.value,
         entry=entry,
-        ranks=params.launch.ranks,
+        ranks=params.launch.world_size,
         steps=params.train.steps,
         threads=threads,
         timeout_min=params.launch.timeout_min,
@@ -311,7 +315,7 @@ class Run:
         """
         # It goes on in its own folder, wherever that is now: the batch file deletes and writes files in there.
         place = {"launch.folder": str(self.path.parent), "launch.name": self.name}
-        params = (params or self.params).change(**place)
+        params = self.with_own_ranks(params or self.params).change(**place)
         if not trust:
             check_trusted(self.path, params)
         check(params)
@@ -337,6 +341,12 @@ class Run:
                 path.unlink()
         start_in(self.path, params, entry)
         return self
+
+    def with_own_ranks(self, params: RunParams) -> RunParams:
+        """Return parameters to resume with: the run keeps its number of ranks where they set none."""
+        if params.launch.ranks is None:
+            params = params.change(**{"launch.ranks": self.params.launch.ranks})
+        return with_ranks(params)
 
     def logs(self, rank: int = 0, *, size: int = 1 << 20) -> str:
         """Return what a rank has printed so far: its newest `size` bytes, without control sequences."""

@@ -19,6 +19,7 @@ from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 from .folder import write_text
 from .never_starts import refused_field
+from .placement import with_ranks
 from .rank import run_rank
 from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, advice, write_status
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
@@ -59,6 +60,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     """Return submitit's executor with all options of a run. Raises ParamError naming the field that is wrong."""
     if params.launch.executor is not Executor.SLURM:
         raise ParamError("launch.executor", f"{params.launch.executor} submits no job; set it to slurm")
+    params = with_ranks(params)
     launch = with_cluster(params.launch)
     logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
     python = shlex.join(launch.python.split() if launch.python else [sys.executable])  # whose path may hold a space

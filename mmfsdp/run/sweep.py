@@ -41,6 +41,7 @@ from .folder import (
     write_text,
 )
 from .launch import Run, check, launch, make_folder, make_record, start_detached
+from .placement import with_ranks
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .state import SWEEP_FILE, is_run, run_state, text_table
@@ -74,6 +75,7 @@ def sweep(
     folder; its members are runs in it. The parameters of all members are checked before the first starts. Raises
     ParamError.
     """
+    params = with_ranks(params)  # the same for all members that vary no ranks
     members = sweep_members(params, grid)
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")

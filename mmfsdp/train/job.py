@@ -29,6 +29,7 @@ from ..params import Device, Executor, ParamError, RunParams
 from ..run.folder import write_json
 from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
+from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from .features import FeatureCache
 from .loop import train
@@ -50,6 +51,8 @@ def run(folder: Path) -> None:
     beat = Heartbeat(folder, int(os.environ["RANK"]))
     beat("starting")
     params = RunParams.from_yaml(folder / "params.yaml")
+    if params.launch.ranks is None:  # by torchrun, say: `launch` writes the number
+        params = params.change(**{"launch.ranks": int(os.environ["WORLD_SIZE"])})
     params.fsdp.check_machine()
     if needs_backbones(params.model):
         from .pretrain import ensure_backbones
@@ -86,6 +89,7 @@ def run(folder: Path) -> None:
 def process_group(params: RunParams) -> Iterator[torch.device]:
     """Join the process group, nccl on CUDA and gloo on the CPU; gives this rank's device."""
     device = pick_device(params)
+    place = place_of(params, gpus=torch.cuda.device_count(), on_gpus=device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -103,6 +107,8 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=bound_device)
     else:
         dist.init_process_group(backend, device_id=bound_device)
+    if dist.get_rank() == 0:
+        print(place)
     where = f"{device}, process {os.getpid()} on {socket.gethostname()}"
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
     try:
@@ -129,9 +135,7 @@ def pick_device(params: RunParams) -> torch.device:
     if gpus >= ranks or (gpus and allocated >= ranks):
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
     if wanted is Device.CUDA or allocated:
-        seen = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
-        words = f"{wanted.value} needs a GPU per rank: this node has {ranks} ranks, and this one sees {seen}; "
-        raise ParamError("train.device", words + "set launch.ranks lower, or train.device to cpu")
+        raise too_few_gpus(params, gpus=gpus, ranks=ranks)
     return torch.device("cpu")
 
 

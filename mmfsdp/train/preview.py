@@ -25,6 +25,8 @@ from ..models.backbones import forward_arguments
 from ..models.build import build_model, freeze_model, needs_backbones
 from ..models.from_transformers import check_calls
 from ..params import Device, FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
+from ..params.run import with_cluster
+from ..run.placement import with_ranks
 
 _building = threading.Lock()
 _recordings: dict[Hashable, Recording] = {}
@@ -41,6 +43,8 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
 
     The newest models and recordings are kept, since other choices change more often.
     """
+    params = with_ranks(params)
+    params = params.change(launch=with_cluster(params.launch))
     # A generated model's processor, and so its example, is there only after the pretraining.
     key = json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
     with _building:  # transformers' lazy modules break when two threads import them
@@ -50,7 +54,7 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     yield plan, cost_of(plan, params)
     if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
         return
-    sizes = params.launch.ranks, params.train.batch_size, params.data.max_length
+    sizes = params.launch.world_size, params.train.batch_size, params.data.max_length
     recorded = (key, plan.fsdp.model_dump_json(), *sizes)
     if recorded not in _recordings:
         _recordings[recorded] = record_memory(model, plan, example)
@@ -115,7 +119,7 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     if train.device is Device.AUTO and params.launch.gpus_per_node:  # of a job; this machine may have none
         train = train.change(device=Device.CUDA)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
-    plan = make_plan(model, fsdp, world_size=params.launch.ranks, example=example, train=train)
+    plan = make_plan(model, fsdp, world_size=params.launch.world_size, example=example, train=train)
     if params.model.kind is ModelKind.TRANSFORMERS:
         check_calls(model, plan)
     return plan

@@ -8,6 +8,7 @@ import ipywidgets as w
 
 from ..params import RunParams
 from ..run.launch import check, launch
+from ..run.placement import trains_on
 from ..run.record import RunState
 from .cell import CellWidget, import_lock
 from .form import RunForm
@@ -82,7 +83,7 @@ class Launcher(CellWidget):
             check_plan(params)  # errors of the lint are shown here, before a rank starts
             ensure_backbones(params, progress=self._show_progress)
             self.panel = RunPanel(launch(params).path)
-            self._below.children, self._note.value = [self.panel], ""
+            self._below.children, self._note.value = [self.panel], note(trains_on(params))
         except Exception as error:  # the thread ends here: the error is shown, and wait() raises it
             self._failure, self._launched = error, None
             self._note.value = note(str(error) or type(error).__name__, "error", role="alert")

@@ -1,0 +1,129 @@
+"""The placement of a run's ranks: how many there are where `launch.ranks` is unset, on GPUs or the CPU, and why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from ..params import Device, Executor, ParamError, RunParams
+from ..params.run import with_cluster
+
+RANKS_WITHOUT_GPUS = 2
+"""Ranks where there is no GPU and nobody says how many: the fewest that shard."""
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One of them is there where a GPU may be: of NVIDIA's driver, of Windows' for Linux, and of AMD's."""
+COUNT = "import torch; print(torch.cuda.device_count())"
+COUNT_TIMEOUT_S = 120.0
+
+
+def count_gpus() -> int:
+    """Return the GPUs that torch sees on this machine, in this process's environment.
+
+    Only torch knows: it depends on its build, on CUDA_VISIBLE_DEVICES, on MIG and on what a container shows. Its import
+    takes seconds, so it is asked only where there is a driver, and in a process of its own if it is not imported yet.
+    """
+    if not has_driver():
+        return 0
+    if "torch" in sys.modules:
+        import torch
+
+        return torch.cuda.device_count()
+    command = [sys.executable, "-c", COUNT]
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=COUNT_TIMEOUT_S).stdout.strip()
+    except subprocess.TimeoutExpired:
+        return 0
+    return int(printed) if printed.isdecimal() else 0
+
+
+def has_driver() -> bool:
+    """Return whether this machine has the driver of a GPU."""
+    return any(os.path.exists(file) for file in DRIVER_FILES)
+
+
+def with_ranks(params: RunParams) -> RunParams:
+    """Return the parameters with a number of ranks: the one that is set, else one for each GPU, else 2.
+
+    The GPUs are those of this machine, or on Slurm those that the job asks for. Raises ParamError if the number does
+    not fit the other parameters, or if there is no such profile of a cluster.
+    """
+    if params.launch.ranks is not None:
+        return params
+    launch, on_cpu = with_cluster(params.launch), params.train.device is Device.CPU
+    if launch.executor is Executor.SLURM:
+        gpus = 0 if on_cpu else launch.nodes * (launch.gpus_per_node or 0)
+        ranks = gpus or max(RANKS_WITHOUT_GPUS, launch.nodes)
+    else:
+        gpus = 0 if on_cpu else count_gpus()
+        ranks = gpus or RANKS_WITHOUT_GPUS
+    return params.change(**{"launch.ranks": ranks})
+
+
+def check_gpus(params: RunParams) -> None:
+    """Raise ParamError if a run on this machine wants a GPU for each rank, and there are too few."""
+    if params.train.device is Device.CUDA:
+        gpus, ranks = count_gpus(), params.launch.world_size
+        if gpus < ranks:
+            raise too_few_gpus(params, gpus=gpus, ranks=ranks)
+
+
+def too_few_gpus(params: RunParams, *, gpus: int, ranks: int) -> ParamError:
+    """Return the error of a node that has fewer GPUs than ranks, though GPUs are wanted."""
+    words = f"{params.train.device} needs a GPU per rank: this node has {ranks} ranks, and torch sees "
+    return ParamError("train.device", f"{words}{_count(gpus, 'GPU')}; set launch.ranks lower, or train.device to cpu")
+
+
+def trains_on(params: RunParams) -> str:
+    """Return a line for whoever launches a run: where it will train, and why. Raises ParamError as `with_ranks`."""
+    settled = with_ranks(params)
+    if settled.launch.executor is Executor.SLURM:
+        gpus = settled.launch.nodes * with_cluster(settled.launch).gpus(settled.train.device)
+    else:
+        gpus = count_gpus()
+    on_gpus = settled.train.device is not Device.CPU and gpus >= settled.launch.world_size
+    return place_of(settled, gpus=gpus, on_gpus=on_gpus, is_default=params.launch.ranks is None)
+
+
+def place_of(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool = False) -> str:
+    """Return a line that says where a run trains, and why.
+
+    gpus: those of this machine or job. is_default: the number of ranks was unset.
+    """
+    launch = params.launch
+    ranks = launch.world_size
+    place = "the CPU"
+    if on_gpus:
+        place = _count(ranks, "GPU")
+        if launch.executor is Executor.LOCAL and gpus > ranks:
+            place = f"{ranks} of {gpus} GPUs"
+    place += f" in {_count(ranks, 'rank')}"
+    if launch.nodes > 1:
+        place += f" on {launch.nodes} nodes"
+    if is_default:
+        place += ", as launch.ranks is unset"
+    return f"trains on {place}: {_why(params, gpus=gpus, on_gpus=on_gpus, is_default=is_default)}"
+
+
+def _why(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool) -> str:
+    """Return why a run trains where it does."""
+    launch, device = params.launch, params.train.device
+    if device is Device.CPU:
+        return "train.device is cpu"
+    if launch.executor is Executor.SLURM:
+        return f"train.device is {device}" if on_gpus else "the job asks for no GPU"
+    if on_gpus:
+        return "a rank for each GPU" if is_default else f"launch.ranks is {launch.ranks}"
+    if gpus:
+        words = f"torch sees {_count(gpus, 'GPU')} here, which is too few"
+        return f"{words}; set launch.ranks to {gpus} to train on GPUs"
+    if has_driver() and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+    if has_driver():
+        return "torch sees no GPU here, though there is a driver; install a torch that is built for it"
+    return "torch sees no GPU here"
+
+
+def _count(number: int, noun: str) -> str:
+    """Return such as `1 GPU` or `2 GPUs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
