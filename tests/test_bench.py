@@ -2,9 +2,6 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from mmfsdp.cli.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO,
 from mmfsdp.cli.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
-from tests.bench.gpu import PARTS
 from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,21 +102,6 @@ def test_a_bench_on_the_cpu_takes_no_gpu_that_the_machine_has(monkeypatch):
         for name in (CORNSTARCH, "frozen-aware SHARD"):
             model = bench_models.wrap_as(name, tiny_flamingo(), tiny_batch().inputs()).model
             assert {p.device_mesh.device_type for p in model.parameters() if hasattr(p, "device_mesh")} == {"cpu"}
-
-
-@pytest.mark.real
-@pytest.mark.extended
-def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
-    """tests/bench/gpu.sh, as it will be called on a GPU."""
-    command = [ROOT / "tests/bench/gpu.sh", tmp_path]
-    done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout[-5000:]
-    parts = dict(line.split(":", 1) for line in (tmp_path / "parts").read_text().splitlines())
-    assert set(parts) == {*PARTS, "quantize"}
-    works = json.loads((tmp_path / "works.json").read_text())["rows"]
-    assert all(row["sent as predicted"] and abs(row["predicted / measured"] - 1) < 0.1 for row in works)
-    ends = json.loads((tmp_path / "demo.json").read_text())["rows"]
-    assert all(row["wire_bytes_measured"] == row["wire_bytes_predicted"] for row in ends)
 
 
 def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():

@@ -1,30 +1,14 @@
 #!/bin/bash
-# What a machine with GPUs tells of mmfsdp, in one command of under ten minutes:   tests/bench/gpu.sh [FOLDER]
-# A part that fails does not stop the others. FOLDER (gpu_results) gets a log and a JSON file of each part; the tables
-# close the output. On a machine without a GPU everything runs too, smaller.
+# What a machine with a GPU tells of mmfsdp, in one command of under ten minutes:
+#     tests/bench/gpu.sh [FOLDER] [--patience N]
+# FOLDER (gpu_results) gets a file of JSON lines of each part, written row by row, a log, a profile, a snapshot of the
+# memory, and the table that closes the output. A part that fails or takes too long does not stop the others.
+# It needs no installation: PYTHON, or .venv/bin/python, or python3 with the packages that it names if they are missing
+# (tests/bench/gpu_wheels.sh fetches them for a machine without internet). On a CPU everything runs, too, smaller.
 set -u
 cd "$(dirname "$0")/../.."
-out=$(realpath -m "${1:-gpu_results}")
 python=${PYTHON:-.venv/bin/python}
-mkdir -p "$out"
-: >"$out/parts"
-
-part() {  # name, limit in seconds, command
-    local name=$1 limit=$2 start=$SECONDS
-    shift 2
-    echo "== $name: $*"
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1
-    echo "$name: exit code $? after $((SECONDS - start)) s; $*" | tee -a "$out/parts"
-    tail -n 25 "$out/$name.log"
-}
-
-part machine 60 "$python" -m tests.bench.gpu machine --json "$out/machine.json"
-part works 150 "$python" -m tests.bench.gpu works --json "$out/works.json"
-part demo 150 "$python" -m tests.bench.gpu demo --folder "$out/runs" --json "$out/demo.json"
-part step 120 "$python" -m tests.bench.gpu step --json "$out/step.json"
-part vlm 90 "$python" -m tests.bench.gpu vlm --json "$out/vlm.json"
-part traces 60 "$python" -m tests.bench.gpu traces --folder "$out" --json "$out/traces.json"
-part quantize 60 "$python" -m tests.bench.quantize --json "$out/quantize.json"
-echo "== summary"
-cat "$out/parts"
-! grep -qv "exit code 0" "$out/parts"
+command -v "$python" >/dev/null || python=python3
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # the ranks of runs find the package by it
+export HF_HUB_OFFLINE=1  # all models are built from configurations
+exec "$python" -m tests.bench.gpu.parts "$@"

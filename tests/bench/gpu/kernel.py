@@ -1,0 +1,119 @@
+"""Compare the fused kernel of nf4 with plain operators on the GPU: the same bits, and the time that each takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from mmfsdp.core import quantize as q
+from mmfsdp.params import FrozenDtype
+from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of
+from tests.bench.gpu.rows import Rows
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BITWISE_SHAPES = ((9, 64), (9, 70), (33, 4992), (256, 11008))
+"""Columns that a block divides, and that it does not."""
+LAYERS = ((4096, 11008), (2048, 8192), (8192, 28672)) if ON_GPU else ((64, 256),)
+"""Matrices of models of 7, 1 and 70 billion parameters."""
+TOKENS = (2048, 4096) if ON_GPU else (16,)
+COPIES = 4
+"""Matrices that are dequantized in turn: the codes of one would stay in the GPU's cache."""
+
+
+def kernel(rows: Rows) -> None:
+    """Write rows of equal bits, then of times."""
+    rows.attempt({"what": "fused kernel"}, describe_kernel)
+    for form in (FrozenDtype.NF4, FrozenDtype.INT8):
+        rows.attempt({"what": "same bits", "form": form.value}, partial(same_bits, form))
+    for rows_of_matrix, columns in LAYERS:
+        if rows.seconds_left < 5:
+            break
+        matrices = [torch.randn(rows_of_matrix, columns, device=DEVICE).bfloat16() for _ in range(COPIES)]
+        times_of_layer(rows, matrices)
+
+
+def describe_kernel() -> dict[str, Any]:
+    """Return whether triton compiles and runs the kernel here, and if not, why."""
+    if not ON_GPU:
+        return {"runs": "left out: on a GPU only"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fused = q._fused_kernel.__wrapped__(DEVICE, torch.bfloat16)  # not what an earlier part was told
+    if fused is None:
+        raise RuntimeError(str(caught[-1].message))
+    return {"runs": True}
+
+
+def same_bits(form: FrozenDtype) -> dict[str, Any]:
+    """Compare codes, scales and matrices of the GPU with the CPU's, and fused with plain operators, bit by bit."""
+    generator = torch.Generator().manual_seed(0)
+    row = {"codes and scales as on the CPU": True, "matrix as on the CPU": True, "fused as plain": True}
+    for shape in BITWISE_SHAPES:
+        for dtype in DTYPES:
+            matrix = torch.randn(shape, generator=generator).to(dtype)
+            codes, scales = q.quantize(matrix, form)
+            on_device = q.quantize(matrix.to(DEVICE), form)
+            same_codes = torch.equal(on_device[0].cpu(), codes) and torch.equal(on_device[1].cpu(), scales)
+            row["codes and scales as on the CPU"] &= same_codes
+            codes_here, scales_here = codes.to(DEVICE), scales.to(DEVICE)
+            exact = q.dequantize(codes, scales, shape[1], dtype)
+            whole = q.dequantize(codes_here, scales_here, shape[1], dtype)
+            row["matrix as on the CPU"] &= torch.equal(whole.cpu(), exact)
+            if form is FrozenDtype.NF4:
+                plain = q._look_up(codes_here, scales_here, shape[1], q.PAIRS_OF[dtype].to(DEVICE))
+                row["fused as plain"] &= torch.equal(whole, plain)
+    if not all(row.values()):
+        raise AssertionError(str(row))
+    return row
+
+
+def times_of_layer(rows: Rows, matrices: list[torch.Tensor]) -> None:
+    """Write the times to dequantize matrices of one size by each way, and of products with them."""
+    height, columns = matrices[0].shape
+    name = f"{height} x {columns}"
+    pairs = q.PAIRS_OF[torch.bfloat16].to(DEVICE)
+    nf4 = [q.quantize(matrix, FrozenDtype.NF4) for matrix in matrices]
+    int8 = [q.quantize(matrix, FrozenDtype.INT8) for matrix in matrices]
+    compiled = torch.compile(q._look_up, dynamic=False)
+    ways: dict[str, tuple[list[Any], Callable[..., Any]]] = {
+        "nf4 eager": (nf4, lambda codes, scales: q._look_up(codes, scales, columns, pairs)),
+        "nf4 compiled": (nf4, lambda codes, scales: compiled(codes, scales, columns, pairs)),
+        "nf4 as used": (nf4, lambda codes, scales: q.dequantize(codes, scales, columns, torch.bfloat16)),
+        "int8 as used": (int8, lambda codes, scales: q.dequantize(codes, scales, columns, torch.bfloat16)),
+    }
+    if not ON_GPU:
+        del ways["nf4 compiled"]  # it would compile for the CPU, which takes long and tells nothing
+    for way, (stored, dequantize) in ways.items():
+        rows.attempt({"matrix": name, "dequantize": way}, partial(time_dequantizing, stored, dequantize, columns))
+    for tokens in TOKENS:
+        about = {"matrix": name, "product with tokens": tokens}
+        rows.attempt(about, partial(time_products, matrices, {"nf4": nf4, "int8": int8}, tokens))
+
+
+def time_dequantizing(stored: list[Any], dequantize: Callable[..., Any], columns: int) -> dict[str, Any]:
+    """Return milliseconds, and the bytes a second that are read (codes, scales) and written (bf16)."""
+    codes, scales = stored[0]
+    moved = codes.nbytes + scales.nbytes + 2 * len(codes) * columns
+    turn = cycle(stored)
+    seconds = seconds_of(lambda: dequantize(*next(turn)))
+    return {"ms": seconds * 1e3, "GB/s": moved / seconds / 1e9}
+
+
+def time_products(matrices: list[torch.Tensor], quantized: dict[str, list[Any]], tokens: int) -> dict[str, Any]:
+    """Return the milliseconds of a product in bf16, and how many times as long those with quantized matrices take."""
+    columns = matrices[0].shape[1]
+    x = torch.randn(tokens, columns, device=DEVICE).bfloat16()
+    turn = cycle(matrices)
+    bf16 = seconds_of(lambda: linear(x, next(turn)))
+    row = {"bf16 ms": bf16 * 1e3}
+    for form, stored in quantized.items():
+        turn_of_form = cycle(stored)
+        seconds = seconds_of(lambda turn=turn_of_form: q.multiply(x, *next(turn), columns))  # type: ignore[misc]
+        row[f"{form} / bf16"] = seconds / bf16
+    return row

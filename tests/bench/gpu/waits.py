@@ -1,0 +1,159 @@
+"""Count what makes the host wait for the GPU in a training step."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmfsdp.cli.bench_models import copy_to
+from mmfsdp.core.plan import WrapPlan
+from mmfsdp.core.step import train_step
+from mmfsdp.core.wrap import apply_plan
+from mmfsdp.params import TrainParams
+from mmfsdp.train.optimizer import build_optimizer, build_scaler
+from tests.bench.gpu.device import DEVICE, ON_GPU, synchronize
+from tests.bench.gpu.flamingo import plan_of, quantized, small_batch, small_model
+from tests.bench.gpu.rows import Rows
+
+BF16 = {"mixed_precision": "bf16"}
+KEEP = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
+FORMS: dict[str, dict[str, Any]] = {
+    "bf16": BF16,
+    "fp16": {"mixed_precision": "fp16"},
+    "int8": quantized("int8"),
+    "nf4": quantized("nf4"),
+}
+MORE: dict[str, dict[str, Any]] = {
+    "bf16 KEEP": {**BF16, **KEEP},
+    "bf16 REPLICATE": {**BF16, "frozen_policy": "REPLICATE"},
+    "bf16 recomputed": {**BF16, "activation_checkpointing": "all"},
+    "bf16 DDP": {**BF16, "backend": "DDP"},
+    "bf16 FSDP1": {**BF16, "backend": "FSDP1"},
+}
+SYNC_MESSAGE = "called a synchronizing CUDA operation"
+"""torch's warning under `set_sync_debug_mode` (c10/cuda/CUDAFunctions.cpp)."""
+PACKAGES = ("mmfsdp", "transformers", "open_clip")
+SLEEP_CYCLES = 1_000_000_000
+"""Cycles of the GPU's clock, about half a second: longer than the host takes to issue a step of a small model."""
+
+
+def waits(rows: Rows) -> None:
+    """Write a row for each way to train, for the formats also one with two micro-batches; and one with a mask."""
+    cases = []
+    for way, fields in FORMS.items():
+        cases += [(way, fields, 1, False), (way, fields, 2, False)]
+    cases.append(("bf16", BF16, 1, True))
+    for way, fields in MORE.items():
+        cases.append((way, fields, 1, False))
+    if not ON_GPU:  # nothing waits here: it only has to run
+        cases = [case for case in cases if case[0] in ("fp16", "nf4") and case[2] == 2]
+    plans: dict[tuple[str, bool], WrapPlan] = {}
+    for way, fields, accumulation, mask in cases:
+        about = {"way": way, "micro-batches": accumulation, "mask": mask}
+        if (way, mask) not in plans:
+            plans[way, mask] = plan_of(small_model(), small_batch(mask=mask), fields)
+        rows.attempt(about, partial(waits_of, plans[way, mask], accumulation, mask=mask))
+
+
+def waits_of(plan: WrapPlan, accumulation: int, *, mask: bool) -> dict[str, Any]:
+    """Return how often the host waits in a step: by torch's debug mode, and by whether it was done before the GPU."""
+    batches = [small_batch(mask=mask)] * accumulation
+    model = apply_plan(copy_to(small_model(), DEVICE), plan, device=DEVICE)
+    optimizer, schedule = build_optimizer(model, TrainParams())
+    scaler = build_scaler(model)
+
+    def step() -> None:
+        train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=1.0, scaler=scaler)
+
+    for _ in range(2):  # the first step checks the loss, makes the optimizer's states, compiles kernels
+        step()
+    synchronize()
+    with noted_waits() as places:  # all of them: in the mode "error" the first would hide the others
+        step()
+    ours = sum(count for place, count in places.items() if place.startswith("mmfsdp/"))
+    row: dict[str, Any] = {"waits of mmfsdp": ours, "waits of others": places.total() - ours}
+    if places:
+        row["places"] = dict(places)
+    else:
+        with debug_mode("error"):
+            step()  # raises at the first wait
+    # The debug mode does not see copies by pageable memory, nor collectives. But a step of more than about a thousand
+    # kernels fills the queue of launches, and then the host waits for that; so does FSDP1 before a third all-gather.
+    row |= {"done before the GPU": is_done_before_gpu(step), "operators": plan.kernels * accumulation}
+    return row
+
+
+@contextmanager
+def noted_waits() -> Iterator[Counter[str]]:
+    """Count, by place, the operations inside that make the host wait for the GPU, as far as torch knows them."""
+    places: Counter[str] = Counter()
+
+    def note(message: Any, category: Any, filename: str, line: int, *_: Any) -> None:
+        if SYNC_MESSAGE in str(message):
+            places[place_of(f"{filename}:{line}")] += 1
+
+    with debug_mode("warn"), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note  # type: ignore[assignment]
+        yield places
+
+
+def place_of(last: str) -> str:
+    """Return the last line of ours, or of a package that we call, on the stack; `last` if there is none.
+
+    What waits in backward is told after it, so its place is the call of backward.
+    """
+    for frame in reversed(traceback.extract_stack()):
+        for package, folder in package_folders().items():
+            path = Path(frame.filename)
+            if path.is_relative_to(folder):
+                return f"{package}/{path.relative_to(folder)}:{frame.lineno} {(frame.line or '')[:80]}"
+    return last
+
+
+@cache
+def package_folders() -> dict[str, Path]:
+    """Return where PACKAGES are."""
+    folders = {}
+    for name in PACKAGES:
+        spec = find_spec(name)
+        assert spec and spec.origin
+        folders[name] = Path(spec.origin).parent
+    return folders
+
+
+@contextmanager
+def debug_mode(mode: str) -> Iterator[None]:
+    """Have torch warn of what waits for the GPU, or raise."""
+    if not ON_GPU:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def is_done_before_gpu(work: Callable[[], object]) -> bool:
+    """Return whether the host has done the work while the GPU, busy with something long before it, has not begun."""
+    if not ON_GPU:
+        work()
+        return True
+    synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    slept = torch.cuda.Event()
+    slept.record()
+    work()
+    done_before = not slept.query()
+    synchronize()
+    return done_before
