@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import weakref
 from pathlib import Path
 
@@ -89,6 +90,10 @@ def test_ranks_on_gpus_join_with_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl")
     assert calls == [("set_device", torch.device("cuda", 1)), ("join", torch.device("cuda", 1)), ("barrier", None)]
+    calls.clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo")
+    assert calls == [("join", None), ("barrier", None)] and os.environ["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="ranks: 3, and nccl needs a GPU for each; this machine has 2"):
         spawn_ranks.on_ranks(print, 3, backend="nccl")

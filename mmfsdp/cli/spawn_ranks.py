@@ -57,6 +57,9 @@ def _work_in_group(rank: int, folder: str, ranks: int, work: Callable[..., Any],
         # Before the first collective: the barrier, and every tensor on "cuda", would be on GPU 0 in all ranks.
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
+    else:
+        # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device)
     dist.barrier()  # gloo fails in ranks that are still connecting to one that has destroyed its group already
     try:

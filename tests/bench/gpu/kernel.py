@@ -57,7 +57,7 @@ def same_bits(form: FrozenDtype) -> dict[str, Any]:
     for shape in BITWISE_SHAPES:
         for dtype in DTYPES:
             matrix = torch.randn(shape, generator=generator).to(dtype)
-            codes, scales = q.quantize(matrix, form)
+            codes, scales = q._quantize_rows(matrix, form)  # `quantize` lets the rank's GPU do it
             on_device = q.quantize(matrix.to(DEVICE), form)
             same_codes = torch.equal(on_device[0].cpu(), codes) and torch.equal(on_device[1].cpu(), scales)
             row["codes and scales as on the CPU"] &= same_codes
