@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,7 @@ from ..data.processor import IMAGE, SampleProcessor
 from ..data.sources import open_source
 from ..models.build import build_model, freeze_model
 from ..models.media_model import train_mode
-from ..params import DataSource, ParamError, RunParams
+from ..params import DataSource, Device, ParamError, RunParams
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.record import RunRecord
@@ -37,6 +38,8 @@ from ..run.record import RunRecord
 CAPTION_BATCH = 50
 """Prompts that are answered at once."""
 MAX_NEW_TOKENS = 24
+MAX_WEIGHTS_SHARE = 0.9
+"""Share of a GPU's free memory that the weights may have when captions are made; the rest is for activations."""
 PICTURES_KEPT = 12
 """Pictures kept in the run folder with their captions, per split."""
 
@@ -122,7 +125,7 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
     `alive` is called before each batch.
 
     Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: that of the checkpoint,
-    the last one's unless the run was broken off; heldout_exact_match,
+    the last one's unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
     unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares of samples whose whole text
     is right; captions: picture file, truth, caption and split of the first few.
     """
@@ -132,13 +135,17 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
     rows: list[dict[str, str]] = []
     unusable: dict[str, str] = {}
     keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
-    for split, samples in new_samples(params, processor, params.train.eval_samples, unusable):
-        texts = captions(model, processor, samples, alive=alive)
-        result[keys[split]] = exact_match(texts, samples)
-        rows += keep_pictures(folder, split, samples, texts)
-        if split == "heldout":
-            blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
-            result["text_only_exact_match"] = exact_match(blind, samples)
+    with on_run_device(model, params) as result["caption_device"]:
+        for split, samples in new_samples(params, processor, params.train.eval_samples, unusable):
+            texts = captions(model, processor, samples, alive=alive)
+            result[keys[split]] = exact_match(texts, samples)
+            rows += keep_pictures(folder, split, samples, texts)
+            if split == "heldout":
+                blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
+                result["text_only_exact_match"] = exact_match(blind, samples)
+    del model
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # a notebook's kernel lives on, and the next run needs the memory
     if "skipped" in result:
         add_skipped(result["skipped"]["data"], unusable)
     result["captions"] = rows
@@ -149,6 +156,52 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dic
         result["seconds"] = trained - record.created + time.time() - start
     write_json(folder / "result.json", result)
     return result
+
+
+@contextmanager
+def on_run_device(model: nn.Module, params: RunParams) -> Iterator[str]:
+    """Move a model to where its run trains, to compute as the run does; gives the name of that: cpu; or cuda:0, bf16.
+
+    On the CPU it stays in the format that it is in.
+    """
+    device, precision = caption_device(model, params), params.fsdp.mixed_precision
+    if device.type == "cpu" or precision is None:
+        model.to(device)
+        yield str(device)
+        return
+    with computing_in(model, device, precision.to_torch()):
+        yield f"{device}, {precision}"
+
+
+@contextmanager
+def computing_in(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Move a model to a device, its floating-point parameters to a dtype, and compute in that.
+
+    Buffers keep their dtype: in 16 bits the frequencies of rotary positions would lose digits.
+    """
+    for p in model.parameters():
+        p.data = p.data.to(device, dtype if p.is_floating_point() else p.dtype)
+    model.to(device)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32):
+        yield
+
+
+def caption_device(model: nn.Module, params: RunParams) -> torch.device:
+    """Return this process's GPU; the CPU for a run on the CPU, without a GPU, and for a model that does not fit."""
+    cpu = torch.device("cpu")
+    if params.train.device is Device.CPU or not torch.cuda.is_available():
+        return cpu
+    precision, needed = params.fsdp.mixed_precision, 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        is_cast = precision is not None and tensor.is_floating_point()
+        needed += tensor.numel() * (precision.to_torch() if precision and is_cast else tensor.dtype).itemsize
+    torch.cuda.empty_cache()  # what a training in this process has left
+    free, _ = torch.cuda.mem_get_info()
+    if needed > MAX_WEIGHTS_SHARE * free:
+        sizes = f"{needed / 2**30:.1f} GiB for its weights, and {free / 2**30:.1f} are free"
+        print(f"captions are made on the CPU: on the GPU the model needs {sizes}")
+        return cpu
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, SampleProcessor]:
@@ -223,12 +276,22 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 def captions(
     model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, alive: Callable[[], object] = bool
 ) -> list[str]:
-    """Return what the model says to each sample's prompt."""
+    """Return what the model says to each sample's prompt. Fewer are answered at once where a GPU has too little memory.
+
+    Raises torch.OutOfMemoryError if a single prompt needs more.
+    """
     texts: list[str] = []
-    for start in range(0, len(samples), CAPTION_BATCH):
+    at_once = CAPTION_BATCH
+    while len(texts) < len(samples):
         alive()
-        _, new_ids = generate(model, processor, samples[start : start + CAPTION_BATCH])
-        texts += processor.decode(new_ids)
+        try:
+            _, new_ids = generate(model, processor, samples[len(texts) : len(texts) + at_once])
+        except torch.OutOfMemoryError:
+            if at_once == 1:
+                raise
+            at_once = at_once // 2
+        else:
+            texts += processor.decode(new_ids)
     return texts
 
 
