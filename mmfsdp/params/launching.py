@@ -134,11 +134,13 @@ class LaunchParams(Params):
         """Return the GPUs to request on each node. Raise ParamError if they are too few or nobody has said how many."""
         if self.gpus_per_node is None and device is Device.AUTO:
             raise ParamError("launch.gpus_per_node", "is unset; set it (0 for none), or train.device to cuda or cpu")
-        needed = self.ranks_per_node if device is Device.CUDA else 0
+        needed = 0
+        if device is Device.CUDA or (device is Device.AUTO and self.gpus_per_node):  # with GPUs, auto wants them, too
+            needed = self.ranks_per_node
         gpus = needed if self.gpus_per_node is None else self.gpus_per_node
         if gpus < needed:
-            words = f"{gpus} are too few for {needed} ranks a node on train.device cuda; raise it, lower launch.ranks, "
-            raise ParamError("launch.gpus_per_node", words + "or spread them over more launch.nodes")
+            words = f"{gpus} are too few for {needed} ranks a node on train.device {device}; raise it, lower "
+            raise ParamError("launch.gpus_per_node", words + "launch.ranks, or spread them over more launch.nodes")
         return gpus
 
     def cpus(self, gpus: int) -> int | None:

@@ -50,6 +50,8 @@ def test_gpus_are_asked_for_by_device():
         gpus(**{"train.device": "auto"})
     with pytest.raises(ParamError, match="launch.gpus_per_node: 2 are too few for 4 ranks a node"):
         gpus(**{"launch.gpus_per_node": 2})
+    with pytest.raises(ParamError, match="gpus_per_node: 3 are too few for 4 ranks a node on train.device auto; raise"):
+        gpus(**{"launch.gpus_per_node": 3, "train.device": "auto"})
 
 
 def test_ranks_on_gpus_have_eight_cpus_unless_somebody_says_otherwise(tmp_path):
