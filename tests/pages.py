@@ -32,6 +32,7 @@ from mmfsdp.params import (
 )
 from mmfsdp.params.fsdp import BACKEND_LIMITS
 from tests.bench.quantize import tables
+from tests.bench.waits import STORED, table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "notebooks" / "reference"
@@ -154,7 +155,13 @@ def quantized() -> str:
     return tables(json.loads((ROOT / "notebooks" / "measured" / "quantize.json").read_text()))
 
 
+def waits() -> str:
+    """What `python -m tests.bench.waits` counted last; a test counts again."""
+    return table(json.loads(STORED.read_text()))
+
+
 MADE = {
+    "waits": waits,
     "quantized": quantized,
     "frozen_dtype": _described(FrozenDtype),
     "options": options,

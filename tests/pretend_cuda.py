@@ -3,7 +3,7 @@
 `PretendCuda` is a tensor whose device is cuda:0 and whose values lie in a CPU tensor. Under `Waits` each operator runs
 on the values, so that a model that reads them takes its real path, and what a GPU would make the host wait for is
 counted by place: a value that is read, a shape that depends on values, and a copy that is blocking or not from pinned
-memory.
+memory. An operator with tensors on both devices is refused, as on a GPU.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class PretendCuda(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} outside of Waits")
 
+    def tolist(self) -> Any:
+        """Return the values; torch's own looks for them at an address on the GPU."""
+        return self.cpu().tolist()  # one blocking copy, as there
+
     def __repr__(self, **kwargs: Any) -> str:
         return f"PretendCuda({tuple(self.shape)}, {self.dtype})"
 
@@ -89,6 +93,8 @@ class Waits(TorchDispatchMode):
             return args[0].device
         if operator is aten.is_pinned:
             return self.is_pinned(args[0])
+        if on_gpu:
+            refuse_two_devices(operator, args, tensors)
         self.watch(operator, args, kwargs, on_gpu)
         pin = operator is aten._pin_memory or bool(kwargs.pop("pin_memory", False))
         device = kwargs.get("device")
@@ -100,6 +106,8 @@ class Waits(TorchDispatchMode):
                 out = args[0].clone()
             elif operator is torch.ops.mmfsdp.dequantize_nf4:  # the kernel has a test of its own
                 out = dequantize(*values_of(args)).contiguous()
+            elif operator is aten.histc and not args[0].is_floating_point():  # of integers, only a GPU has it
+                out = func(args[0].values.float(), *args[1:], **kwargs).to(args[0].dtype)
             else:
                 out = func(*values_of(args), **values_of(kwargs))
         if pin:
@@ -154,6 +162,24 @@ class Waits(TorchDispatchMode):
             path = Path(frames[-1].filename)
             place = f"{path.parent.name}/{path.name}:{frames[-1].lineno} {(frames[-1].line or '')[:80]}"
         self.found[f"{what} ({place})"] += 1
+
+
+def refuse_two_devices(operator: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+    """Raise RuntimeError as torch does for an operator with tensors on the CPU and on the GPU.
+
+    It takes a number, (), on the CPU with any GPU's tensors, and indices on the CPU for a GPU's tensor; copies take
+    both.
+    """
+    if operator in (aten._to_copy, aten.copy_):
+        return
+    if operator in INDEXING and isinstance(args[0], PretendCuda):
+        tensors = [t for t in tree_leaves((args[0], args[2:])) if isinstance(t, torch.Tensor)]
+    for tensor in tensors:
+        if not isinstance(tensor, PretendCuda) and tensor.ndim > 0:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {operator.__name__} got {tuple(tensor.shape)} on "
+                "the CPU and others on cuda:0"
+            )
 
 
 def values_of(arguments: Any) -> Any:

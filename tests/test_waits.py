@@ -95,3 +95,22 @@ def test_a_checkpoint_in_the_background_is_copied_without_a_wait():
         copies = [copy_to_host(PretendCuda(tensor)) for tensor in tensors]
         assert all(waits.is_pinned(copied) for copied in copies) and not waits.found
     assert all(torch.equal(*pair) for pair in zip(copies, tensors, strict=True))
+
+
+def test_two_devices_are_refused_as_on_a_gpu():
+    gpu, cpu, number = PretendCuda(torch.arange(3.0)), torch.arange(3.0), torch.tensor(2.0)
+    index = torch.tensor([0, 2])
+    with Waits():
+        assert (gpu * number).tolist() == [0, 2, 4]  # a number may be anywhere
+        assert gpu[index].tolist() == [0, 2]  # indices are copied, which waits
+        for mixed in (
+            lambda: gpu + cpu,
+            lambda: torch.cat([gpu, cpu]),
+            lambda: gpu.index_select(0, index),
+            lambda: torch.where(gpu > 1, gpu, cpu),
+            lambda: cpu * gpu.sum(),
+            lambda: cpu[PretendCuda(index)],
+            lambda: torch.nn.functional.embedding(index, gpu[:, None]),
+        ):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                mixed()

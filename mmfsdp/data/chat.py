@@ -30,20 +30,42 @@ SEVERAL_TURNS = "several-turns"
 
 
 @dataclass(frozen=True)
+class AsIs:
+    """Hold a tensor argument that DDP and FSDP shall leave on the CPU: they move every tensor to the GPU.
+
+    A hook of the model takes the tensor out again, inside of the wrapper.
+    """
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
 class ChatBatch(Batch):
     """Hold what transformers' processor returns: `media` is all but ids, mask and labels, by the family's own names."""
 
     samples: int = 0
     """Rows that are samples; one more may hold the blank picture."""
+    on_host: frozenset[str] = frozenset()
+    """Names of media that stay on the CPU: the forward reads their values there."""
 
     @property
     def size(self) -> int:
         """Return the number of samples."""
         return self.samples
 
+    def to(self, device: torch.device | str) -> ChatBatch:
+        """Return the batch on another device, but for what stays on the CPU."""
+        media = {name: tensor for name, tensor in self.media.items() if name not in self.on_host}
+        moved = super(ChatBatch, replace(self, media=media)).to(device)
+        assert isinstance(moved, ChatBatch)
+        return replace(moved, media=moved.media | {name: self.media[name] for name in self.media.keys() - media})
+
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of `model(**batch.inputs())`, or of `model.generate` if there are no labels."""
         values: dict[str, Any] = {"input_ids": self.input_ids, **self.media}
+        for name, tensor in self.media.items():
+            if tensor.device != self.input_ids.device:
+                values[name] = AsIs(tensor)  # else DDP and FSDP would move it
         if self.attention_mask is not None:
             values["attention_mask"] = self.attention_mask
         if self.labels is not None:
@@ -74,6 +96,8 @@ class ChatProcessor(SampleProcessor):
     processor: Any = field(kw_only=True)
     source: str = field(kw_only=True)
     """The processor's folder or hub name, for errors."""
+    given_values: Any = None
+    """The model's `GivenValues`: arguments of its forward that it would else read from a GPU; None without."""
 
     def check(self) -> None:
         """Try one sample with a picture, and one of two turns, and fill `warnings`.
@@ -164,7 +188,13 @@ class ChatProcessor(SampleProcessor):
             is_of_tokens = tensor.shape[:2] == labels.shape
             media[key] = tensor[:, :limit] if is_of_tokens else tensor
         ids, mask = media.pop("input_ids"), self.needed_mask(media.pop("attention_mask"))
-        return ChatBatch(ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples))
+        on_host = frozenset[str]()
+        if self.given_values is not None:
+            media |= self.given_values({"input_ids": ids, "attention_mask": mask, **media})
+            on_host = self.given_values.on_host & media.keys()
+        return ChatBatch(
+            ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples), on_host=on_host
+        )
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
         batch = self.collate([sample for sample in samples if sample.label not in skipped])

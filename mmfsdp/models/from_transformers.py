@@ -14,6 +14,7 @@ from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
 from .backbones import add_lora, build_from_config, is_causal, load_config, load_from_transformers, load_model
+from .given_values import GivenValues, unwrap
 from .weight_files import TensorSource, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
@@ -43,6 +44,8 @@ def build_vlm(
         # Experts' load-balancing loss leaves out padding by the mask.
         counts_padding = getattr(config.get_text_config(), "output_router_logits", False)
         processor.mask_padding = counts_padding or not is_causal(model.get_decoder())
+        processor.given_values = GivenValues(model)
+    model.register_forward_pre_hook(unwrap, with_kwargs=True)
     return model, processor, sources
 
 

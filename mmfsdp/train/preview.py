@@ -168,6 +168,8 @@ def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[s
     for key, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.shape[:2] == batch.input_ids.shape:
             inputs[key] = torch.cat([value, *[value[:, -1:]] * (length - needed)], dim=1)  # the last token again
+        elif key == "position_ids":  # (3, B, L)
+            inputs[key] = torch.cat([value, *[value[..., -1:]] * (length - needed)], dim=-1)
     return inputs
 
 
