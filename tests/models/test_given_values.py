@@ -8,12 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from pretend_cuda import CUDA, Event, Waits, backward_by_hand, pretend
 from torch.distributed.utils import _to_kwargs
 
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.recompute import checkpoint_activations
+from mmfsdp.core.step import train_step
 from mmfsdp.data.chat import AsIs
 from mmfsdp.models.build import build_model
 from mmfsdp.models.given_values import NUMBERED, READS_NO_GRID, WITH_LENGTHS, GivenValues, unwrap
-from mmfsdp.params import ModelParams, RunParams
+from mmfsdp.params import FSDPParams, ModelParams, RunParams, TrainParams
+from mmfsdp.train.optimizer import build_optimizer
 from mmfsdp.train.preview import preview
 from tests import families
 from tests.bench import waits
@@ -121,6 +126,35 @@ def test_a_plan_pads_the_positions_of_its_example(chat):
     run = RunParams(model=ModelParams(kind="transformers", name=str(folder), lora_rank=2), data={"max_length": 200})
     plan, cost = preview(run)
     assert plan.memory_events and cost.peak_bytes
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_on_a_gpu_reads_nothing_in_the_layers(chat, recompute, monkeypatch):
+    """From the loader's pinned batches to the optimizer, with another device refused; and it is the CPU's step."""
+    _, model, processor = chat
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    model = copy.deepcopy(model)
+    freeze(model, ["*", "!*merger*"])
+    model.mmfsdp_loss_checked = True  # the first step's lint reads values
+    if recompute:
+        checkpoint_activations(model, FSDPParams(activation_checkpointing="all"))
+    batch = replace(processor, max_length=400)([ONE, TURNS])
+    steps = []
+    waits = Waits()
+    for device in (CUDA, torch.device("cpu")):
+        with waits, backward_by_hand(), torch.backends.cudnn.flags(enabled=False):
+            trained = pretend(model) if device == CUDA else copy.deepcopy(model)
+            optimizer, schedule = build_optimizer(trained, TrainParams())
+            for _ in range(2):
+                waits.found.clear()  # the first step makes the optimizer's states
+                steps.append(train_step(trained, [batch.pin_memory()], optimizer, schedule=schedule))
+            if device == CUDA:
+                found = dict(waits.found)
+    assert steps[1].to_dict() == pytest.approx(steps[3].to_dict(), rel=1e-4)
+    assert all("(mmfsdp/" not in place and "get_rope_index" not in place for place in found), found
+    assert not any("lengths.tolist()" in place for place in found), found
+    if model.config.model_type in READS_NO_GRID:
+        assert [place.partition(" (")[2][:23] for place in found] == ["utils/import_utils.py:1"]
 
 
 STORED = json.loads(waits.STORED.read_text())
