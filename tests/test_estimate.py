@@ -189,6 +189,47 @@ def test_traffic_within_and_between_nodes():
     assert found[4, 16].times.between > found[8, 8].times.between  # now gathers leave their node, too
 
 
+def test_replicas_that_shard_nothing_reduce_between_nodes():
+    plan, cost = made(world=64, sharding_strategy="HYBRID_SHARD", dp_replicate=64, dp_shard=1)
+    machine = Machine(flops=1e15, memory=1e12, bandwidth=1e9, latency=0, inside=1e10, gpus_per_node=8)
+    reduced = sum(w.bytes for w in cost.wire if w.phase != "control")
+    assert {w.kind for w in cost.wire} == {"all-reduce"}
+    # Each of 8 nodes takes in twice 7/8 of the gradients, by 8 cards.
+    assert step_time(plan, machine=machine, tokens=1).between == pytest.approx(2 * reduced * 7 / 8 / 8, rel=0.01)
+
+
+def test_a_plan_is_its_own_on_its_own_mesh():
+    for strategy, hybrid in (("FULL_SHARD", "HYBRID_SHARD"), ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")):
+        plan, _ = made(world=64, sharding_strategy=strategy)
+        assert on_mesh(plan, 1, 64) == plan
+        both, _ = made(world=64, sharding_strategy=hybrid, dp_replicate=8, dp_shard=8)
+        assert on_mesh(both, 8, 8) == both
+        assert on_mesh(plan, 8, 8).fsdp == both.fsdp
+        assert on_mesh(both, 1, 64).fsdp == plan.fsdp
+
+
+@pytest.mark.parametrize("flops", [1e9, 5e9])
+def test_the_first_gather_and_the_last_reduction_overlap_with_nothing(flops):
+    plan, _ = made()
+    times = step_time(plan, machine=Machine(flops=flops, memory=1e15, bandwidth=1e9, latency=0), tokens=1)
+    assert (times.local > times.network) == (flops == 1e9)
+    first = plan.gathered_units[0]
+    exposed = (first.unsharded_bytes + first.reduced_bytes) / 1e9
+    assert times.overlapped == pytest.approx(max(times.local, times.network) + exposed)
+    assert exposed > 0 and times.overlapped < times.serial == times.local + times.network
+
+
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_fsdp2_copies_what_it_gathers_and_reduces(micro_steps):
+    """Once out of the buffer, or into it: each byte is read and written."""
+    for policy in ("SHARD", "REPLICATE"):
+        plan, cost = made(accumulation=micro_steps, frozen_policy=policy)
+        sent = sum(w.bytes for w in cost.wire if w.kind in ("all-gather", "reduce-scatter"))
+        assert copied_bytes(plan, micro_steps) == 2 * sent > 0
+    for backend in ("FSDP1", "DDP"):
+        assert copied_bytes(made(backend=backend)[0], micro_steps) == 0
+
+
 def test_the_best_mesh_fits():
     plan, _ = made(world=64)
     roomy = Machine(flops=1e15, memory=1e12, bandwidth=1e9, latency=0, inside=1e12)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, ViTConfig
 
@@ -64,6 +65,30 @@ def test_a_frozen_language_model_computes_no_gradients_of_weights_and_again_what
     down = 2 * TOKENS * LAYERS * 256 * 512
     layers = 2 * TOKENS * (matrices(model) - head) + ATTENTION
     assert layers - down <= again.hardware_flops - kept.hardware_flops <= layers
+
+
+class Counting(TorchDispatchMode):
+    """Counts each operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.counter = WorkCounter(nn.Linear(1, 1))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.counter.add(func, args, kwargs or {}, output)
+        return output
+
+
+def test_kernels_are_what_reads_or_writes_memory():
+    with Counting() as mode:
+        x = torch.empty(4, 8)  # allocates, and writes nothing
+        y = x.view(8, 4).transpose(0, 1)  # views
+        y.exp()
+        x.add_(1)
+    work = mode.counter.work
+    assert work.kernels == 2
+    assert work.moved_bytes == 4 * x.nbytes, "each of the two reads and writes as much"
 
 
 def test_a_vision_encoder():

@@ -271,7 +271,7 @@ def _sent(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int,
     Shards lie within a node as far as they fit. As with NCCL, each GPU has a network card of its own, which takes an
     equal share of what leaves the node.
     """
-    over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1 and plan.shard > 1
+    over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1
     ranks, stride = (plan.replicate, plan.shard) if over_replicas else (plan.shard, 1)
     if plan.backend is Backend.DDP or wire.phase == "control":
         ranks = plan.world_size

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.trace import fake_mode, fake_model, fake_tensor
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.estimate.memory import memory_at_rest, step_walk
@@ -22,6 +23,12 @@ def layers(*trainable: bool) -> nn.Sequential:
     return model
 
 
+def planned(model: nn.Module, **fields) -> WrapPlan:
+    """Each layer is a unit."""
+    fsdp = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=WIDTH, **fields)
+    return make_plan(model, fsdp, world_size=2, example={"input": torch.ones(8, WIDTH)})
+
+
 def test_a_fake_model_has_shapes_and_no_storage():
     model, mode = tiny_flamingo(), fake_mode()
     fake = fake_model(model, mode, {"perceiver.latents": torch.bfloat16})
@@ -36,8 +43,7 @@ def test_a_fake_model_has_shapes_and_no_storage():
 def test_events_of_a_micro_step():
     model = layers(False, True, False, True)
     example = {"input": torch.ones(8, WIDTH)}
-    by_size = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=WIDTH)
-    plan = make_plan(model, by_size, world_size=2, example=example)
+    plan = planned(model)
     events = [(event.event, plan.units[event.unit].name) for event in plan.memory_events]
     forward = [name for kind, name in events if kind == "pre_forward"]
     backward = [name for kind, name in events if kind == "post_backward"]
@@ -65,6 +71,52 @@ def test_the_peak_of_a_step():
     assert large.bytes > small.bytes and large.when.split(" of ")[0] in ("forward", "backward")
     again = step_walk(plan, TrainParams(accumulation=2)).peak
     assert again.bytes >= large.bytes, "whole gradients wait for the last micro-step"
+
+
+# Of two layers whose weights take W bytes each, on two ranks: shards 1 W, AdamW's moments 2 W, and what else is held at
+# the peak, in W. Activations take less than W / 2.
+PEAKS = {
+    # FSDP2 in the backward of the first layer: gathered, and still in the output of its all-gather (1 + 1); the input
+    # of the last layer's reduction (1), and the result (1 / 2).
+    ("FSDP2", None, 1, "cuda"): 1 + 1 + 1 + 0.5,
+    # The second micro-step, in the backward of the last layer: gathered (1), the other's all-gather (1), whole
+    # gradients of the first micro-step (2), and the new one of this layer (1).
+    ("FSDP2", None, 2, "cuda"): 1 + 1 + 2 + 1,
+    # Computed in bf16: half of what is gathered, and of the new gradient. FSDP2 keeps fp32 for the reduction.
+    ("FSDP2", "bf16", 2, "cuda"): 0.5 + 0.5 + 2 + 0.5,
+    # gloo copies the input of a reduction: two inputs (2), the result (1 / 2), and the first layer's all-gather (1).
+    ("FSDP2", None, 1, "cpu"): 2 + 0.5 + 1,
+    # FSDP1 gathers in place, in the backward of the last layer: both layers (2), its gradient, and the flat copy (2).
+    ("FSDP1", None, 1, "cuda"): 2 + 2,
+    # In the second micro-step those of the first are held, too, of both layers (2).
+    ("FSDP1", None, 2, "cuda"): 2 + 2 + 2,
+    # FSDP1 keeps bf16, and casts the sum for the reduction: the first layer, gathered (1 / 2) and its kept gradient
+    # (1 / 2); of the last layer the new gradient, the kept one (1 / 2 + 1 / 2), their cast (1) and the result (1 / 2).
+    ("FSDP1", "bf16", 2, "cuda"): 0.5 + 0.5 + 0.5 + 0.5 + 1 + 0.5,
+}
+
+
+@pytest.mark.parametrize("backend, precision, micro_steps, device", PEAKS)
+def test_the_peak_of_two_layers_by_hand(backend, precision, micro_steps, device):
+    plan = planned(layers(True, True), backend=backend, mixed_precision=precision)
+    peak = step_walk(plan, TrainParams(accumulation=micro_steps, device=device)).peak
+    without_activations = 3 + PEAKS[backend, precision, micro_steps, device]
+    assert 0 < peak.bytes / (4 * WIDTH**2) - without_activations < 0.5
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+def test_fsdp1_frees_a_frozen_layer_after_the_layer_before_it_is_gathered(backend):
+    """By hooks on its inputs, which run after those of the outputs that these are."""
+    plan = planned(layers(True, False, True), backend=backend)
+    events = [(event.event, plan.units[event.unit].name) for event in plan.memory_events]
+    freed, gathered = events.index(("post_backward", "1.0")), events.index(("pre_backward", "0.0"))
+    assert (freed > gathered) == (backend == "FSDP1")
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
+def test_replicated_layers_have_no_events_since_fsdp_does_nothing_there(backend):
+    plan = planned(layers(True, False, True), backend=backend, frozen_policy="REPLICATE")
+    assert {plan.units[event.unit].name for event in plan.memory_events} == {"(root)", "0.0", "2.0"}
 
 
 def test_a_language_model_with_its_embedding_is_not_checkpointed_as_a_whole():
