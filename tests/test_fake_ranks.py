@@ -20,13 +20,14 @@ from torch.optim import SGD
 from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import check_step, train_step
+from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.train.meters import Collectives, register_counting_kernels
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
-from tests.parity import local, wire
+from tests.parity import local, plain_name, wire
 from tests.ranks import fake_group
 
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
@@ -308,3 +309,21 @@ def test_parts_are_refused_before_the_first_forward_and_cost_nothing_after_it(ba
             linear(torch.ones(2, Chain.WIDTHS[1]))
         model(**EXAMPLE)
         assert not linear._forward_pre_hooks
+
+
+@pytest.mark.parametrize("backend", ["DDP", "FSDP1", "FSDP2"])
+def test_a_model_on_the_meta_device_takes_each_weight_once(backend):
+    with fake_group(4):
+        model = Chain()
+        weights = take_weights(model)
+        wanted = dict(weights)
+        plan = make_plan(model, FSDPParams(backend=backend), world_size=4, example=EXAMPLE)
+        model = apply_plan(model, plan, weights=weights)
+        assert not weights
+        held = {plain_name(name): local(p) for name, p in model.named_parameters()}
+    assert held.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        if backend != "FSDP1":  # of one flat parameter rank 0 may have all of a weight, a part, or nothing
+            weight = weight.chunk(4)[0] if backend == "FSDP2" else weight
+            assert torch.equal(held[name], weight), name
+        assert held[name].device.type == "cpu"
