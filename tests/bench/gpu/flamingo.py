@@ -91,8 +91,10 @@ def here() -> Machine:
 
 def predicted(plan: WrapPlan, *, peak: float, seconds: float) -> dict[str, Any]:
     """Return the prediction beside a measured peak in bytes and the seconds of a step."""
-    row: dict[str, Any] = {"predicted peak / measured": (estimate(plan, TRAIN).peak_bytes or 0) / peak}
+    predicted_peak = estimate(plan, TRAIN).peak_bytes or 0
+    row: dict[str, Any] = {"predicted peak / measured": predicted_peak / peak}
     if ON_GPU:  # no CPU is among the machines
+        row["predicted to be free GB"] = here().needed_bytes(predicted_peak) / 1e9
         times = step_time(plan, TRAIN, machine=here())
         row |= {"predicted s": times.overlapped, "to s": times.slowest}
         row["seconds in range"] = times.overlapped <= seconds <= times.slowest

@@ -81,6 +81,8 @@ def row_of(way: str, samples: int, mask: bool) -> dict[str, Any]:
     row["peak GB"] = memory["peak_bytes"] / 1e9
     if ON_GPU:
         row["reserved GB"] = memory["reserved_bytes"] / 1e9
+        free, total = torch.cuda.mem_get_info(DEVICE)
+        row["in use GB"] = (total - free) / 1e9  # with what the allocator does not see, such as CUDA's context
     row |= communication(method, batch)
     if way in OURS:
         row |= predicted(plan_for(way, samples, mask), peak=memory["peak_bytes"], seconds=seconds)

@@ -1,8 +1,8 @@
 """`python -m tests.bench.gpu.parts FOLDER`: start the parts, each with its own limit, and sum up what they wrote.
 
 Imports Python's own library only, so that it can tell which packages are missing. One worker (`__main__.py`) does all
-parts, and imports and starts the GPU once. A part that is over its limit ends the worker, and so does one that fails;
-another worker goes on with the parts that are left.
+parts, and imports and starts the GPU once. A part that is over its limit ends the worker; another one goes on with the
+parts that are left.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from tests.bench.gpu.device import free_memory
 class Rows:
     """The rows of one part."""
 
-    def __init__(self, path: Path, *, seconds: float) -> None:
-        """path: a file of JSON lines. seconds: the time that the part may take."""
+    def __init__(self, path: Path, *, seconds: float, show: bool = True) -> None:
+        """path: a file of JSON lines. seconds: the time that the part may take. show: print them, too."""
         self.path = path
+        self.show = show
         self.folder = path.parent
         self._end = time.monotonic() + seconds
         self.failed = False
@@ -30,11 +31,12 @@ class Rows:
         return self._end - time.monotonic()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row to the file, and print it."""
+        """Append a row to the file."""
         self.failed = self.failed or "failed" in row
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"  {line(row)}", flush=True)
+        if self.show:
+            print(f"  {line(row)}", flush=True)
 
     def attempt(self, about: dict[str, Any], work: Callable[[], dict[str, Any]]) -> bool:
         """Write `about` and what `work` returns, or why it failed; the rows after it are measured all the same.

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mmfsdp.cli.bench_models import copy_to
 from mmfsdp.cli.spawn_ranks import on_ranks
+from mmfsdp.core.collectives import group_device
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
@@ -62,10 +63,9 @@ def works(rows: Rows) -> None:
 
 def write_on_rank0(path: str, cases: dict[str, dict[str, Any]], seconds: float) -> None:
     """Measure on each of several ranks; the rows are those of the first."""
-    own = Path(path)
-    if dist.get_rank() > 0:
-        own = own.with_suffix(f".rank{dist.get_rank()}")
-    write_rows(Rows(own, seconds=seconds), cases)
+    rank = dist.get_rank()
+    own = Path(path) if rank == 0 else Path(path).with_suffix(f".rank{rank}")
+    write_rows(Rows(own, seconds=seconds, show=rank == 0), cases)
 
 
 def write_rows(rows: Rows, cases: dict[str, dict[str, Any]]) -> None:
@@ -78,7 +78,7 @@ def measure_way(fields: dict[str, Any]) -> dict[str, Any]:
     """Train some steps, and return what the last one sends and holds."""
     batches = [small_batch(mask=True)]
     plan = plan_of(small_model(), batches[0], fields)
-    device = torch.device("cuda", torch.cuda.current_device()) if ON_GPU else torch.device("cpu")
+    device = group_device()
     free_memory()
     losses: list[float] = []
     sent = 0
