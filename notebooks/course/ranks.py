@@ -57,6 +57,8 @@ def _server() -> subprocess.Popen[str]:
         _servers.clear()
         path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
+        # Ranks talk over gloo. With a GPU in sight, torch's fully_shard would move each layer there.
+        env["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, "-m", "course.worker"]
         pipe = subprocess.PIPE
         _servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True))

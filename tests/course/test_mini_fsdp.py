@@ -20,8 +20,10 @@ def losses_of(folder, module: str) -> dict[str, list[list[float]]]:
     """Run the lesson's comparison with this mini_fsdp.py. Return rank 0's losses, one list for each `reshard`."""
     (folder / "mini_fsdp.py").write_text(module)
     code = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n{cell('%%ranks 2 mini')}"
+    code += "\nimport os\n\nprint('visible GPUs:', repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
     text = run_on_ranks(code, 2, "mini")[0]
     assert "bytes" in text, text
+    assert "visible GPUs: ''" in text, "fully_shard would move the layers to a GPU, and gloo's ranks are on the CPU"
     losses = {}
     for name in ("mine", "torch"):
         losses[name] = [json.loads(found) for found in re.findall(rf"{name}: +(\[.*?\])", text)]
