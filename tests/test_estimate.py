@@ -8,14 +8,28 @@ import pytest
 import torch
 from torch import nn
 
+from mmfsdp.cli import main
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan, size
-from mmfsdp.estimate import MACHINES, Estimate, Machine, estimate, machine_of, mesh_table, meshes, on_mesh, step_time
+from mmfsdp.estimate import (
+    MACHINES,
+    Estimate,
+    Machine,
+    estimate,
+    machine_of,
+    mesh_table,
+    meshes,
+    on_mesh,
+    step_time,
+    workload,
+)
 from mmfsdp.estimate.items import ON_A_GPU
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.estimate.seconds import copied_bytes, seconds
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
-from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.train.preview import preview
+from mmfsdp.widgets.plan_page import PlannedRun, plan_page
 
 DIM, WORLD = 64, 8
 
@@ -261,3 +275,23 @@ def test_the_chapter_on_scaling_shows_what_its_code_prints(capsys):
     (code,), (shown,) = (re.findall(rf"```{kind}\n(.*?)```", page, flags=re.S) for kind in ("python", "text"))
     exec(code, {})
     assert capsys.readouterr().out == shown
+
+
+PLACES = {"data.more": [{"source": "shapes"}, {"source": "shapes"}]}
+"""Two more sources of data."""
+
+
+@pytest.mark.parametrize("changes", [PLACES, {"model.picture": {}}], ids=["three sources", "without an example"])
+def test_page_and_command_tell_the_same_seconds_and_room(changes, tmp_path, capsys):
+    params = load("tiny" if changes is PLACES else "smolvlm2_2b").change(**changes)
+    params.to_yaml(tmp_path / "run.yaml")
+    planned = PlannedRun(params, *preview(params))
+    assert bool(planned.plan.flops) == (changes is PLACES)
+    assert main(["plan", "--config", str(tmp_path / "run.yaml"), "--machine", "h100-infiniband"]) == 0
+    told = capsys.readouterr().out
+    times = step_time(planned.plan, machine="h100-infiniband", **workload(planned.plan, params))
+    assert f"a step on h100-infiniband: {times.expected};" in told
+    page = plan_page(planned, machine="h100-infiniband")
+    assert times.expected in page
+    room = size(MACHINES["h100-infiniband"].capacity)
+    assert f" of {room} (h100-infiniband)" in page and f"holds, of {room}," in told

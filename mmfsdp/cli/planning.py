@@ -15,7 +15,6 @@ from pathlib import Path
 from ..core.plan import WIDTH, WrapPlan
 from ..params import Backend, LaunchParams, RunParams
 from ..params.flags import params_of
-from ..params.run import read_cluster
 
 
 def run_folder(word: str) -> Path:
@@ -39,14 +38,12 @@ def plan(values: Namespace) -> int:
     params = params_of(values)
     planned = print_plan(params)
     if values.machine and not planned.refused:
-        from ..estimate import machine_of, mesh_table, meshes, step_time
+        from ..estimate import machine_of_run, mesh_table, meshes, step_time, workload
 
-        # Figures of the cluster's profile come before those of the machine.
-        profile = read_cluster(params.launch.cluster).machine if params.launch.cluster else {}
-        figures, sources = machine_of(values.machine, profile), len(params.data.sources())
-        print(step_time(planned, params.train, machine=figures, sources=sources))
+        machine, work = machine_of_run(values.machine, params), workload(planned, params)
+        print(step_time(planned, machine=machine, **work))
         if planned.backend is not Backend.DDP and planned.world_size > 1:
-            print(mesh_table(meshes(planned, params.train, machine=figures, sources=sources), figures))
+            print(mesh_table(meshes(planned, machine=machine, **work), machine))
     return int(any(finding.level == "error" for finding in planned.lint))
 
 

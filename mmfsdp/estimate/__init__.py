@@ -1,5 +1,6 @@
 """estimate: what a plan costs each rank in memory, on the wire and in time."""
 
 from .items import Estimate, estimate
+from .machines import LAPTOP, LAPTOP_BYTES, MACHINES, Machine, machine_of, machine_of_run
 from .meshes import Mesh, mesh_table, meshes, on_mesh
-from .seconds import MACHINES, Machine, Times, machine_of, step_time
+from .seconds import Times, step_time, workload

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from ..core.plan import WrapPlan, size
 from ..params import Backend, ParamError, ShardingStrategy, TrainParams
 from .items import Estimate, estimate
-from .seconds import Machine, Times, machine_of, seconds, step_time
+from .machines import Machine, machine_of
+from .seconds import Times, seconds, step_time
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     lines = [f"meshes: what a rank holds, of {size(machine.capacity)}, and sends in a step"]
     lines.append(f"within its node of {ranks} ranks and to other nodes")
     if machine.context or machine.fragmentation:
-        lines.append("it fits with what a GPU needs beyond its tensors: " + margin_text(machine))
+        lines.append("it fits with what a GPU needs beyond its tensors: " + machine.margin)
     lines.append("replicate x shard      holds     within    between     a step  bound by")
     for mesh in choices:
         times, memory = mesh.times, size(mesh.cost.peak_bytes or mesh.cost.memory_bytes)
@@ -88,8 +89,3 @@ def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     head = "best" if best.fits else "none fits; nearest"
     lines.append(f"{head}: dp_replicate {best.replicate}, dp_shard {best.shard}")
     return "\n".join(lines)
-
-
-def margin_text(machine: Machine) -> str:
-    """Return what a rank needs beyond the peak of its tensors, in words."""
-    return f"{machine.fragmentation:.0%} and {size(machine.needed_bytes(0))}"

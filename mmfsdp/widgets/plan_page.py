@@ -6,20 +6,15 @@ from dataclasses import dataclass
 from html import escape
 
 from ..core.plan import WrapPlan, count, size
-from ..estimate import Estimate, step_time
-from ..estimate.seconds import MACHINES
+from ..estimate import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
 from ..params import RunParams
 from .markup import key_figures
 from .plan_picture import plan_picture
 from .report import findings, unit_table
 from .style import ACTIVATIONS, BUFFERS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
-LAPTOP = "laptop"
-"""The machine without GPUs, for which no seconds are predicted."""
 PAGE_MACHINES = (LAPTOP, *MACHINES)
 """Machines that the page can show."""
-MEMORY_GIB = {"h100": 80, "a100": 80, "rtx4090": 24, LAPTOP: 16}
-"""By the beginning of a machine's name. The ranks of a laptop share its memory."""
 MEMORY_KINDS = {
     "gathered": ("unsharded", GATHERED),
     "gradients": ("gradients", REDUCED),
@@ -65,7 +60,7 @@ def _differences(before: WrapPlan, after: WrapPlan) -> str:
 
 def _figures(planned: PlannedRun, machine: str) -> str:
     """Return the figures to compare choices by, and the findings."""
-    plan, cost, train = planned.plan, planned.cost, planned.params.train
+    plan, cost = planned.plan, planned.cost
     trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
     about = "peak memory of a rank" if cost.peak else "of a rank, without activations"
     figures = [
@@ -74,8 +69,7 @@ def _figures(planned: PlannedRun, machine: str) -> str:
         (count(trainable), f"of {count(numel)} parameters train"),
     ]
     if machine != LAPTOP:
-        tokens = None if plan.flops else train.batch_size * planned.params.data.max_length
-        times = step_time(plan, train, machine=machine, tokens=tokens)
+        times = step_time(plan, machine=machine_of_run(machine, planned.params), **workload(plan, planned.params))
         figures.append((times.expected, f"expected a step, bound by {times.bound}"))
     return key_figures(figures) + findings(plan)
 
@@ -96,14 +90,21 @@ def _memory(planned: PlannedRun, machine: str) -> str:
             bar += f'<span title="{words}" style="flex: {nbytes}; background: {color}"></span>'
             legend += f'<span><i style="background: {color}"></i>{words}</span>'
 
-    total, device = sum(nbytes for _, _, nbytes in parts), machine
-    capacity = next(gib for name, gib in MEMORY_GIB.items() if machine.startswith(name)) * 2**30
-    if machine == LAPTOP:
-        capacity, device = capacity // plan.world_size, "its share of a laptop"
-    sentence = f"{size(total)} of {size(capacity)} ({device}), {total / capacity:.1%}"
-    if total > capacity:
-        sentence = f"{size(total)} DO NOT FIT into {size(capacity)} ({device})"
+    sentence = _room(sum(nbytes for _, _, nbytes in parts), planned, machine)
     label = "Memory of each rank, without activations"
     if cost.peak:
         label = f"Memory of each rank at its peak, in {escape(cost.peak_when)}"
     return f'<p>{label}<br>{sentence}</p><div class="mm-bar">{bar}</div><div class="mm-legend">{legend}</div>'
+
+
+def _room(total: int, planned: PlannedRun, machine: str) -> str:
+    """Return whether so many bytes of tensors fit, with what a GPU needs beyond them."""
+    if machine == LAPTOP:
+        capacity, beyond, needed = LAPTOP_BYTES // planned.plan.world_size, "", total
+        machine = "its share of a laptop"
+    else:
+        gpu = machine_of_run(machine, planned.params)
+        capacity, needed = int(gpu.capacity), gpu.needed_bytes(total)
+        beyond = f"; {size(needed)} with what a GPU needs beyond its tensors ({gpu.margin})"
+    sentence = f"{size(total)} of {size(capacity)} ({machine}), {total / capacity:.1%}{beyond}"
+    return f"{sentence}: DOES NOT FIT" if needed > capacity else sentence
