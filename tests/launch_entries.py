@@ -187,12 +187,12 @@ def trains(folder: Path) -> None:
     """The real training, with a pause in each step and save until its last life, whose number is by launch.name."""
     from mmfsdp import train
     from mmfsdp.checkpoint import saving
-    from mmfsdp.train import loop
+    from mmfsdp.train import meters
 
     last, pause = (1, 2.0) if folder.name == "limited" else (5, 0.3)
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= last:
         return train.run(folder)
-    states, reset = saving.random_states, loop.Collectives.reset
+    states, reset = saving.random_states, meters.Collectives.reset
 
     def slow_states():
         time.sleep(pause)
@@ -202,7 +202,7 @@ def trains(folder: Path) -> None:
         time.sleep(pause)
         reset(self)
 
-    saving.random_states, loop.Collectives.reset = slow_states, slow_reset
+    saving.random_states, meters.Collectives.reset = slow_states, slow_reset
     train.run(folder)
 
 

@@ -1,14 +1,16 @@
 """What the hang detector takes for a hang, by what the ranks report and when; the clock is moved by hand."""
 
+import contextlib
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from mmfsdp.estimate.make_plan import make_plan
-from mmfsdp.params import FSDPParams
+from mmfsdp.params import FSDPParams, RunParams
 from mmfsdp.run import hang
 from mmfsdp.run.folder import read_heartbeat
 from mmfsdp.run.hang import HangDetector, Heartbeat
@@ -72,18 +74,21 @@ def test_a_profile_may_be_written_for_longer_than_a_step_takes(ranks):
 
 def test_a_profile_is_announced_before_it_is_written(tmp_path):
     beat = Heartbeat(tmp_path, 0)
-    profile = StepProfile(tmp_path, 1, torch.device("cpu"))
     files_at_beat = []
 
-    def announce() -> None:
-        beat("step 3 profile")
+    def announce(activity: str) -> None:
+        beat(activity)
         files_at_beat.append(os.path.exists(tmp_path / "profile"))
 
-    with fake_group(1), profile:
-        for step in range(WARMUP_STEPS + 1):
+    setup = SimpleNamespace(folder=tmp_path, params=RunParams().change(**{"train.profile": 1}))
+    training = SimpleNamespace(setup=setup, device=torch.device("cpu"), beat=announce, profiled=False)
+    profile = StepProfile(training)
+    with fake_group(1), contextlib.closing(profile):
+        for step in range(1, WARMUP_STEPS + 2):
             assert not files_at_beat
             torch.ones(3) @ torch.ones(3)
-            assert profile.step_done(before_writing=announce) == (step + 1 == WARMUP_STEPS)
+            profile.after_step(step)
+            assert training.profiled == (step == WARMUP_STEPS)
     assert files_at_beat == [False]
     assert json.loads((tmp_path / "profile" / "rank0.json").read_text())["steps"] == 1
     assert read_heartbeat(tmp_path, 0)[0] == "step 3 profile"

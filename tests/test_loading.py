@@ -22,8 +22,8 @@ from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.models.build import build_model, open_model
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
+from mmfsdp.train.cpu_memory import cpu_memory
 from mmfsdp.train.job import build
-from mmfsdp.train.meters import cpu_memory
 from tests.parity import bytes_held, plain_name, whole
 
 VISION = {

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate.make_plan import make_plan, wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError
-from mmfsdp.train.meters import cpu_memory
+from mmfsdp.train.cpu_memory import cpu_memory
 from tests.parity import whole
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")

@@ -35,7 +35,8 @@ from ..models import TokenIds
 from ..models.build import build_model
 from ..models.media_model import MediaModel
 from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
-from ..train.meters import Collectives, CpuMemory, cpu_memory
+from ..train.cpu_memory import CpuMemory, cpu_memory
+from ..train.meters import Collectives
 from ..train.optimizer import LocalAdamW
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from .batch import Batch
 from .corrupt import CorruptRecord, first_reasons
 from .pictures import stable_hash
 from .processor import SampleProcessor
-from .sources import Source, open_source
-from .stream import DataSlice, Loaded
+from .sources import Splits, open_sources
+from .stream import DataSlice, Loaded, Source
 
 MAX_SKIPPED_NAMES = 10_000
 """Skipped records of a rank that are kept; what it skips beyond them is not counted."""
@@ -35,6 +35,7 @@ def batches(
     seed: int = 0,
     start: int = 0,
     pin_memory: bool = False,
+    sources: Mapping[str, Splits] | None = None,
 ) -> Batches:
     """Return the training batches of one rank, without end, the same for the same arguments.
 
@@ -42,12 +43,15 @@ def batches(
     set none. `start` is the number of micro-steps already consumed: the stream continues exactly there. At each step
     the ranks' batches of a source together are the single process's batch of world_size * batch_size, in order of rank.
     A corrupt record leaves its batch one sample smaller. pin_memory: where the batches go to a GPU, which reads pinned
-    memory without waiting; it takes memory of that GPU. Raises ParamError if a source cannot be opened.
+    memory without waiting; it takes memory of that GPU. sources: what `open_sources` gives, if they are open. Raises
+    ParamError if a source cannot be opened.
     """
+    if sources is None:
+        sources = open_sources(params, image_size=processor.image_size, seed=seed)
     sizes = [batch_size] + [more.batch_size or batch_size for more in params.more]
     loaders, skipped = [], {}
     for i, (name, source_params) in enumerate(params.sources().items()):
-        source = open_source(source_params, image_size=processor.image_size, seed=seed + i, place=name)
+        source = sources[name]["train"]
         own_processor = replace(processor, max_length=source_params.max_length, augment=source_params.augment)
         data_slice = DataSlice(batch_size=sizes[i], rank=rank, world_size=world_size, start=start)
         workers = source_params.workers

@@ -14,12 +14,24 @@ from typing import Any
 
 from braceexpand import braceexpand
 
-from ..params import DataSource, ParamError, SourceParams
+from ..params import DataParams, DataSource, ParamError, SourceParams
 from .batch import Sample
 from .corrupt import CorruptRecord, shorten
 from .first_bytes import START_BYTES, what_it_is
-from .rows import check_file_name, check_row, parse_row, picture_name, sample_of
-from .splits import published_split
+from .rows import check_file_name, check_row, has_turns, keys_not_read, parse_row, picture_name, sample_of
+from .splits import (
+    HELD_OUT,
+    TRAIN,
+    check_published,
+    heldout_limit,
+    is_in_split,
+    published_heldout,
+    published_split,
+    side_of,
+    splits_note,
+)
+from .stream import IndexedSource, Source, load_or_corrupt
+from .unread import unread_note
 
 METADATA = "metadata.jsonl"
 
@@ -90,6 +102,38 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
         message = f"{path!r} names no {kind} file here{not_found}; give local files, as parts/{{000..011}}{kind}"
         raise ParamError("path", message)
     return files
+
+
+def open_records(params: DataParams, *, image_size: int, seed: int) -> dict[str, Source]:
+    """Return the training and the held-out records; both know all that cannot be used. See sources.py."""
+    records, skipped = read_records(params)
+    notes = unread_note(map(keys_not_read, (record.row for record in records)))
+    published = {record.split for record in records}
+    heldout = published_heldout(published, params.path)
+    sides: dict[str, list[Record]] = {TRAIN: [], HELD_OUT: [], "": []}
+    if heldout:
+        for record in records:
+            sides[side_of(record.split, heldout)].append(record)
+        check_published((load_or_corrupt(r.load) for r in sides[TRAIN]), TRAIN, params.path, skipped)
+        check_published((load_or_corrupt(r.load) for r in sides[HELD_OUT]), heldout, params.path, skipped)
+        notes.append(splits_note(params.path, published, heldout))
+    else:
+        limit = heldout_limit(((r.group, load_or_corrupt(r.load)) for r in records), params, skipped)
+        for record in records:
+            side = HELD_OUT if is_in_split(limit, HELD_OUT, record.group) else TRAIN
+            sides[side].append(record)
+    turns = any(has_turns(record.row) for record in records)
+    splits: dict[str, Source] = {}
+    for split in (TRAIN, HELD_OUT):
+        own = sides[split]
+        source = IndexedSource(partial(_load, own), len(own), seed, params.resample, dict(skipped), list(notes))
+        source.has_turns = turns
+        splits[split] = source
+    return splits
+
+
+def _load(records: list[Record], index: int) -> Sample:
+    return records[index].load()
 
 
 def read_records(params: SourceParams) -> tuple[list[Record], dict[str, str]]:

@@ -14,12 +14,21 @@ from ..params import DataParams
 from .batch import Sample
 from .processor import IMAGE
 from .scenes import Group, Scene, caption, combinations, draw_scene, questions, split_combinations
+from .stream import IndexedSource, Source
 
 OVERSAMPLING = 4
 RIM_START = 0.86
 """The inside of a shape, as a share of its radius; the darker rim is around it."""
 RIM_BRIGHTNESS = 0.72
 Corner = tuple[float, float]
+
+
+def open_shapes(params: DataParams, *, image_size: int, seed: int) -> dict[str, Source]:
+    """Return the splits of generated pictures, each without end."""
+    splits: dict[str, Source] = {}
+    for split in ("train", "heldout", "unseen"):
+        splits[split] = IndexedSource(ShapesSource(params, split=split, image_size=image_size, seed=seed).sample)
+    return splits
 
 
 class ShapesSource:

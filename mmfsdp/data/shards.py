@@ -9,17 +9,30 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path, PurePosixPath
 
-from ..params import SourceParams
+from ..params import DataParams, SourceParams
 from .archive import Loss, Member, read_archive
 from .batch import Sample
 from .corrupt import CorruptRecord, shorten
 from .first_bytes import START_BYTES, what_it_is
+from .records import expand_path
 from .rows import check_file_name, keys_not_read, parse_row, sample_of
-from .splits import published_split, side_of
+from .splits import (
+    HELD_OUT,
+    TRAIN,
+    check_published,
+    heldout_limit,
+    is_in_split,
+    published_heldout,
+    published_split,
+    side_of,
+    splits_note,
+)
 from .stream import DataSlice, Loaded, Source, epoch_order, load_or_corrupt
+from .unread import unread_note
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 TEXTS = ("txt", "json")
@@ -154,6 +167,32 @@ def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[Corrup
         else:
             record.members[extension.lower()] = member
     return [record for record in records.values() if record.members], lost
+
+
+def open_shards(params: DataParams, *, image_size: int, seed: int) -> dict[str, Source]:
+    """Return the training and the held-out records of shards. See sources.py."""
+    assert params.path is not None
+    shards = ShardSource.open(params, expand_path(params.path, *SHARD_SUFFIXES), seed)
+    published = {shards.split_of(shard) for shard in shards.shards}
+    heldout = published_heldout(published, params.path)
+    notes, sides = [], {}
+    if heldout:
+        for side, name in ((TRAIN, TRAIN), (HELD_OUT, heldout)):
+            sides[side] = shards.of_side(side, heldout)
+            check_published(sides[side].loaded(), name, params.path, shards.skipped)
+        notes.append(splits_note(params.path, published, heldout))
+    else:
+        records = ((item.name, item) for item in shards.loaded())
+        limit = heldout_limit(records, params, shards.skipped)
+        for side in (TRAIN, HELD_OUT):
+            sides[side] = replace(shards, keep=partial(is_in_split, limit, side))
+    notes += unread_note([set().union(shards.unread, *(side.unread for side in sides.values()))])
+    turns = shards.has_turns or any(side.has_turns for side in sides.values())
+    splits: dict[str, Source] = {}
+    for side, source in sides.items():
+        splits[side] = replace(source, skipped=dict(shards.skipped), notes=list(notes))
+        splits[side].has_turns = turns
+    return splits
 
 
 @dataclass

@@ -12,7 +12,7 @@ from .enums import DataSource
 
 MAX_MEGAPIXELS = 89.5
 """PIL's own limit, beyond which it takes a picture for an attack by decompression."""
-_READ_FROM_DISK = (DataSource.FOLDER, DataSource.JSON, DataSource.WEBDATASET)
+_READ_FROM_DISK = tuple(source for source in DataSource if source is not DataSource.SHAPES)
 
 
 class SourceParams(Params):

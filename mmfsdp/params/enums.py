@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed.fsdp as torch_fsdp
+
+
+def imported(path: str) -> Any:
+    """Import and return what a path such as `package.module:name` names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 class Choice(str, Enum):
@@ -15,13 +22,19 @@ class Choice(str, Enum):
 
     description: str
     """The meaning of the choice in one sentence, for the form, the help and the reference pages."""
+    code: str
+    """Import path of the code of this choice, such as `mmfsdp.data.shapes:open_shapes`; empty where it needs none."""
 
-    def __new__(cls, value: str, description: str = "") -> Choice:
+    def __new__(cls, value: str, description: str = "", code: str = "") -> Choice:
         """Return a member that equals its value."""
         member = str.__new__(cls, value)
         member._value_ = value
-        member.description = description
+        member.description, member.code = description, code
         return member
+
+    def load(self) -> Any:
+        """Import the code of this choice, and return it."""
+        return imported(self.code)
 
     def __str__(self) -> str:
         return str(self.value)
@@ -159,12 +172,28 @@ class ProjectorKind(Choice):
 
 
 class DataSource(Choice):
-    """The source of samples."""
+    """The source of samples. A new one is a line here and a file that opens it; see data/sources.py."""
 
-    SHAPES = "shapes", "Pictures of colored shapes, drawn on the fly; needs nothing on disk."
-    FOLDER = "folder", "A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention)."
-    JSON = "json", "LLaVA conversations, COCO captions or other rows in .json; documents or other rows in .jsonl."
-    WEBDATASET = "webdataset", "WebDataset .tar shards: .jpg or .png beside .txt or .json (LAION), or documents (MMC4)."
+    SHAPES = (
+        "shapes",
+        "Pictures of colored shapes, drawn on the fly; needs nothing on disk.",
+        "mmfsdp.data.shapes:open_shapes",
+    )
+    FOLDER = (
+        "folder",
+        "A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention).",
+        "mmfsdp.data.records:open_records",
+    )
+    JSON = (
+        "json",
+        "LLaVA conversations, COCO captions or other rows in .json; documents or other rows in .jsonl.",
+        "mmfsdp.data.records:open_records",
+    )
+    WEBDATASET = (
+        "webdataset",
+        "WebDataset .tar shards: .jpg or .png beside .txt or .json (LAION), or documents (MMC4).",
+        "mmfsdp.data.shards:open_shards",
+    )
 
 
 class Schedule(Choice):

@@ -69,9 +69,9 @@ def check(params: RunParams) -> None:
     """
     params = with_ranks(params)
     if any(source.path for source in params.data.sources().values()):  # the import takes seconds
-        from ..data import check_data
+        from ..data import open_sources
 
-        check_data(params.data)
+        open_sources(params.data, image_size=1)
     if params.launch.executor.value == "slurm":
         from .slurm import check_slurm
 

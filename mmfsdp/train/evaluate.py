@@ -27,13 +27,15 @@ from ..data.batch import Batch, Sample
 from ..data.corrupt import CorruptRecord, first_reasons
 from ..data.loader import SkippedRecords, add_skipped
 from ..data.processor import IMAGE, SampleProcessor
-from ..data.sources import open_source
+from ..data.sources import Splits, open_sources, open_splits
 from ..models.build import build_model, freeze_model
 from ..models.media_model import train_mode
-from ..params import DataSource, Device, ParamError, RunParams
+from ..params import Device, ParamError, RunParams
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.record import RunRecord
+from .callbacks import Callback, Training
+from .features import FeatureCache
 
 CAPTION_BATCH = 50
 """Prompts that are answered at once."""
@@ -45,31 +47,38 @@ PICTURES_KEPT = 12
 
 
 @dataclass
-class HeldOut:
+class HeldOut(Callback):
     """The first held-out samples of each source, dealt to the ranks."""
 
     every: int
     """Steps between two measurements."""
     batches: list[Batch]
     """Of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
+    training: Training | None = None
+    """The training that it measures."""
 
     @classmethod
     def open(
-        cls, params: RunParams, processor: SampleProcessor, skipped: Mapping[str, SkippedRecords]
+        cls,
+        params: RunParams,
+        processor: SampleProcessor,
+        skipped: Mapping[str, SkippedRecords],
+        sources: Mapping[str, Splits] | None = None,
     ) -> HeldOut | None:
         """Read the samples, if `train.eval_every` is set. Every rank must call it.
 
-        Those that cannot be used are added to `skipped`, by the source's name. Raises ParamError if a source cannot be
-        opened, or none of its held-out samples can be used.
+        Those that cannot be used are added to `skipped`, by the source's name. `sources` are what `open_sources` gives,
+        if they are open. Raises ParamError if a source cannot be opened, or none of its held-out samples can be used.
         """
         settings, rank, world_size = params.train, dist.get_rank(), dist.get_world_size()
         if settings.eval_every is None:
             return None
+        if sources is None:
+            sources = open_sources(params.data, image_size=processor.image_size, seed=settings.seed)
         sizes = [settings.batch_size] + [more.batch_size or settings.batch_size for more in params.data.more]
         batches = []
         for i, (name, data) in enumerate(params.data.sources().items()):
-            seed = settings.seed + i
-            source = open_source(data, split="heldout", image_size=processor.image_size, seed=seed, place=name)
+            source = sources[name]["heldout"]
             own_processor = replace(processor, max_length=data.max_length)
             samples = []
             unusable: dict[str, str] = {}
@@ -91,6 +100,20 @@ class HeldOut:
                 raise ParamError("train.eval_every", message)
         return cls(settings.eval_every, batches)
 
+    def due(self, step: int) -> bool:
+        """Return True every `eval_every` steps, and after the last one."""
+        assert self.training is not None
+        return step == self.training.setup.params.train.steps or step % self.every == 0
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Add the held-out loss to the row; not while steps are profiled, nor when a rank must stop soon."""
+        training = self.training
+        assert training is not None
+        if self.due(row["step"]) and not training.profiled and not training.preempted:
+            training.beat(f"step {row['step']} held-out samples")
+            row["heldout_loss"] = self.loss(training.setup.model)
+            training.callbacks.on_evaluate({"heldout_loss": row["heldout_loss"]})
+
     def loss(self, model: nn.Module) -> float:
         """Return heldout_loss, in the units of `train_step`'s. Every rank must call it.
 
@@ -107,6 +130,16 @@ class HeldOut:
                 sums[sources.index(batch.source)] += token_sum(mean, count)
         train_mode(model)
         return float((sum_over_ranks(sums) / tokens) @ weights)
+
+
+def training_held_out(training: Training) -> HeldOut | None:
+    """Return the held-out samples of a training, if `train.eval_every` is set. Every rank must call it."""
+    held_out = HeldOut.open(training.setup.params, training.processor, training.loader.skipped, training.sources)
+    if held_out is not None:
+        held_out.training = training
+        if isinstance(training.features, FeatureCache):  # encoded once
+            held_out.batches = training.features.fill(training.setup.model, held_out.batches)
+    return held_out
 
 
 def train_and_caption(folder: Path) -> None:
@@ -235,11 +268,10 @@ def new_samples(
     """
     skipped = {} if skipped is None else skipped
     own_processor = replace(processor, max_length=params.data.max_length)
-    splits = ["heldout"]
-    if params.data.source is DataSource.SHAPES:
-        splits.append("unseen")
-    for split in splits:
-        source = open_source(params.data, split=split, image_size=processor.image_size, seed=params.train.seed)
+    splits = open_splits(params.data, image_size=processor.image_size, seed=params.train.seed)
+    for split, source in splits.items():
+        if split == "train":
+            continue
         samples: list[Sample] = []
         for sample in filter(lambda sample: IMAGE in sample.prompt, source):
             reason = own_processor.refusal(sample)

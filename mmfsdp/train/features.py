@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from ..data.batch import Batch
 from ..models import Flamingo
 from ..params import ParamError, RunParams
 from ..run.folder import make_folders
+from .callbacks import Callback, Training
 
 Read = Callable[[str], Tensor]
 """Gives rank 0's tensor of this name, where the model is on the meta device."""
 
 
 @dataclass
-class FeatureCache:
+class FeatureCache(Callback):
     """Features by picture, in a folder for each encoder, precision and kind of device.
 
     A picture's name is a hash of its pixels as the processor hands them over, so that another preprocessing gives
@@ -37,6 +39,8 @@ class FeatureCache:
     device: torch.device
     group: Any = None
     """Of gloo where the model's is nccl: ranks agree on the CPU, and the host need not wait for a GPU."""
+    model: nn.Module | None = field(default=None, init=False)
+    """The wrapped model whose steps it fills."""
     cached: int = field(default=0, init=False)
     """Pictures whose features were read."""
     encoded: int = field(default=0, init=False)
@@ -65,6 +69,16 @@ class FeatureCache:
         key = gather_json(key)[0]
         group = dist.new_group(backend="gloo") if dist.is_initialized() and device.type == "cuda" else None
         return cls(Path(os.path.expanduser(params.data.feature_cache)) / key, device, group)
+
+    def around_step(self, step: int, micro_batches: list[Batch]) -> AbstractContextManager[None]:
+        """Put the features in place of the pictures of a step, before it begins."""
+        assert self.model is not None
+        micro_batches[:] = self.fill(self.model, micro_batches)
+        return nullcontext()
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """Print how many pictures the cache had."""
+        print(f"vision features of {self.cached} pictures from the cache, {self.encoded} encoded")
 
     def fill(self, model: nn.Module, batches: Sequence[Batch]) -> list[Batch]:
         """Return the batches with `vision_features` (B, T, F, P, D) in place of `vision`. Every rank must call it.
@@ -110,6 +124,15 @@ class FeatureCache:
     def _path(self, picture: Tensor) -> Path:
         name = hashlib.blake2b(picture.contiguous().numpy().data, digest_size=20).hexdigest()
         return self.folder / name[:2] / name[2:]
+
+
+def training_cache(training: Training) -> FeatureCache | None:
+    """Return the cache of a training; it was opened before the model was wrapped."""
+    cache = training.features
+    assert cache is None or isinstance(cache, FeatureCache)
+    if cache is not None:
+        cache.model = training.setup.model
+    return cache
 
 
 def fingerprint(encoder: nn.Module, *settings: object, prefix: str = "", read: Read | None = None) -> str:

@@ -32,10 +32,9 @@ from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from .features import FeatureCache
-from .loop import train
-from .meters import PeakMemory
+from .loop import take_up, train
 from .optimizer import build_optimizer, build_scaler
-from .preview import peak_of, plan_for
+from .preview import plan_for
 from .train_state import TrainSetup
 
 
@@ -72,16 +71,13 @@ def run(folder: Path) -> None:
         optimizer, schedule = build_optimizer(model, params.train)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
-        memory = PeakMemory(device)
-        result = train(setup, processor, device, memory, beat, features)
+        result = train(take_up(setup, plan, processor, device, beat, features))
         print(f"rank {dist.get_rank()}: done")
         after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
         result["wire_bytes_predicted"] = cost.wire_bytes
         result["frozen_parameters_changed"] = checkpoint.count_changed(before, after)
         result["world_size"] = dist.get_world_size()
         if dist.get_rank() == 0:
-            if memory.largest and features is None:  # the plan's peak is that of the longest texts
-                result["peak"] = peak_of(params, plan, memory.largest)
             write_json(folder / "result.json", result)
 
 

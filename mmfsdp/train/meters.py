@@ -5,17 +5,14 @@ The peak is on a GPU the allocator's own count, on the CPU that of torch's profi
 
 from __future__ import annotations
 
-import ctypes
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
@@ -26,6 +23,9 @@ from ..core.micro_batch import Batch
 from ..core.plan import ring_bytes
 from ..core.trace import tensors_of
 from ..estimate.wire import CollectiveCount
+from ..run.folder import last_row
+from .callbacks import Callback, Training
+from .cpu_memory import cpu_memory
 
 
 class Collectives:
@@ -77,6 +77,40 @@ class Collectives:
         counts = self._counts.setdefault((kind, phase, ranks), [0, 0])
         counts[0] += 1
         counts[1] += nbytes
+
+
+class WireMeter(Callback):
+    """Adds the bytes that this rank sent in each step, and those of the last step to the result."""
+
+    def __init__(self, training: Training) -> None:
+        self._counted = Collectives()
+        self._rows: list[CollectiveCount] = []
+        self._sent = last_row(training.setup.folder, dist.get_rank()).get("wire_bytes", 0)
+
+    def on_train_begin(self) -> None:
+        """Begin to count."""
+        self._counted.__enter__()
+
+    @contextmanager
+    def around_step(self, step: int, micro_batches: list[Batch]) -> Iterator[None]:
+        """Count the collectives of a step."""
+        self._counted.reset()
+        yield
+        self._rows = self._counted.rows()
+        self._sent = self._counted.wire_bytes
+
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Return the bytes sent in the step."""
+        return {"wire_bytes": self._sent}
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """Add what the last step sent; after a resume without a step left, what its row says."""
+        result["wire_bytes_measured"] = self._sent
+        result["wire_measured"] = [asdict(row) for row in self._rows]
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._counted.__exit__()
 
 
 OPERATORS = {
@@ -179,6 +213,33 @@ class PeakMemory:
         return figures | {"alloc_retries": self.retries}
 
 
+class MemoryMeter(Callback):
+    """Adds the peak memory of the steps, and to the result the peak that the plan predicts for the largest batch."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._memory = PeakMemory(training.device)
+
+    @contextmanager
+    def around_step(self, step: int, micro_batches: list[Batch]) -> Iterator[None]:
+        """Watch a step."""
+        setup = self._training.setup
+        with self._memory.watch_step(setup.model, setup.optimizer, micro_batches):
+            yield
+
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Return the peak so far."""
+        return self._memory.figures()
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """Add the predicted peak: the plan's is that of the longest texts. With a feature cache nobody knows it."""
+        training = self._training
+        if dist.get_rank() == 0 and self._memory.largest and training.features is None:
+            from .preview import peak_of
+
+            result["peak"] = peak_of(training.setup.params, training.plan, self._memory.largest)
+
+
 def input_bytes(inputs: dict[str, Any]) -> int:
     """Return the bytes of the tensors in the keyword arguments of a forward."""
     return sum(tensor.nbytes for tensor in tensors_of(inputs))
@@ -198,76 +259,3 @@ def bytes_at_rest(model: nn.Module, optimizer: Optimizer) -> int:
         if isinstance(tensor, torch.Tensor):
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
-
-
-@dataclass
-class CpuMemory:
-    """Bytes that torch's CPU allocator held beyond what it held when watching began."""
-
-    at_mark: int = 0
-    """When `mark` was called."""
-    peak: int = 0
-    """The most since then."""
-    marked_ns: int = 0
-
-    def mark(self) -> None:
-        """Let only what follows count for the peak."""
-        self.marked_ns = time.time_ns()
-
-
-@contextmanager
-def cpu_memory() -> Iterator[CpuMemory]:
-    """Watch every allocation of a CPU tensor, to the byte. Slow, and not while another profiler runs."""
-    memory = CpuMemory()
-    # Without this flag, what gloo's threads free (they are not profiled) would be counted for ever.
-    c10 = ctypes.CDLL(str(next(Path(torch.__file__).with_name("lib").glob("libc10.*"))))
-    flag = ctypes.c_bool.in_dll(c10, "FLAGS_caffe2_report_cpu_memory_usage")
-    log_level = ctypes.c_int.in_dll(c10, "FLAGS_caffe2_log_level")
-    before = flag.value, log_level.value
-    flag.value, log_level.value = True, 2  # errors only: it would warn whenever older memory is freed
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    with silent():
-        profiler.start()
-    try:
-        yield memory
-    finally:
-        with silent():
-            profiler.stop()
-        flag.value, log_level.value = before
-    changes = _allocations(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
-    if not changes:
-        return
-    _, total, size = changes[0]
-    held_before = total - size  # the allocator's count goes on from earlier watches
-    for when, total, _ in changes:
-        if when < memory.marked_ns:
-            memory.at_mark = total - held_before
-        else:
-            memory.peak = max(memory.peak, total - held_before)
-
-
-def _allocations(event_tree: list[Any]) -> list[tuple[int, int, int]]:
-    """Return (time, bytes held afterwards, bytes added) of each allocation and each free, in order of time."""
-    changes = []
-    events = list(event_tree)
-    while events:
-        event = events.pop()
-        if event.name == "c10d::_allgather_base_":
-            continue  # gloo makes a tensor as large as the output there and frees it unused (seen with torch 2.15)
-        if event.tag == torch._C._profiler._EventType.Allocation:
-            changes.append((event.start_time_ns, event.typed[1].total_allocated, event.typed[1].alloc_size))
-        events += event.children
-    return sorted(changes)
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Drop what the profiler itself prints when it starts and stops: it writes to file descriptor 2."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

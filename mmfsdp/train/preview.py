@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from ..core.plan import Finding, WrapPlan
-from ..data import check_data
+from ..data import open_sources
 from ..data.chat import BLANK, SEVERAL_TURNS, ChatProcessor
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, estimate
@@ -67,11 +67,12 @@ def check(params: RunParams) -> WrapPlan:
 
     Raises ParamError for data that cannot be read, for what cannot be planned, and for the lint's errors.
     """
-    sources = check_data(params.data)
+    sources = open_sources(params.data, image_size=1)  # pictures as they are, and resized later
     plan = next(previews(params))[0]
     lint = list(plan.lint)
     turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
-    for place, source in sources.items():
+    for place, splits in sources.items():
+        source = splits["train"]
         lint += [Finding("warning", "data", f"{place}.path: {note}") for note in source.notes]
         if source.has_turns and turns:
             words = f"{place}.path has conversations of several turns: {turns}"

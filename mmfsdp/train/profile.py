@@ -6,16 +6,15 @@ The profile tells how much of a step's communication is exposed: no compute runs
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..run.folder import make_inner_folder, write_json
-from .meters import silent
+from .callbacks import Callback, Training
+from .cpu_memory import silent
 
 WARMUP_STEPS = 2
 """Steps before the first that is recorded: allocators, connections of gloo and NCCL, and kernels are there then."""
@@ -30,37 +29,49 @@ Spans = list[tuple[float, float]]
 """Intervals, (start, end) in seconds, in order and apart from each other."""
 
 
-class StepProfile(AbstractContextManager):
+def training_profile(training: Training) -> StepProfile | None:
+    """Return the profile of a training, if `train.profile` asks for one."""
+    return StepProfile(training) if training.setup.params.train.profile else None
+
+
+class StepProfile(Callback):
     """Records some steps with torch's profiler, once the warm-up is over.
 
     Writes profile/rank<N>.json.gz (the trace) and profile/rank<N>.json (see `summary`) in the run folder.
     """
 
-    def __init__(self, folder: Path, steps: int, device: torch.device) -> None:
-        self.folder, self.steps, self.device = folder / "profile", steps, device
+    def __init__(self, training: Training) -> None:
+        self.folder, self.steps = training.setup.folder / "profile", training.setup.params.train.profile
+        self.device, self._training = training.device, training
         self._done = 0
         self._profiler: torch.profiler.profile | None = None
 
-    def __exit__(self, *_: object) -> None:
-        if self._profiler is not None:  # the run was shorter than the profile
-            self._stop()
-
-    def step_done(self, *, before_writing: Callable[[], object] = bool) -> bool:
-        """Call after each step. Returns True if the next step is recorded. `before_writing` may say what takes time."""
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Begin to record after the warm-up, and end after the steps that are asked for."""
         self._done += 1
         if self._profiler is not None and self._done == WARMUP_STEPS + self.steps:
-            before_writing()
+            self._training.beat(f"step {step} profile")
             self._stop()
         elif self._profiler is not None:
             self._profiler.step()
-        elif self.steps and self._done == WARMUP_STEPS:
+        elif self._done == WARMUP_STEPS:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self.device.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
             self._profiler = torch.profiler.profile(activities=activities)
             with silent():
                 self._profiler.start()
-        return self._profiler is not None
+        self._training.profiled = self._profiler is not None
+        return {}
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """End where the run was shorter than the profile."""
+        self.close()
+
+    def close(self) -> None:
+        """End, and write what was recorded."""
+        if self._profiler is not None:
+            self._stop()
 
     def _stop(self) -> None:
         assert self._profiler is not None

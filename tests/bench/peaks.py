@@ -27,8 +27,9 @@ from mmfsdp.estimate import Estimate, estimate
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import TokenIds
 from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
+from mmfsdp.train.cpu_memory import cpu_memory
 from mmfsdp.train.evaluate import HeldOut
-from mmfsdp.train.meters import OPERATORS, Collectives, cpu_memory
+from mmfsdp.train.meters import OPERATORS, Collectives
 from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import bytes_held, local
 

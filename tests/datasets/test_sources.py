@@ -190,9 +190,9 @@ def test_the_split_is_by_name_alone(picture_folder, fraction):
 
 def test_splits_that_are_not_there_are_refused(photographs):
     params = DataParams(source=DataSource.FOLDER, path=str(photographs))
-    with pytest.raises(ParamError, match="unseen needs source shapes"):
+    with pytest.raises(ParamError, match="'unseen' is none of source folder; choose train, heldout"):
         open_source(params, split="unseen", image_size=8)
-    with pytest.raises(ParamError, match="'test' is not one of train, heldout, unseen"):
+    with pytest.raises(ParamError, match="'test' is none of source folder; choose train, heldout"):
         open_source(params, split="test", image_size=8)
 
 

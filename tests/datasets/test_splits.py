@@ -7,7 +7,7 @@ import pytest
 from material import both, picture_bytes, write_metadata
 
 from mmfsdp.data import open_source
-from mmfsdp.data.sources import check_data
+from mmfsdp.data.sources import open_sources
 from mmfsdp.data.splits import published_split
 from mmfsdp.params import DataParams, ParamError
 
@@ -96,7 +96,7 @@ def test_a_published_split_without_a_usable_record_is_an_error(tmp_path):
     for i in range(3):
         (tmp_path / "test" / f"{i}.png").write_bytes(b"")
     with pytest.raises(ParamError, match="data.path: .*0 usable records in its split test .*3 skipped; .*is empty"):
-        check_data(DataParams(source="folder", path=str(tmp_path)))
+        open_sources(DataParams(source="folder", path=str(tmp_path)), image_size=1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmfsdp.models import build_vision
 from mmfsdp.params import BackboneParams, ParamError
-from mmfsdp.train.meters import cpu_memory
+from mmfsdp.train.cpu_memory import cpu_memory
 from tests.models.test_multimodal import TOWERS, VIT
 
 

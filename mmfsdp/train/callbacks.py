@@ -1,0 +1,166 @@
+"""Callbacks: what happens around the steps of a training. Ours are the entries of CALLBACKS.
+
+A new one is a class in a file of its own and a line in CALLBACKS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ..core.plan import WrapPlan
+from ..data.batch import Batch
+from ..params.enums import imported
+from ..run.hang import Heartbeat
+from .train_state import TrainSetup, TrainState
+
+if TYPE_CHECKING:
+    from ..data.loader import Batches
+    from ..data.processor import SampleProcessor
+    from ..data.sources import Splits
+
+CALLBACKS = {
+    "wire bytes": "mmfsdp.train.meters:WireMeter",
+    "feature cache": "mmfsdp.train.features:training_cache",  # its all-gathers are a step's, its memory is not
+    "profile": "mmfsdp.train.profile:training_profile",
+    "peak memory": "mmfsdp.train.meters:MemoryMeter",
+    "held-out loss": "mmfsdp.train.evaluate:training_held_out",
+    "metrics": "mmfsdp.train.step_rows:MetricsFile",
+    "log": "mmfsdp.train.step_rows:StepLog",
+    "skipped steps": "mmfsdp.train.step_rows:SkippedSteps",
+    "checkpoints": "mmfsdp.train.checkpoints:Checkpoints",
+}
+"""Name: import path of what gives the callback of a Training, or None where it is not asked for; called in order."""
+
+
+class Callback:
+    """Is called by a training, on every rank; a method does nothing unless it is overridden.
+
+    Where ranks wait for each other in a method, all of them must call it: it may not depend on the rank.
+    """
+
+    rank0_only = False
+    """Only rank 0 calls it."""
+
+    def on_train_begin(self) -> None:
+        """Begin, before the first step."""
+
+    def around_step(self, step: int, micro_batches: list[Any]) -> AbstractContextManager[None]:
+        """Return a context for the step, from its first forward to the optimizer's step.
+
+        Elements of micro_batches may be replaced.
+        """
+        return nullcontext()
+
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Return what to add to the row of the step. On a GPU the step was issued, and need not be done."""
+        return {}
+
+    def due(self, step: int) -> bool:
+        """Return True if the row of this step must be read at once, which waits for the GPU."""
+        return False
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Take the row of metrics of a step. On a GPU it comes after the next step was issued, unless it was due."""
+
+    def on_evaluate(self, scores: dict[str, float]) -> None:
+        """Take what was evaluated on held-out samples."""
+
+    def on_save(self, step: int) -> None:
+        """Go on after a checkpoint was written, or with `async_save` was begun."""
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """Add to what goes into result.json, after the last step."""
+
+    def close(self) -> None:
+        """Release what is held, also after an error."""
+
+
+@dataclass
+class Training:
+    """A training: its model, data and place, from which each callback is made."""
+
+    setup: TrainSetup
+    state: TrainState
+    plan: WrapPlan
+    processor: SampleProcessor
+    sources: Mapping[str, Splits]
+    loader: Batches
+    device: torch.device
+    beat: Heartbeat
+    features: Callback | None = None
+    """The feature cache (features.py), opened before the model was wrapped."""
+    preempted: bool = False
+    """A rank was asked to stop. All ranks learn it in the same step."""
+    profiled: bool = False
+    """The next step is recorded by the profiler, so nothing else should run before it."""
+    callbacks: Callbacks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.callbacks = Callbacks([make(self) for make in map(imported, CALLBACKS.values())])
+
+    @property
+    def ends(self) -> bool:
+        """The last step is done, or the last one before a preemption."""
+        return self.preempted or self.state.step >= self.setup.params.train.steps
+
+
+class Callbacks:
+    """Calls all callbacks, in their order."""
+
+    def __init__(self, callbacks: Sequence[Callback | None]) -> None:
+        rank = dist.get_rank()
+        self._all = [each for each in callbacks if each and not (each.rank0_only and rank)]
+
+    @contextmanager
+    def around_training(self) -> Iterator[None]:
+        """Begin, and close all at the end, in the opposite order."""
+        with ExitStack() as stack:
+            for callback in self._all:
+                stack.callback(callback.close)
+                callback.on_train_begin()
+            yield
+
+    @contextmanager
+    def around_step(self, step: int, micro_batches: list[Batch]) -> Iterator[None]:
+        """Enter the contexts of a step."""
+        with ExitStack() as stack:
+            for callback in self._all:
+                stack.enter_context(callback.around_step(step, micro_batches))
+            yield
+
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Return what all add to the row of a step."""
+        figures: dict[str, Any] = {}
+        for callback in self._all:
+            figures |= callback.after_step(step)
+        return figures
+
+    def due(self, step: int) -> bool:
+        """Return True if the row of a step must be read at once."""
+        return any(callback.due(step) for callback in self._all)
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Hand over a row of metrics. A callback may add to it for those after it."""
+        for callback in self._all:
+            callback.on_step_end(row)
+
+    def on_evaluate(self, scores: dict[str, float]) -> None:
+        """Hand over what was evaluated."""
+        for callback in self._all:
+            callback.on_evaluate(scores)
+
+    def on_save(self, step: int) -> None:
+        """Say that a checkpoint was written."""
+        for callback in self._all:
+            callback.on_save(step)
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """Let all add to the result."""
+        for callback in self._all:
+            callback.on_train_end(result)

@@ -1,0 +1,100 @@
+"""The row of metrics of each step: read from the device, written to the metrics file and the log."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from ..core.step import StepMetrics
+from ..run.folder import MetricsWriter
+from .callbacks import Callback, Training
+
+LOG_LINES = 40
+"""Lines about steps in rank 0's log, but for the first step, the last one and skipped ones."""
+
+
+class StepRows:
+    """Reads the rows of steps and hands them to the callbacks.
+
+    On a GPU a step's figures are read after the next step was issued, so that the GPU never waits for the host.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.done_at = 0.0
+        """When the last step was done (time.perf_counter)."""
+        self._pending: tuple[StepMetrics, float, dict[str, Any]] | None = None
+
+    def add(self, metrics: StepMetrics, start: float, figures: dict[str, Any]) -> None:
+        """Add a step that was issued: its metrics, when it was begun, and further keys of its row."""
+        self.read()
+        self._pending = metrics, start, {"step": self.training.state.step, "time": time.time(), **figures}
+        if self.training.device.type != "cuda" or self.training.callbacks.due(self.training.state.step):
+            self.read()
+
+    def read(self) -> None:
+        """Wait for the last step that was added, and hand its row to the callbacks."""
+        if self._pending is None:
+            return
+        metrics, start, figures = self._pending
+        self._pending = None
+        row = metrics.to_dict()  # waits
+        # The host issues a step while a GPU still computes the one before.
+        began, self.done_at = max(start, self.done_at), time.perf_counter()
+        step_s = figures["step_s"] = self.done_at - began
+        training, state = self.training, self.training.state
+        state.skipped += metrics.skipped
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
+        training.preempted = training.preempted or metrics.stop_requested
+        row |= figures | {"samples_per_s": metrics.samples / step_s, "tokens_per_s": metrics.tokens / step_s}
+        # The sums above are over all ranks. A rank with short texts shows here.
+        row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
+        row |= {"skipped_steps": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
+        training.callbacks.on_step_end(row)
+
+
+class MetricsFile(Callback):
+    """Writes this rank's metrics, a line for each step."""
+
+    def __init__(self, training: Training) -> None:
+        self._writer = MetricsWriter(training.setup.folder, dist.get_rank(), after=training.state.step)
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Write a row."""
+        self._writer.write(row)
+
+
+class StepLog(Callback):
+    """Prints a line for the first step, the last one, LOG_LINES between, and each that is skipped or evaluated."""
+
+    rank0_only = True
+
+    def __init__(self, training: Training) -> None:
+        self.steps = training.setup.params.train.steps
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Print a line, if it is time for one."""
+        step, head = row["step"], f"step {row['step']}/{self.steps}"
+        if row["skipped_in_a_row"]:
+            print(f"{head}  skipped: loss {row['loss']:.4g}, grad norm {row['grad_norm']:.4g}")
+        elif step in (1, self.steps) or step % max(1, self.steps // LOG_LINES) == 0:
+            print(f"{head}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  {row['step_s']:.3f} s")
+        if "heldout_loss" in row:
+            print(f"{head}  held-out loss {row['heldout_loss']:.4f}")
+
+
+class SkippedSteps(Callback):
+    """Ends a run of which no step changes a weight."""
+
+    def __init__(self, training: Training) -> None:
+        self.limit = training.setup.params.train.max_skipped
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Raise RuntimeError after `max_skipped` skipped steps in a row."""
+        if row["skipped_in_a_row"] >= self.limit:
+            raise RuntimeError(
+                f"train.max_skipped: loss or gradient was not finite in {row['skipped_in_a_row']} steps in a row, up "
+                f"to step {row['step']}; they changed no weights. Lower train.lr, or use bf16, not fp16"
+            )
