@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mmfsdp.models.build import RECIPE_VERSION, SHIPPED, generated_folder, needs_backbones
+from mmfsdp.models.generated import RECIPE_VERSION, SHIPPED, generated_folder, needs_backbones
 from mmfsdp.params import load
 from mmfsdp.train.make_backbones import checksums, knowledge, make
 from mmfsdp.train.small_llava import backbones_of

@@ -13,7 +13,8 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.data import Sample
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import TokenIds, build_language
-from mmfsdp.models.build import build_model, generated_folder
+from mmfsdp.models.build import build_model
+from mmfsdp.models.generated import generated_folder
 from mmfsdp.params import GENERATED, RECIPES, BackboneParams, ModelParams, ParamError, load
 from mmfsdp.train.evaluate import captions
 from tests import tiny_run

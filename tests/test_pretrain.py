@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mmfsdp.data.scenes import split_combinations
 from mmfsdp.data.shapes import every_word, some_text
-from mmfsdp.models.build import generated_folder, needs_backbones
+from mmfsdp.models.generated import generated_folder, needs_backbones
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.train.pretrain import Recipe, ensure_backbones, near_misses
 

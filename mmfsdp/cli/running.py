@@ -105,7 +105,7 @@ def caption(values: Namespace) -> int:
 
 def prepare(params: RunParams) -> None:
     """Pretrain the generated backbones if they are missing, with a progress bar."""
-    from ..models.build import needs_backbones
+    from ..models.generated import needs_backbones
 
     if needs_backbones(params.model):
         from ..train.pretrain import ensure_backbones

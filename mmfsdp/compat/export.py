@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from ..data.chat import ChatProcessor
 from ..data.processor import SampleProcessor
 from ..models import Flamingo, MediaModel, MultimodalModel
 from ..models.backbones import load_tokenizer, lora_config, merge_lora
-from ..models.build import build_model, resolve_generated
+from ..models.build import build_model
+from ..models.generated import resolve_generated
+from ..models.kinds import kind_of
 from ..models.open_clip_towers import NO_TEXT, open_clip_config
 from ..models.tokens import merge_vocabulary
 from ..models.weight_files import make_readable
-from ..params import BackboneParams, FSDPParams, ModelParams, ParamError, RunParams
+from ..params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, RunParams
 from ..params.enums import LAYOUTS
 from ..run.folder import read_json
 from ..train.evaluate import load_run
@@ -49,30 +52,52 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
     params, model, processor = load_run(run, quantized=False)
+    writer = WRITERS.get((params.model.kind, layout))
+    if writer is None:
+        kinds = ", ".join(kind for kind, its_layout in WRITERS if its_layout == layout)
+        words = f"{layout} is for model.kind {kinds}, not {params.model.kind}; use {LAYOUTS[0]}"
+        raise ParamError("layout", words)
+    if layout == "adapter" and params.model.lora_rank is None:
+        raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
     round_beside_adapters(model, params.fsdp)
-    if isinstance(processor, ChatProcessor) and layout != "open_flamingo":
-        if layout == "adapter" and params.model.lora_rank is None:
-            raise ParamError("layout", "adapter needs model.lora_rank, and the run had none; use from_pretrained")
-        to.mkdir(parents=True)
-        if layout == "adapter":
-            save_adapter(model, params, to)
-        else:
-            merge_lora(model)
-            model.save_pretrained(to)
-        processor.processor.save_pretrained(to)
+    to.mkdir(parents=True)
+    writer(model, processor, params, to)
+    if params.model.kind is ModelKind.TRANSFORMERS:
         write_card(model, params, run, to)
-        make_readable(to)
-    elif layout == "from_pretrained":
-        save_pretrained(model, processor, params.model, to)
-    elif layout == "adapter":
-        raise ParamError("layout", f"adapter needs model.kind transformers, not {params.model.kind}; use {LAYOUTS[0]}")
-    elif isinstance(model, Flamingo):
-        to.mkdir(parents=True)
-        params.to_yaml(to / "params.yaml")
-        save_open_flamingo(model, to / "checkpoint.pt")
-    else:
-        raise ParamError("layout", f"open_flamingo is for a Flamingo, not a {type(model).__name__}; use {LAYOUTS[0]}")
+    make_readable(to)
     return to
+
+
+def _write_ours(model: MediaModel, processor: SampleProcessor, params: RunParams, to: Path) -> None:
+    save_pretrained(model, processor, params.model, to)
+
+
+def _write_transformers(model: PreTrainedModel, processor: SampleProcessor, params: RunParams, to: Path) -> None:
+    assert isinstance(processor, ChatProcessor)
+    merge_lora(model)
+    model.save_pretrained(to)
+    processor.processor.save_pretrained(to)
+
+
+def _write_adapter(model: PreTrainedModel, processor: SampleProcessor, params: RunParams, to: Path) -> None:
+    assert isinstance(processor, ChatProcessor)
+    save_adapter(model, params, to)
+    processor.processor.save_pretrained(to)
+
+
+def _write_open_flamingo(model: Flamingo, processor: SampleProcessor, params: RunParams, to: Path) -> None:
+    params.to_yaml(to / "params.yaml")
+    save_open_flamingo(model, to / "checkpoint.pt")
+
+
+WRITERS: dict[tuple[ModelKind, str], Callable[[Any, SampleProcessor, RunParams, Path], None]] = {
+    (ModelKind.FLAMINGO, "from_pretrained"): _write_ours,
+    (ModelKind.FLAMINGO, "open_flamingo"): _write_open_flamingo,
+    (ModelKind.MULTIMODAL, "from_pretrained"): _write_ours,
+    (ModelKind.TRANSFORMERS, "from_pretrained"): _write_transformers,
+    (ModelKind.TRANSFORMERS, "adapter"): _write_adapter,
+}
+"""Kind of model and layout: what writes it into a new folder."""
 
 
 @torch.no_grad()
@@ -141,7 +166,7 @@ def trained_modules(module: nn.Module, prefix: str = "") -> list[str]:
 
 
 def save_pretrained(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
-    """Write an unwrapped model into the new folder `to`. The model is taken apart and cannot be used afterwards.
+    """Write an unwrapped model into the folder `to`. The model is taken apart and cannot be used afterwards.
 
     language/          for transformers' AutoModelForCausalLM and AutoTokenizer; new tokens are its tables' last
                        rows, LoRA adapters are merged into their matrices
@@ -149,10 +174,10 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
     model.safetensors  the other weights: the perceiver and the cross-attention, or the projectors
     config.json        the model's parameters, for `load_pretrained`
     """
-    to.mkdir(parents=True)
+    to.mkdir(parents=True, exist_ok=True)
     own = {name: value.contiguous() for name, value in model.state_dict().items() if _is_own(name)}
     save_file(own, to / WEIGHTS_FILE)
-    encoder = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
+    encoder = model.get_submodule(kind_of(params).vision_encoder)
     visual: Any = getattr(encoder, "visual", None)
     if hasattr(visual, "save_pretrained"):
         visual.save_pretrained(to / "vision")

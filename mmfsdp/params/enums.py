@@ -157,11 +157,23 @@ class BackboneSource(Choice):
 
 
 class ModelKind(Choice):
-    """The way of media into the language model."""
+    """The way of media into the language model. A new one is a line here and a class; see models/kinds.py."""
 
-    FLAMINGO = "flamingo", "By gated cross-attention between its layers."
-    MULTIMODAL = "multimodal", "As tokens among the text's, through a projector (LLaVA)."
-    TRANSFORMERS = "transformers", "As a vision-language model of transformers does it; `name` says which."
+    FLAMINGO = (
+        "flamingo",
+        "By gated cross-attention between its layers.",
+        "mmfsdp.models.flamingo_kind:FlamingoKind",
+    )
+    MULTIMODAL = (
+        "multimodal",
+        "As tokens among the text's, through a projector (LLaVA).",
+        "mmfsdp.models.multimodal_kind:MultimodalKind",
+    )
+    TRANSFORMERS = (
+        "transformers",
+        "As a vision-language model of transformers does it; `name` says which.",
+        "mmfsdp.models.transformers_kind:TransformersKind",
+    )
 
 
 class ProjectorKind(Choice):

@@ -31,6 +31,13 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 """Patterns of known recipes, by the name that may stand for them among the patterns."""
 
+DEFAULT_FREEZE: dict[ModelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ModelKind.FLAMINGO: (RECIPES["flamingo"], RECIPES["flamingo"]),
+    ModelKind.MULTIMODAL: (RECIPES["llava_stage1"], RECIPES["llava_lora"]),
+    ModelKind.TRANSFORMERS: (("*", "!projector"), ("*", "!projector", "!lora")),
+}
+"""Patterns of each kind of model that are frozen unless told otherwise: without, and with LoRA."""
+
 PARTS = ("vision", "projector", "language", "lora")
 """Parts of a model of transformers, which may stand for the patterns of their parameters, whatever these are called."""
 
@@ -190,10 +197,5 @@ class ModelParams(Params):
         if self.lora_targets and not self.lora_rank:
             raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
         if self.freeze == RECIPES["flamingo"]:
-            if self.kind is ModelKind.MULTIMODAL:
-                recipe = "llava_lora" if self.lora_rank else "llava_stage1"
-                object.__setattr__(self, "freeze", RECIPES[recipe])
-            elif self.kind is ModelKind.TRANSFORMERS:
-                trained = ("!projector", "!lora") if self.lora_rank else ("!projector",)
-                object.__setattr__(self, "freeze", ("*", *trained))
+            object.__setattr__(self, "freeze", DEFAULT_FREEZE[self.kind][bool(self.lora_rank)])
         return self

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..core.collectives import gather_json, rank
 from ..data.batch import Batch
-from ..models import Flamingo
+from ..models.kinds import kind_of
 from ..params import ParamError, RunParams
 from ..run.folder import make_folders
 from .callbacks import Callback, Training
@@ -56,7 +56,7 @@ class FeatureCache(Callback):
         """
         if params.data.feature_cache is None:
             return None
-        name = "vision_encoder" if isinstance(model, Flamingo) else "encoders.vision"
+        name = kind_of(params.model).vision_encoder
         encoder = model.get_submodule(name)
         for parameter, p in encoder.named_parameters(prefix=name):
             if p.requires_grad:

@@ -23,7 +23,8 @@ from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate
-from ..models.build import build_model, freeze_model, needs_backbones, open_model
+from ..models.build import build_model, freeze_model, open_model
+from ..models.generated import needs_backbones
 from ..models.weight_files import Weights
 from ..params import Device, Executor, ParamError, RunParams
 from ..run.folder import write_json

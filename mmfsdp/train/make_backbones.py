@@ -27,7 +27,7 @@ from ..data.scenes import draw_scene, split_combinations
 from ..data.shapes import render, some_text
 from ..models import VisionEncoder, build_language, build_vision
 from ..models.backbones import load_tokenizer
-from ..models.build import RECIPE_VERSION, SHIPPED, generated_folder
+from ..models.generated import RECIPE_VERSION, SHIPPED, generated_folder
 from ..params import ModelParams, RunParams, load
 from ..run.watch import ProgressBar
 from .pretrain import Progress, Recipe, pretrain

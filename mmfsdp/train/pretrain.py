@@ -20,7 +20,7 @@ from ..data.pictures import to_tensor
 from ..data.scenes import COLORS, Scene, caption, draw_scene, split_combinations
 from ..data.shapes import render, some_text, word_tokenizer
 from ..models import build_language
-from ..models.build import generated_folder, needs_backbones
+from ..models.generated import generated_folder, needs_backbones
 from ..models.weight_files import make_readable
 from ..params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
 from ..run.folder import make_folders

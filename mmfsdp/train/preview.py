@@ -9,22 +9,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import torch
-from PIL import Image
 from torch import nn
 
 from ..core.plan import Finding, WrapPlan
 from ..data import open_sources
-from ..data.chat import BLANK, SEVERAL_TURNS, ChatProcessor
+from ..data.chat import SEVERAL_TURNS
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, estimate
 from ..estimate.make_plan import make_plan, with_memory_events
 from ..estimate.memory_events import Recording, record_memory, with_recording
-from ..models import Flamingo
-from ..models.backbones import forward_arguments
-from ..models.build import build_model, freeze_model, needs_backbones
-from ..models.from_transformers import check_calls
-from ..params import Device, FrozenPolicy, ModelKind, ModelParams, ParamError, RunParams
+from ..models.build import build_model, freeze_model
+from ..models.generated import needs_backbones
+from ..models.kinds import kind_of
+from ..params import Device, FrozenPolicy, ModelParams, RunParams
 from ..params.run import with_cluster
 from ..run.placement import with_ranks
 
@@ -112,17 +109,16 @@ def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | N
 
 def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
-    # AUTO's budget includes activations, and models of transformers may run in another order than they register
-    # (Mllama's projector). Elsewhere the order is known, and tracing would take time.
-    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and params.model.kind is not ModelKind.TRANSFORMERS:
+    # AUTO's budget includes activations. Otherwise tracing takes time for nothing where the order is known.
+    kind = kind_of(params.model)
+    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and not kind.planned_with_example:
         example = None
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
     if train.device is Device.AUTO and params.launch.gpus_per_node:  # of a job; this machine may have none
         train = train.change(device=Device.CUDA)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
     plan = make_plan(model, fsdp, world_size=params.launch.world_size, example=example, train=train)
-    if params.model.kind is ModelKind.TRANSFORMERS:
-        check_calls(model, plan)
+    kind.check_plan(model, plan)
     return plan
 
 
@@ -139,58 +135,8 @@ def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[s
 
 
 def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:
-    """Return the largest inputs of a micro-step, with a picture per sample.
+    """Return the largest inputs of a micro-step, with a picture per sample; None if nobody knows them.
 
-    A model of transformers reads their values: its own processor makes them, else `model.picture` says them; None
-    without both. Raises ParamError if a picture has more tokens than `data.max_length`.
+    Raises ParamError if a picture has more tokens than `data.max_length`.
     """
-    size, length = params.train.batch_size, params.data.max_length
-    if params.model.kind is ModelKind.TRANSFORMERS:
-        if isinstance(processor, ChatProcessor):
-            return _example_of_chat(processor, size, length)
-        return _example_of_picture(model, params.model.picture, size, length) if params.model.picture else None
-    encoder: Any = model.vision_encoder if isinstance(model, Flamingo) else model.get_submodule("encoders.vision")
-    with torch.device("meta"):
-        ids = torch.empty(size, length, dtype=torch.long)
-        media = {"vision": torch.empty(size, 1, 1, *encoder.item_shape)}
-    return {"input_ids": ids, "labels": ids, "media": media}  # without padding, a batch has no mask
-
-
-def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[str, Any]:
-    """Return a batch of samples with a picture, padded to the largest length."""
-    side = processor.image_size
-    sample = replace(BLANK, images=(Image.new("RGB", (side, side)),))
-    batch = replace(processor, max_length=10**9)([sample] * size)
-    needed = batch.input_ids.shape[1]
-    if needed > length:
-        message = f"{length} is too short for a picture of {side} x {side}: with the template it has {needed} tokens"
-        raise ParamError("data.max_length", f"{message}; raise it")
-    inputs = batch.inputs()
-    for key, value in inputs.items():
-        if isinstance(value, torch.Tensor) and value.shape[:2] == batch.input_ids.shape:
-            inputs[key] = torch.cat([value, *[value[:, -1:]] * (length - needed)], dim=1)  # the last token again
-        elif key == "position_ids":  # (3, B, L)
-            inputs[key] = torch.cat([value, *[value[..., -1:]] * (length - needed)], dim=-1)
-    return inputs
-
-
-def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: int) -> dict[str, Any]:
-    """Return a batch of samples with a picture of which `model.picture` says what a processor makes of it."""
-    tokens, arguments = picture.get("tokens", 0), forward_arguments(model)
-    if tokens >= length:
-        raise ParamError("data.max_length", f"{length} is too short for a picture of {tokens} tokens; raise it")
-    ids = torch.zeros(size, length, dtype=torch.long)
-    ids[:, :tokens] = model.config.image_token_id
-    inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
-    inputs["use_cache"] = False
-    for key, value in picture.items():
-        if key != "tokens" and key not in arguments:
-            raise ParamError("model.picture", f"{key} is not an input of {type(model).__name__}; remove it")
-        if isinstance(value, list):
-            is_shape = isinstance(value[0], int)
-            inputs[key] = torch.cat([torch.ones(value) if is_shape else torch.tensor(value)] * size)
-    for key in {"token_type_ids", "mm_token_type_ids"}.intersection(arguments):
-        inputs[key] = (ids == model.config.image_token_id).long()
-    if "cross_attention_mask" in arguments:
-        inputs["cross_attention_mask"] = inputs["aspect_ratio_mask"][:, None].expand(-1, length, -1, -1)
-    return inputs
+    return kind_of(params.model).example(model, params, processor)

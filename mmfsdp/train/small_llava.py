@@ -11,7 +11,7 @@ from transformers import CLIPImageProcessor, LlavaForConditionalGeneration, Llav
 from ..data.processor import IMAGE
 from ..models import build_language, build_vision
 from ..models.backbones import load_config, load_tokenizer
-from ..models.build import resolve_generated
+from ..models.generated import resolve_generated
 from ..params import GENERATED, BackboneParams, BackboneSource, ModelParams, ParamError
 
 CHAT_TEMPLATE = (

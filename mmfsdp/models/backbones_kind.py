@@ -1,0 +1,79 @@
+"""BackbonesKind: kinds that are put together from a vision encoder and a language model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..data.processor import SampleProcessor
+from ..data.shapes import word_tokenizer
+from ..params import GENERATED, BackboneParams, ModelParams, RunParams
+from .backbones import build_language, load_tokenizer
+from .encoders import VisionEncoder, build_vision
+from .generated import resolve_generated
+from .kinds import Built, Kind
+from .media_model import MediaModel
+from .weight_files import tensor_sources
+
+
+class BackbonesKind(Kind):
+    """A model around a vision encoder and a language model, which are built by themselves."""
+
+    generated = ("vision", "language")
+
+    @abstractmethod
+    def assemble(
+        self, params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, *, meta: bool
+    ) -> tuple[MediaModel, SampleProcessor | None]:
+        """Return the model around its two backbones, and its processor; without a tokenizer None."""
+
+    def build(self, params: ModelParams, *, meta: bool, download: bool, read: bool) -> Built:
+        """Build both backbones, then the model around them."""
+        vision_params = resolve_generated(params, "vision", meta=not download)
+        language_params = resolve_generated(params, "language", meta=not download)
+        vision = build_vision(vision_params, meta=meta)
+        language = build_language(language_params, meta=meta)
+        sources = None
+        if read:
+            # Before the model is built around them: their tensors have the names of the files.
+            of_vision = tensor_sources(vision.visual, vision_params.weights, "vision")
+            of_language = tensor_sources(language, language_params.weights, "language")
+            if of_vision and of_language:
+                sources = of_vision + of_language
+        tokenizer = _tokenizer(params, language_params, language, download=download)
+        if tokenizer is not None:
+            language.generation_config.eos_token_id = tokenizer.eos_token_id
+        return Built(*self.assemble(params, vision, language, tokenizer, meta=meta), sources)
+
+    def example(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> dict[str, Any]:
+        """Return texts of the greatest length on the meta device; without padding, a batch has no mask."""
+        size, length = params.train.batch_size, params.data.max_length
+        encoder: Any = model.get_submodule(self.vision_encoder)
+        with torch.device("meta"):
+            ids = torch.empty(size, length, dtype=torch.long)
+            media = {"vision": torch.empty(size, 1, 1, *encoder.item_shape)}
+        return {"input_ids": ids, "labels": ids, "media": media}
+
+    def generated_from(self, params: ModelParams) -> list[Any]:
+        """Return the configurations of both backbones."""
+        return [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
+
+
+def _tokenizer(
+    params: ModelParams, language_params: BackboneParams, language: PreTrainedModel, *, download: bool
+) -> Any:
+    """Return the language model's tokenizer; None if it has none, or none here and it may not be fetched."""
+    places = [place for place in (language_params.weights, language_params.name) if place]
+    if places and (download or any(Path(place).is_dir() for place in places)):
+        return load_tokenizer(language_params)
+    if params.language.weights == GENERATED:
+        # Not pretrained yet, but the words are known. If the table is too small, pretraining says so.
+        words, table = word_tokenizer(close=False), language.get_input_embeddings()
+        assert isinstance(table, nn.Embedding)
+        return words if len(words) <= table.num_embeddings else None
+    return None

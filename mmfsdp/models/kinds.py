@@ -1,0 +1,65 @@
+"""Kind: what a run asks of a kind of model. Each kind is a class in a file of its own, named in params.ModelKind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..core.plan import WrapPlan
+from ..data.processor import SampleProcessor
+from ..params import ModelParams, RunParams
+from .weight_files import TensorSource
+
+
+class Built(NamedTuple):
+    """A model, and what goes with it."""
+
+    model: Any
+    processor: SampleProcessor | None
+    """None if there is no tokenizer."""
+    sources: list[TensorSource] | None
+    """Of the tensors of its pretrained parts, where they were asked for and can be read one by one."""
+
+
+class Kind(ABC):
+    """A kind of model: how it is built from parameters, planned, and frozen."""
+
+    planned_with_example = False
+    """Its modules may run in another order than they are registered, so that its plan needs an example."""
+    vision_encoder = ""
+    """Dotted name of the module whose output for a picture can be kept; empty where there is none."""
+    generated: tuple[str, ...] = ()
+    """Fields of ModelParams whose weights may be `generated`; "model" for those of the whole."""
+
+    @abstractmethod
+    def build(self, params: ModelParams, *, meta: bool, download: bool, read: bool) -> Built:
+        """Return the model, trainable in all parts, its processor and, with `read`, the sources of its tensors.
+
+        meta: on the meta device. download: what is not on this machine may be fetched. Raises ParamError.
+        """
+
+    def freeze_patterns(self, model: nn.Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the patterns of `model.freeze` as patterns of the model's own parameter names. Raises ParamError."""
+        return patterns
+
+    @abstractmethod
+    def example(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> dict[str, Any] | None:
+        """Return the largest inputs of a micro-step, with a picture per sample; None if nobody knows them.
+
+        Raises ParamError if a picture has more tokens than `data.max_length`.
+        """
+
+    def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027 (most kinds need no check)
+        """Raise ParamError for a plan with which ranks would not agree on their collectives."""
+
+    def generated_from(self, params: ModelParams) -> list[Any]:
+        """Return what the generated weights depend on, as JSON holds it."""
+        return []
+
+
+def kind_of(params: ModelParams) -> Kind:
+    """Return the kind of a model."""
+    kind: Kind = params.kind.load()()
+    return kind
