@@ -11,7 +11,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
-from mmfsdp.models.build import add_lora
+from mmfsdp.models.backbones import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
 from tests.bench.peaks import measure_plans
 from tests.models.test_multimodal import TOWERS, Ear
