@@ -20,9 +20,9 @@ _PARAMS = (
 _HOME = {name: "params" for name in _PARAMS} | {
     "build_model": "models.build",
     "freeze": "core.freeze",
-    "make_plan": "estimate.make_plan",
+    "make_plan": "core.make_plan",
     "estimate": "estimate",
-    "wrap_fsdp": "estimate.make_plan",
+    "wrap_fsdp": "core.make_plan",
     "fsdp": "compat.zeta",
     "load_pretrained": "compat.export",
     "describe": "compat.describe",

@@ -15,7 +15,7 @@ from tiny import tiny_batch, tiny_flamingo
 from mmfsdp.cli import bench_models, main, spawn_ranks
 from mmfsdp.cli.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
 from mmfsdp.cli.bench_step import LARGE, batch_for, bench_step, table
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
 from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 

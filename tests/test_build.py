@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.data import Sample
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import TokenIds, build_language
 from mmfsdp.models.build import build_model
 from mmfsdp.models.generated import generated_folder

@@ -10,8 +10,8 @@ from torch import nn
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.steps import complete_checkpoints
+from mmfsdp.core.make_plan import wrap_fsdp
 from mmfsdp.core.step import train_step
-from mmfsdp.estimate.make_plan import wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
 from mmfsdp.train.optimizer import build_optimizer
 from tests.ranks import on_ranks

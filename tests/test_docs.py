@@ -14,7 +14,7 @@ from PIL import Image
 
 import mmfsdp
 from mmfsdp import cli
-from mmfsdp.core.plan import COLUMNS
+from mmfsdp.estimate.plan_table import COLUMNS
 from mmfsdp.params import RunParams
 from mmfsdp.params.flags import params_of, read_words
 from tests import pages

@@ -10,6 +10,7 @@ from torch import nn
 
 from mmfsdp.cli import main
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan, size
 from mmfsdp.estimate import (
     MACHINES,
@@ -24,7 +25,6 @@ from mmfsdp.estimate import (
     workload,
 )
 from mmfsdp.estimate.items import ON_A_GPU
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.estimate.seconds import copied_bytes, seconds
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.params import FSDPParams, TrainParams, load

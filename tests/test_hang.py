@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, RunParams
 from mmfsdp.run import hang
 from mmfsdp.run.folder import read_heartbeat

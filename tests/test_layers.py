@@ -16,8 +16,9 @@ ROOMS = "params core estimate checkpoint data run models train compat widgets cl
 """From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
 NO_TORCH = ("params", "run", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
-LATE = {("run", "train"), ("models", "compat")}
-"""Upward imports, inside a function: a run checks its plan before it starts; Flamingo.wrap_fsdp is OpenFlamingo's."""
+LATE = {("core", "estimate"), ("run", "train"), ("models", "compat")}
+"""Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run
+checks its plan before it starts; Flamingo.wrap_fsdp is OpenFlamingo's."""
 
 
 @cache

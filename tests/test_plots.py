@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import Backend, FSDPParams
 from mmfsdp.widgets import curves, style
 from mmfsdp.widgets.curves import History, Line, chart, charts

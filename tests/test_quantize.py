@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from transformers.pytorch_utils import Conv1D
 
 from mmfsdp.core import quantize as q
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.trace import fake_mode, trace
 from mmfsdp.core.weights import QuantizedWeights
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
 from tests.processes import in_fresh_python

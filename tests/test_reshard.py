@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.tensors import model_tensors, optimizer_tensors
+from mmfsdp.core.make_plan import wrap_fsdp
 from mmfsdp.core.step import train_step
-from mmfsdp.estimate.make_plan import wrap_fsdp
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
 from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import whole

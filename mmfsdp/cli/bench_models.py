@@ -27,10 +27,10 @@ from torch.optim import AdamW
 
 from ..core.freeze import freeze
 from ..core.lint import plain_name
+from ..core.make_plan import make_plan
 from ..core.step import train_step
 from ..core.wrap import apply_plan
 from ..data import Batch
-from ..estimate.make_plan import make_plan
 from ..models import TokenIds
 from ..models.build import build_model
 from ..models.media_model import MediaModel

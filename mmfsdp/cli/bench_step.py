@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.utils.benchmark import Timer
 
 from ..core.collectives import group_device
+from ..core.make_plan import make_plan
 from ..data import Batch
-from ..estimate.make_plan import make_plan
 from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..params import FSDPParams, ParamError, Precision, RunParams, load

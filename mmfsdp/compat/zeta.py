@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..estimate.make_plan import wrap_fsdp
+from ..core.make_plan import wrap_fsdp
 from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError, Precision, ShardingStrategy
 
 PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": None}

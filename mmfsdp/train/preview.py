@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
+from ..core.make_plan import make_plan
 from ..core.plan import Finding, WrapPlan
 from ..data import open_sources
 from ..data.chat import SEVERAL_TURNS
 from ..data.processor import SampleProcessor
 from ..estimate import Estimate, estimate
-from ..estimate.make_plan import make_plan, with_memory_events
-from ..estimate.memory_events import Recording, record_memory, with_recording
+from ..estimate.memory_events import Recording, record_memory, with_memory_events, with_recording
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of

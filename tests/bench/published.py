@@ -14,9 +14,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.estimate import Times, estimate, machine_of, step_time
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
 
 ROOT = Path(__file__).parent.parent.parent

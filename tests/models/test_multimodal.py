@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.models.backbones import add_lora
 from mmfsdp.params import BackboneParams

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models.build import freeze_model, open_model
 from mmfsdp.params import FSDPParams, ModelParams
 from tests.models.test_from_transformers import ONE, TEXT, TURNS, replace

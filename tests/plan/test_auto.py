@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.estimate.memory import step_walk
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
 

@@ -21,10 +21,10 @@ from torch.distributed.fsdp.wrap import CustomPolicy, transformer_auto_wrap_poli
 from torch.nn.parallel import DistributedDataParallel
 
 from mmfsdp.compat.describe import describe
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.estimate import estimate
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.models.cross_attention import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.train.meters import Collectives

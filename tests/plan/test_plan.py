@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.estimate.make_plan import make_plan, wrap_fsdp
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
 from mmfsdp.train.preview import frozen_model, preview

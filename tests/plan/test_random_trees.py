@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.step import gradient_sync
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.train.meters import Collectives
 from tests.parity import bytes_held, wire

@@ -14,10 +14,10 @@ import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.train.meters import Collectives
 from tests import families

@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.estimate import estimate
-from mmfsdp.estimate.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams
 from tests.bench.peaks import measure_plans
 from tests.families import FAMILIES, Inputs, build

@@ -16,7 +16,7 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.estimate import Machine, estimate, machine_of, step_time
-from mmfsdp.estimate.make_plan import make_plan
+from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, RunParams, TrainParams, load
 from mmfsdp.train.optimizer import LocalAdamW
 from tests.bench.gpu.device import DEVICE, ON_GPU, SHARDS_INTEGERS, copy_rate, matrix_rate

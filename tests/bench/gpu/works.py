@@ -17,7 +17,8 @@ from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.estimate import estimate
 from mmfsdp.params import TrainParams
-from mmfsdp.train.meters import Collectives, cpu_memory
+from mmfsdp.train.cpu_memory import cpu_memory
+from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.bench.gpu.device import BACKEND, ON_GPU, free_memory, synchronize
 from tests.bench.gpu.flamingo import TRAIN, plan_of, quantized, small_batch, small_model

@@ -1,0 +1,89 @@
+"""The door: `make_plan` plans how a model will be wrapped, straight down; `wrap_fsdp` plans, and applies the plan."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
+from .collectives import rank
+from .lint import lint
+from .plan import WrapPlan
+from .planner import mesh_shape, plan_units, trace_and_group
+from .wrap import apply_plan
+
+
+def make_plan(
+    model: nn.Module,
+    params: FSDPParams | None = None,
+    *,
+    world_size: int,
+    example: dict[str, Any] | None = None,
+    train: TrainParams | None = None,
+) -> WrapPlan:
+    """Plan how a model will be wrapped. Needs no process group and no weights: the meta device will do.
+
+    example: keyword arguments of one forward. Meta tensors are enough, except where forward reads values, such as masks
+    and grids of patches. With it, the order of units and the modules that backward passes
+    through are traced, not assumed from the order of registration; all-gathers of modules that run several times, or
+    again for activation checkpointing, are counted; AUTO needs it. train: the step that AUTO predicts, and the device
+    that the lint takes into account.
+    Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
+    model does not take.
+    """
+    from ..estimate.auto import choose_policies
+    from ..estimate.cost_lint import lint_cost
+    from ..estimate.memory_events import quantized_copy, with_memory_events
+
+    params = params or FSDPParams()
+    # These raise before the model is traced, which takes longest.
+    mesh_shape(params, world_size)
+    if params.frozen_policy is FrozenPolicy.AUTO and example is None:
+        raise ParamError("frozen_policy", "AUTO needs an example to count activations; pass example= to make_plan")
+    model = quantized_copy(model, params)
+    # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
+    grouped = trace_and_group(model, params, example)
+    if params.frozen_policy is FrozenPolicy.AUTO and example is not None:
+        plan = choose_policies(model, params, grouped, world_size, example, train or TrainParams())
+    else:
+        plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
+    device = (train or TrainParams()).device
+    on_gpu = device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available())
+    findings = lint(model, plan, trace=grouped.trace)
+    plan = replace(plan, lint=(*findings, *lint_cost(plan, on_gpu=on_gpu)))
+    if example is None or plan.refused:
+        return plan
+    return with_memory_events(model, plan, example)
+
+
+def wrap_fsdp(
+    model: nn.Module,
+    params: FSDPParams | None = None,
+    *,
+    device: torch.device | str | None = None,
+    mesh: DeviceMesh | None = None,
+    example: dict[str, Any] | None = None,
+) -> nn.Module:
+    """Plan, wrap and return the model. Every rank must call it, once the process group exists.
+
+    See `make_plan` for `example`, `apply_plan` for the other arguments. A HYBRID strategy without sizes has them from a
+    mesh of two axes, or else one replica per node, whose ranks LOCAL_WORLD_SIZE says (torchrun sets it). Rank 0 warns
+    of the lint's warnings.
+    """
+    params = params or FSDPParams()
+    if mesh is not None and mesh.ndim == 2:
+        params = params.with_node_size(mesh.size(1))
+    elif "LOCAL_WORLD_SIZE" in os.environ:
+        params = params.with_node_size(int(os.environ["LOCAL_WORLD_SIZE"]))
+    plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
+    if rank() == 0 and not plan.refused:
+        for finding in plan.lint:
+            warnings.warn(f"plan: {finding.message}", stacklevel=2)
+    return apply_plan(model, plan, device=device, mesh=mesh)
