@@ -31,7 +31,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "MultimodalModel": "models",
     "ModalEncoder": "models",
     "launch": "run.launch",
-    "Run": "run.launch",
+    "Run": "run.handle",
     "sweep": "run.sweep",
     "Sweep": "run.sweep",
 }

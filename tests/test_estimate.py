@@ -28,7 +28,7 @@ from mmfsdp.estimate.items import ON_A_GPU
 from mmfsdp.estimate.seconds import copied_bytes, seconds
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.params import FSDPParams, TrainParams, load
-from mmfsdp.train.preview import preview
+from mmfsdp.train.prepare import preview
 from mmfsdp.widgets.plan_page import PlannedRun, plan_page
 
 DIM, WORLD = 64, 8

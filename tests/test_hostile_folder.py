@@ -9,7 +9,7 @@ import pytest
 from mmfsdp import cli
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import MetricsWriter, add_event, read_events, read_json, write_json
-from mmfsdp.run.launch import Run
+from mmfsdp.run.handle import Run
 from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.widgets.compare import comparison

@@ -17,10 +17,10 @@ from tiny_run import tiny_run
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.data import Sample
 from mmfsdp.run.folder import MetricsWriter, add_event, read_json
-from mmfsdp.run.launch import make_folder
 from mmfsdp.run.local import process_start, processes_of, stop_processes
 from mmfsdp.run.rank import check_answers
 from mmfsdp.run.record import RunRecord, RunState, Status
+from mmfsdp.run.start import make_folder
 from mmfsdp.run.watch import LogReader
 from mmfsdp.train.evaluate import keep_pictures
 from tests.waiting import TESTS, light, runs_of, until

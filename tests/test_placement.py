@@ -12,7 +12,7 @@ from mmfsdp.params import load
 from mmfsdp.run import placement
 from mmfsdp.run.placement import count_gpus, trains_on, with_ranks
 from mmfsdp.run.slurm import sbatch_text
-from mmfsdp.train.preview import preview
+from mmfsdp.train.prepare import preview
 from tests.processes import in_fresh_python
 from tests.tiny_run import tiny_run
 from tests.waiting import light, runs_of

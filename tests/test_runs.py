@@ -15,9 +15,9 @@ import pytest
 from mmfsdp import ParamError, RunParams
 from mmfsdp.run import local
 from mmfsdp.run.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
-from mmfsdp.run.launch import git_commit, make_record
 from mmfsdp.run.placement import with_ranks
 from mmfsdp.run.record import RunRecord, Status, check_entry
+from mmfsdp.run.start import git_commit, make_record
 from mmfsdp.run.state import run_state
 
 

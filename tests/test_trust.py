@@ -8,8 +8,8 @@ import pytest
 
 from mmfsdp import ParamError, Run, RunParams, cli
 from mmfsdp.run.folder import write_json
-from mmfsdp.run.launch import make_folder, make_record
 from mmfsdp.run.record import TRAIN, RunRecord
+from mmfsdp.run.start import make_folder, make_record
 from mmfsdp.run.trust import UntrustedRun, check_trusted, key_path, params_digest
 from tests.test_runs import GONE
 

@@ -19,7 +19,7 @@ import os, sys
 from mmfsdp import cli, launch
 from mmfsdp.params import LaunchParams
 from mmfsdp.run import sweep as _
-from mmfsdp.run.launch import make_folder
+from mmfsdp.run.start import make_folder
 from mmfsdp.widgets import report as _
 cli.build_parser()
 if os.getuid() == 0:

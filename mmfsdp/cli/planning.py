@@ -11,10 +11,16 @@ from argparse import Namespace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..core.plan import WIDTH, WrapPlan
+from ..core.plan import WIDTH, Finding, WrapPlan
 from ..params import Backend, LaunchParams, RunParams
 from ..params.flags import params_of
+
+if TYPE_CHECKING:
+    from ..train.prepare import Prepared
+
+CHECKING = "checking the data and the plan"
 
 
 def run_folder(word: str) -> Path:
@@ -50,7 +56,7 @@ def plan(values: Namespace) -> int:
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
     say("planning: a model without weights, a step on tensors without data")
-    from ..train.preview import preview
+    from ..train.prepare import preview
 
     planned, cost = preview(params)
     print(planned)
@@ -58,14 +64,18 @@ def print_plan(params: RunParams) -> WrapPlan:
     return planned
 
 
-def check_plan(params: RunParams) -> None:
-    """Print the lint's findings. Raises ParamError for its errors: they stop a launch."""
-    say("checking the data and the plan")
-    from ..train.preview import check
+def prepare_run(params: RunParams, *, activations: bool = False) -> Prepared:
+    """Check and plan a run, and return it. Raises ParamError for what stops a launch."""
+    say(CHECKING)
+    from ..train.prepare import prepare
 
-    for finding in check(params).lint:
-        message = f"{finding.level}: {finding.message}"
-        print(textwrap.fill(message, WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)
+    return prepare(params, activations=activations)
+
+
+def show_finding(finding: Finding) -> None:
+    """Print a finding of the lint on stderr."""
+    message = f"{finding.level}: {finding.message}"
+    print(textwrap.fill(message, WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)
 
 
 def bench(values: Namespace) -> int:

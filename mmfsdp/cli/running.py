@@ -14,7 +14,7 @@ from typing import Any
 from ..params import LaunchParams, ParamError, RunParams
 from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
-from ..run.launch import Run, check
+from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.placement import trains_on, with_ranks
 from ..run.state import SWEEP_FILE, find_runs, runs_table
@@ -23,7 +23,7 @@ from ..run.sweep import sweep as start_sweep
 from ..run.trust import UntrustedRun, check_trusted
 from ..run.watch import ProgressBar
 from ..run.watch import follow as lines_of
-from .planning import check_plan, print_plan, run_folder, say
+from .planning import CHECKING, prepare_run, run_folder, say, show_finding
 
 
 def count(text: str) -> int:
@@ -40,12 +40,13 @@ def show(*texts: object) -> None:
 
 
 def run(values: Namespace) -> int:
-    """Do it all in the foreground: plan, pretrain, launch, follow, caption, report."""
+    """Do it all in the foreground: check, plan, pretrain, launch, follow, caption, report."""
     params = params_of(values)
-    check(params)  # before a minute of pretraining
-    print_plan(params).check()
-    prepare(params)
-    started = start_run(params)
+    run_prepared = prepare_run(params, activations=True)  # before a minute of pretraining
+    print(run_prepared.plan)
+    print(run_prepared.cost)
+    pretrain(params)
+    started = start_run(run_prepared)
     print(f"run: {started.path}\n{trains_on(params)}")
     return follow(started.path) or finish(started.path)
 
@@ -58,9 +59,8 @@ def launch(values: Namespace) -> int:
 
         print(sbatch_text(params), end="")
         return 0
-    check(params)
-    check_plan(params)
-    started = start_run(params)
+    say(CHECKING)
+    started = start_run(params, tell=show_finding)
     print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`\n{trains_on(params)}")
     return 0
 
@@ -71,17 +71,15 @@ def resume(values: Namespace) -> int:
     With `--trust`, also one that somebody else may have made or changed.
     """
     resumed = Run.open(run_folder(values.run))
-    own = resumed.with_own_ranks(resumed.params)
-    params = resumed.with_own_ranks(params_of(values, default=own))
+    params = resumed.with_own_ranks(params_of(values, default=resumed.with_own_ranks(resumed.params)))
     if not values.trust:
         try:
             check_trusted(resumed.path, params)
         except UntrustedRun as error:
             show(f"Resuming {resumed.path} would run:", *(f"  {line}" for line in error.lines))
             raise ParamError("run", f"{error.why}; read the parameters above, then add --trust") from None
-    if params != own:
-        check_plan(params)
-    resumed.resume(step=values.step, params=params, trust=values.trust)
+    say(CHECKING)
+    resumed.resume(step=values.step, params=params, trust=values.trust, tell=show_finding)
     show(trains_on(params))
     return follow(resumed.path) or finish(resumed.path)
 
@@ -103,7 +101,7 @@ def caption(values: Namespace) -> int:
     return finish(Run.open(run_folder(values.run)).path)
 
 
-def prepare(params: RunParams) -> None:
+def pretrain(params: RunParams) -> None:
     """Pretrain the generated backbones if they are missing, with a progress bar."""
     from ..models.generated import needs_backbones
 
@@ -165,15 +163,11 @@ def sweep(values: Namespace) -> int:
             raise ParamError("grid", f"{field} is there twice; write {field}=A,B")
         grid[field] = choices
     chosen = params_of(values)
+    say(CHECKING)
     params = with_ranks(chosen)
-    check(params)
-    different = {}  # members with the same plan are checked once
-    for _, member in sweep_members(params, grid):
-        different[repr((member.model, member.data, member.fsdp, member.launch.ranks))] = member
-    for member in different.values():
-        check_plan(member)
-    prepare(params)
-    started = start_sweep(params, grid=grid, at_once=values.at_once)
+    sweep_members(params, grid)  # the grid's own mistakes come before a minute of pretraining
+    pretrain(params)
+    started = start_sweep(params, grid=grid, at_once=values.at_once, tell=show_finding)
     print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time\n{trains_on(chosen)}", flush=True)
     started.wait()
     return show_members(started)

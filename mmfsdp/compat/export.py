@@ -64,7 +64,7 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
     writer(model, processor, params, to)
     if params.model.kind is ModelKind.TRANSFORMERS:
         write_card(model, params, run, to)
-    make_readable(to)
+        make_readable(to)
     return to
 
 

@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 
 from submitit import SlurmExecutor
@@ -21,7 +20,7 @@ from .folder import write_text
 from .never_starts import refused_field
 from .placement import with_ranks
 from .rank import run_rank
-from .record import TRAIN, TRAIN_AND_CAPTION, RunRecord, RunState, Status, advice, write_status
+from .record import RunState, Status, advice, write_status
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
@@ -148,9 +147,7 @@ def _submit(folder: Path) -> None:
     enter_job_environment()
     if (folder / "cancel").exists():
         return write_status(folder, RunState(Status.CANCELLED, "cancelled"))
-    params, record = RunParams.from_yaml(folder / "params.yaml"), RunRecord.read(folder)
-    if error := plan_error(params, record.entry if record else ""):
-        return refuse(folder, error)
+    params = RunParams.from_yaml(folder / "params.yaml")
     try:
         job = slurm_executor(params).submit(run_rank, str(folder))
     except (FailedJobError, FailedSubmissionError) as failure:
@@ -175,20 +172,6 @@ def accept_call(folder: Path, *, job: str) -> None:
     """Give the call the name that submitit looks for, and write the job's number into status.json."""
     (folder / "logs" / "member_submitted.pkl").rename(folder / "logs" / f"{job}_submitted.pkl")
     write_status(folder, RunState(Status.QUEUED), job=job, submitted=time.time())
-
-
-def plan_error(params: RunParams, entry: str) -> str:
-    """Return the error in a run's plan, so that no job waits in the queue only to fail; empty if there is none."""
-    if entry not in (TRAIN, TRAIN_AND_CAPTION):
-        return ""
-    from ..train.preview import check
-
-    try:
-        with suppress(OSError, ImportError):  # the nodes may have what this machine lacks
-            check(params)
-    except ParamError as error:
-        return str(error)
-    return ""
 
 
 def refuse(folder: Path, reason: str, traceback: str = "") -> None:

@@ -16,10 +16,10 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -40,11 +40,15 @@ from .folder import (
     write_json,
     write_text,
 )
-from .launch import Run, check, launch, make_folder, make_record, start_detached
+from .handle import Run
 from .placement import with_ranks
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
+from .start import make_folder, make_record, prepared, start, start_detached, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
+
+if TYPE_CHECKING:
+    from ..core.plan import Finding
 
 LOCK = ".queue.lock"
 """Locked by the process that starts the members; free if there is none."""
@@ -68,19 +72,24 @@ def sweep(
     grid: Grid,
     at_once: int = 1,
     entry: str = TRAIN_AND_CAPTION,
+    tell: Callable[[Finding], object] = warn,
 ) -> Sweep:
-    """Start a run for every combination of the grid's values, and return at once.
+    """Start a run for every combination of the grid's values, and return.
 
     grid: values to try by dotted field name. at_once: how many run at a time. The sweep has params.launch's name and
-    folder; its members are runs in it. The parameters of all members are checked before the first starts. Raises
-    ParamError.
+    folder; its members are runs in it. All members are checked and planned before the first starts; `tell` gets each
+    finding of their plans. Raises ParamError.
     """
     params = with_ranks(params)  # the same for all members that vary no ranks
     members = sweep_members(params, grid)
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
-    check(members[0][1])
     content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
+    different = {}  # members with the same plan are prepared once
+    for _, member in members:
+        different[repr((member.model, member.data, member.fsdp, member.launch.ranks))] = member
+    for member in different.values():
+        prepared(member, entry, tell)
     path = make_folder(params.launch)
     (path / "logs").rmdir()  # each member has its own
     write_text(path / "base.yaml", params.to_yaml())
@@ -263,7 +272,7 @@ def run_sweep(folder: Path) -> None:
                 return
             free = max(0, members.content["at_once"] - len(running))
             for name in waiting[:free]:
-                launch(members.params(name), entry=members.content["entry"])
+                start(members.params(name), members.content["entry"])
             time.sleep(POLL_S)
 
 
@@ -286,7 +295,7 @@ def submit_array(members: Sweep) -> None:
 
 
 def make_members(members: Sweep) -> list[str]:
-    """Make the run folders of all members. Return the names of those whose plan is right."""
+    """Make the run folders of all members, and return their names."""
     from . import slurm
 
     entry, names = members.content["entry"], []
@@ -295,11 +304,8 @@ def make_members(members: Sweep) -> list[str]:
         folder = make_folder(params.launch)
         write_text(folder / "params.yaml", params.to_yaml())
         make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid()).write(folder)
-        if error := slurm.plan_error(params, entry):
-            slurm.refuse(folder, error)
-        else:
-            slurm.write_call(params, folder)
-            names.append(name)
+        slurm.write_call(params, folder)
+        names.append(name)
     return names
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,11 @@ from ..core.plan import WrapPlan
 from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.processor import SampleProcessor
-from ..estimate import Estimate
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.weight_files import Weights
 from ..params import Device, Executor, ParamError, RunParams
-from ..run.folder import write_json
+from ..run.folder import read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.placement import place_of, too_few_gpus
@@ -35,7 +35,7 @@ from ..run.preempt import Preempted
 from .features import FeatureCache
 from .loop import take_up, train
 from .optimizer import build_optimizer, build_scaler
-from .preview import plan_for
+from .prepare import Prepared, plan_for
 from .train_state import TrainSetup
 
 
@@ -65,7 +65,7 @@ def run(folder: Path) -> None:
         plan, cost = plan_for(built, params, processor)
         plan.check()
         if dist.get_rank() == 0:
-            write_plan(folder, plan, cost)
+            write_plan(folder, Prepared(params, plan, cost))
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
         model, frozen = wrap(built, plan, weights, device, beat)
@@ -160,12 +160,30 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
     return model, processor, weights
 
 
-def write_plan(folder: Path, plan: WrapPlan, cost: Estimate) -> None:
-    """Write plan.json: the plan, its cost, and versions; print the lint's findings."""
-    for finding in plan.lint:
+def write_plan(folder: Path, made: Prepared) -> None:
+    """Write plan.json: plan, cost and versions. Print the lint's findings, and which units the launch did not plan."""
+    for finding in made.plan.lint:
         print(f"{finding.level}: {finding.message}")
-    values = {"plan": plan.to_dict(), "estimate": cost.to_dict(), "versions": versions()}
-    write_json(folder / "plan.json", values)
+    planned = (read_json(folder / "plan.json") or {}).get("plan")
+    if planned and (units := different_units(planned, made.plan)):
+        shown = ", ".join(units[:3])
+        print(f"warning: {len(units)} units are not those that were planned at the launch, such as {shown}")
+    write_json(folder / "plan.json", made.to_dict() | {"versions": versions()})
+
+
+def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:
+    """Return the names of units with other parameters, or another policy, than in an earlier plan, given as its dict.
+
+    That plan may lack what only an example tells, such as how often a unit is gathered.
+    """
+
+    def content(unit: dict[str, Any]) -> Any:
+        params = [(p["name"], p["trainable"], tuple(p["shape"]), p["dtype"]) for p in unit["params"]]
+        return unit["frozen_policy"], sorted(params)
+
+    before = {unit["name"]: content(unit) for unit in planned["units"]}
+    now = {unit["name"]: content(unit) for unit in plan.to_dict()["units"]}
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def versions() -> dict[str, str]:

@@ -235,7 +235,7 @@ class MemoryMeter(Callback):
         """Add the predicted peak: the plan's is that of the longest texts. With a feature cache nobody knows it."""
         training = self._training
         if dist.get_rank() == 0 and self._memory.largest and training.features is None:
-            from .preview import peak_of
+            from .prepare import peak_of
 
             result["peak"] = peak_of(training.setup.params, training.plan, self._memory.largest)
 

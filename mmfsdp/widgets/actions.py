@@ -6,7 +6,7 @@ import threading
 
 import ipywidgets as w
 
-from ..run.launch import Run
+from ..run.handle import Run
 from ..run.record import RunState, Status
 from .markup import note
 from .report import write_report

@@ -7,7 +7,7 @@ import threading
 import ipywidgets as w
 
 from ..params import RunParams
-from ..run.launch import check, launch
+from ..run.launch import launch
 from ..run.placement import trains_on
 from ..run.record import RunState
 from .cell import CellWidget, import_lock
@@ -77,12 +77,11 @@ class Launcher(CellWidget):
         try:
             self._note.value = note("starting…", role="status")
             with import_lock:
+                from ..train.prepare import prepare
                 from ..train.pretrain import ensure_backbones
-                from ..train.preview import check as check_plan
-            check(params)
-            check_plan(params)  # errors of the lint are shown here, before a rank starts
+            prepared = prepare(params)  # its errors are shown here, before a rank starts
             ensure_backbones(params, progress=self._show_progress)
-            self.panel = RunPanel(launch(params).path)
+            self.panel = RunPanel(launch(prepared).path)
             self._below.children, self._note.value = [self.panel], note(trains_on(params))
         except Exception as error:  # the thread ends here: the error is shown, and wait() raises it
             self._failure, self._launched = error, None

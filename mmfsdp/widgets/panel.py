@@ -13,7 +13,7 @@ from typing import Any
 import ipywidgets as w
 
 from ..run.folder import read_json, read_metrics, read_result
-from ..run.launch import Run
+from ..run.handle import Run
 from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
 from ..run.watch import LogReader, Progress, clock

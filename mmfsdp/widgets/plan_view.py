@@ -88,7 +88,7 @@ class PlanView(CellWidget):
             params = self._requested
             try:
                 with import_lock:
-                    from ..train.preview import previews
+                    from ..train.prepare import previews
 
                     stages = previews(params)
                     if self._wanted(params):  # other choices may have been made while the lock was awaited

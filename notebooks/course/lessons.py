@@ -89,7 +89,7 @@ def encoder_plan(layer_class: str) -> Any:
 def frozen(preset: str) -> nn.Module:
     """A preset's model on the meta device, frozen as it would be trained."""
     from mmfsdp.params import load
-    from mmfsdp.train.preview import frozen_model
+    from mmfsdp.train.prepare import frozen_model
 
     return frozen_model(load(preset).model)[0]
 

@@ -10,7 +10,7 @@ import time
 import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401 its import is not measured
 
 from mmfsdp.params import load
-from mmfsdp.train.preview import preview
+from mmfsdp.train.prepare import preview
 
 if __name__ == "__main__":
     start = time.process_time()

@@ -18,7 +18,7 @@ from mmfsdp.models import build_vision
 from mmfsdp.models.backbones import is_causal
 from mmfsdp.models.build import build_model, freeze_model, open_model
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
-from mmfsdp.train.preview import check, preview
+from mmfsdp.train.prepare import prepare, preview
 from mmfsdp.train.small_llava import clip_names
 from tests import families
 from tests.tiny import VISION
@@ -222,7 +222,7 @@ def test_a_template_that_changes_earlier_turns_is_found_before_a_run_meets_two(f
         rows = [{"id": i, "conversations": said} for i in range(3)]
         (tmp_path / "rows.json").write_text(json.dumps(rows))
         data = {"source": "json", "path": str(tmp_path / "rows.json"), "max_length": 64}
-        return check(RunParams(model=chosen, data=data))
+        return prepare(RunParams(model=chosen, data=data)).plan
 
     assert [finding.code for finding in checked(1).lint] == ["several-turns"]
     with pytest.raises(ParamError, match="data.path has conversations of several turns: .*mark the answers in it by"):

@@ -8,7 +8,7 @@ import pytest
 
 from mmfsdp.models.build import build_model
 from mmfsdp.params import ParamError, load
-from mmfsdp.train.preview import preview
+from mmfsdp.train.prepare import preview
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = {  # parameters of the checkpoints on huggingface.co

@@ -14,7 +14,7 @@ from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
-from mmfsdp.train.preview import frozen_model, preview
+from mmfsdp.train.prepare import frozen_model, preview
 from tests.processes import in_fresh_python
 from tests.ranks import fake_group
 

@@ -13,10 +13,10 @@ from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
 from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import write_json
-from mmfsdp.run.launch import make_folder, start_in
 from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text, slurm_executor
+from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
 from mmfsdp.run.sweep import largest_array
 from tests.slurm.cluster import FILES

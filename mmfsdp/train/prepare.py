@@ -1,11 +1,14 @@
-"""Preview a run before any rank starts: the frozen model on the meta device, its plan and its cost."""
+"""Prepare a run before any rank starts: check where it runs, open its data once, plan the frozen model, check the plan.
+
+`prepare` is what every launch begins with: the button, the commands, a sweep, a resume and Python's `launch`.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Hashable, Iterator
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +19,7 @@ from ..core.plan import Finding, WrapPlan
 from ..data import open_sources
 from ..data.chat import SEVERAL_TURNS
 from ..data.processor import SampleProcessor
+from ..data.sources import Splits
 from ..estimate import Estimate, estimate
 from ..estimate.memory_events import Recording, record_memory, with_memory_events, with_recording
 from ..models.build import build_model, freeze_model
@@ -24,14 +28,49 @@ from ..models.kinds import kind_of
 from ..params import Device, FrozenPolicy, ModelParams, RunParams
 from ..params.run import with_cluster
 from ..run.placement import with_ranks
+from ..run.start import check_place
 
 _building = threading.Lock()
 _recordings: dict[Hashable, Recording] = {}
 """Kept, since recording takes a hundred times as long as planning."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start: its parameters with the number of ranks, its plan and its cost on each rank."""
+
+    params: RunParams
+    plan: WrapPlan
+    """What a person should know of the data and the processor is among its findings."""
+    cost: Estimate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what plan.json holds, but for the versions of the libraries."""
+        return {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict()}
+
+
+def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
+    """Check and plan a run. Needs no weights, no process group and no GPU; nothing is pretrained, written or started.
+
+    activations: also count them, for the peak and the time of a step, which takes longer. Raises ParamError for what
+    this machine or Slurm cannot do, for data that cannot be read, for what cannot be planned, and for the lint's
+    errors.
+    """
+    params = with_ranks(params)
+    check_place(params)
+    sources = open_sources(params.data, image_size=1)  # pictures as they are, and resized later
+    stages = previews(params)
+    plan, cost = next(stages)
+    plan = with_data(plan, sources)
+    plan.check()
+    if activations:
+        for complete, its_cost in stages:
+            plan, cost = replace(complete, lint=plan.lint), its_cost
+    return Prepared(params, plan, cost)
+
+
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
-    """Return the plan of a run and its cost per rank. Needs no weights, no process group and no GPU."""
+    """Return the plan of a run and its cost per rank, whatever the lint finds; the data are not opened."""
     return list(previews(params))[-1]
 
 
@@ -59,13 +98,8 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     yield plan, cost_of(plan, params)
 
 
-def check(params: RunParams) -> WrapPlan:
-    """Check the data and the plan, and return the plan, for its warnings.
-
-    Raises ParamError for data that cannot be read, for what cannot be planned, and for the lint's errors.
-    """
-    sources = open_sources(params.data, image_size=1)  # pictures as they are, and resized later
-    plan = next(previews(params))[0]
+def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
+    """Return the plan with what a person should know of the data among its findings."""
     lint = list(plan.lint)
     turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
     for place, splits in sources.items():
@@ -74,9 +108,7 @@ def check(params: RunParams) -> WrapPlan:
         if source.has_turns and turns:
             words = f"{place}.path has conversations of several turns: {turns}"
             lint.insert(0, Finding("error", SEVERAL_TURNS, words))
-    plan = replace(plan, lint=tuple(lint))
-    plan.check()
-    return plan
+    return replace(plan, lint=tuple(lint))
 
 
 def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPlan:

@@ -1,0 +1,244 @@
+"""Run: a handle on a run folder, the same in the process that launched it and in any other."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
+from ..params import ParamError, RunParams
+from ..params.base import read_yaml, without_controls
+from .folder import (
+    PathLike,
+    make_inner_folder,
+    read_events,
+    read_file,
+    read_json,
+    read_metrics,
+    touch,
+    write_json,
+)
+from .local import is_here, is_supervised, processes_of, stop_processes
+from .placement import with_ranks
+from .preempt import simulate_preemption
+from .record import TRAIN, RunRecord, RunState, Status, cancelled_state, check_entry, read_status, write_status
+from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
+from .start import prepared, start_in, warn
+from .state import is_run, run_state
+from .trust import check_trusted
+from .watch import read_log
+
+if TYPE_CHECKING:
+    from ..core.plan import Finding
+
+KILL_AFTER_S = 2.0
+"""Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
+
+
+class Run:
+    """A run, known by its folder alone; it holds nothing that another process could not know."""
+
+    def __init__(self, path: PathLike):
+        self.path = Path(os.path.expanduser(path)).absolute()
+
+    @classmethod
+    def open(cls, path: PathLike) -> Run:
+        """Return a handle on an existing run. Raises ParamError naming the runs beside it if there is none."""
+        run = cls(path)
+        if is_run(run.path):
+            return run
+        parent = run.path.parent
+        neighbors = sorted(path.name for path in parent.iterdir() if is_run(path)) if parent.is_dir() else []
+        words = f"{str(run.path)!r} is not a run that you may read; {parent} holds {', '.join(neighbors) or 'none'}"
+        raise ParamError("run", words)
+
+    @property
+    def name(self) -> str:
+        """Name of the run: its folder's."""
+        return self.path.name
+
+    @property
+    def params(self) -> RunParams:
+        """Parameters of the run."""
+        path = self.path / "params.yaml"
+        return RunParams.from_dict(read_yaml(read_file(path), name=str(path)) or {})
+
+    @property
+    def record(self) -> RunRecord | None:
+        """Content of run.json; None if its launch was interrupted."""
+        return RunRecord.read(self.path)
+
+    @property
+    def job(self) -> str | None:
+        """Number of its Slurm job, once it is submitted; of a local run, submitit's name of it."""
+        return job_number(self.path)
+
+    def state(self) -> RunState:
+        """Return its state now."""
+        return run_state(self.path)
+
+    def wait(self, timeout: float | None = None) -> RunState:
+        """Wait until it is done, at most `timeout` seconds, and return its state then."""
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            state = self.state()
+            if state.done or time.monotonic() > end:
+                return state
+            time.sleep(0.1)
+
+    def cancel(self, *, timeout: float = 10.0) -> RunState:
+        """Stop all its processes and return its state once they are gone; a finished run is left as it is.
+
+        Works from any machine that sees the folder, by asking the supervisor. Raises PermissionError if the run is
+        another person's, TimeoutError if processes are left after `timeout` seconds: when they are on another machine,
+        or when Slurm does not answer. The run ends all the same as soon as its ranks or their watchdog see the file
+        `cancel`.
+        """
+        end, state = time.monotonic() + timeout, self.state()
+        is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
+        if state.done and not is_unknown:
+            return state
+        touch(self.path / "cancel")
+        record = self.record
+        executor = record.executor if record else self.params.launch.executor.value
+        if executor == "slurm":
+            self._cancel_job(end)
+        else:
+            self._cancel_local(end)
+        return self.state()
+
+    def _cancel_local(self, end: float) -> None:
+        while True:
+            record = self.record  # None while the run is being launched
+            if self.state().done and not (record and is_here(record) and processes_of(record, self.path)):
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name} is still running after its cancel: {self.state()}")
+            if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):
+                stop_processes(record, self.path)  # there is no supervisor to do it
+            time.sleep(0.05)
+
+    def _cancel_job(self, end: float) -> None:
+        """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`.
+
+        Raises ParamError if the job is another run's.
+        """
+        errors: list[str] = []
+        worker = threading.Thread(target=self._end_job, args=(errors,), daemon=True)
+        worker.start()  # scancel and squeue may take long to say that Slurm does not answer
+        worker.join(max(0.0, end - time.monotonic()))
+        if "".join(errors[-1:]).startswith(NOT_ITS_JOB):
+            raise ParamError("run", f"{self.name} is not cancelled: {errors[-1]}")
+        if worker.is_alive():
+            words = "".join(errors[-1:]) or "its ranks take long to end"
+            raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
+
+    def _end_job(self, errors: list[str]) -> None:
+        """End the Slurm job, for as long as it takes; `errors` receives what scancel says."""
+        number, kill_at, error = "", float("inf"), ""
+        while (self.path / "cancel").exists():
+            if error or (not number and self.job):  # before, the process that submits it sees the file
+                number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
+                error = job_error(self.path, number) or scancel(number)
+            elif number and time.monotonic() > kill_at:
+                error = scancel("--signal=KILL", "--full", number)
+                kill_at = float("inf")
+            errors.append(error)
+            if error.startswith(NOT_ITS_JOB):
+                return
+            known = current_state(number) if number else ""
+            if number and (known in ENDED or "Invalid job id" in error):
+                write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
+            if self.state().done:
+                return
+            time.sleep(0.2)
+
+    def drill(self) -> None:
+        """Preempt it as a cluster would: its ranks save, end and start again. Returns at once.
+
+        Raises ParamError if its ranks are not running.
+        """
+        simulate_preemption(self.path)
+
+    def resume(
+        self,
+        *,
+        step: int | None = None,
+        params: RunParams | None = None,
+        trust: bool = False,
+        tell: Callable[[Finding], object] = warn,
+    ) -> Run:
+        """Start it again where it ended, from its newest complete checkpoint or that of `step`, and return.
+
+        `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. `trust`: run
+        what its folder names, though somebody else may have written that. Raises ParamError if it is still running or
+        has done all its steps, and its kind UntrustedRun without `trust` where that is needed.
+        """
+        # It goes on in its own folder, wherever that is now: the batch file deletes and writes files in there.
+        place = {"launch.folder": str(self.path.parent), "launch.name": self.name}
+        params = self.with_own_ranks(params or self.params).change(**place)
+        if not trust:
+            check_trusted(self.path, params)
+        record, state, checkpoints = self.record, self.state(), self.path / "checkpoints"
+        entry = check_entry(record.entry if record else TRAIN)
+        if not state.done:
+            raise ParamError("run", f"{self.path} is {state}; cancel it before it is resumed")
+        newest = complete_checkpoints(checkpoints)[-1:]
+        is_over = state.status is Status.COMPLETED
+        if is_over and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
+            words = f"all {params.train.steps} of {self.path} are done; ask for more, or --step back"
+            raise ParamError("train.steps", words)
+        _, plan = prepared(params, entry, tell)
+        if step is not None:
+            drop_after(checkpoints, step)
+        for name in ("logs", "captions", "profile"):
+            if name == "logs" or os.path.lexists(self.path / name):
+                make_inner_folder(self.path / name)  # refuses a link, which may lead anywhere
+        for pattern in ("status.json", "cancel", "logs/rank*", "logs/*.pkl"):  # Slurm reuses job ids
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
+        for path in (self.path / "logs").iterdir():
+            if path.is_symlink():  # a log would be written through it
+                path.unlink()
+        if plan:
+            write_json(self.path / "plan.json", plan)
+        start_in(self.path, params, entry)
+        return self
+
+    def with_own_ranks(self, params: RunParams) -> RunParams:
+        """Return parameters to resume with: the run keeps its number of ranks where they set none."""
+        if params.launch.ranks is None:
+            params = params.change(**{"launch.ranks": self.params.launch.ranks})
+        return with_ranks(params)
+
+    def logs(self, rank: int = 0, *, size: int = 1 << 20) -> str:
+        """Return what a rank has printed so far: its newest `size` bytes, without control sequences."""
+        return read_log(self.path, self._checked(rank), size=size)
+
+    def metrics(self, rank: int = 0) -> list[dict[str, Any]]:
+        """Return a rank's metrics so far, one row per step."""
+        return read_metrics(self.path, self._checked(rank))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what happened to it so far, oldest first: time, step, kind and text."""
+        return read_events(self.path)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the content of result.json; None until it is written."""
+        return read_json(self.path / "result.json")
+
+    def _checked(self, rank: int) -> int:
+        record = self.record
+        if record and not 0 <= rank < record.ranks:
+            raise ValueError(f"rank: {rank} is not a rank of {self.name}; they are 0 to {record.ranks - 1}")
+        return rank
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return without_controls(f"<Run {self.path}: {self.state()}>")

@@ -1,0 +1,218 @@
+"""Start a run: what is checked before, its folder, its record, and the process that takes care of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mmfsdp
+
+from ..params import Executor, LaunchParams, ParamError, RunParams
+from .folder import (
+    make_folders,
+    open_own,
+    read_json,
+    write_json,
+    write_text,
+)
+from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start
+from .placement import check_gpus, with_ranks
+from .record import (
+    TRAIN,
+    TRAIN_AND_CAPTION,
+    RunRecord,
+)
+from .state import SWEEP_FILE, is_run, run_state
+from .trust import params_digest
+
+if TYPE_CHECKING:
+    from ..core.plan import Finding, WrapPlan
+
+
+class Prepared(Protocol):
+    """A run that was checked and planned, as train/prepare.py returns it."""
+
+    @property
+    def params(self) -> RunParams:
+        """The parameters, with the number of ranks."""
+
+    @property
+    def plan(self) -> WrapPlan:
+        """The plan, with all that a person should know among its findings."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what plan.json holds."""
+
+
+def prepared(
+    params: RunParams | Prepared, entry: str, tell: Callable[[Finding], object]
+) -> tuple[RunParams, dict[str, Any]]:
+    """Return the parameters to start with, and what plan.json holds; `tell` gets each finding of the plan.
+
+    Prepares a run that is not prepared. One of a person's own entry is not planned: nobody knows what it trains. Nor is
+    a job of Slurm, where this machine lacks what its nodes may have. Raises ParamError as train/prepare.py does.
+    """
+    if not isinstance(params, RunParams):
+        return params.params, params.to_dict()
+    if entry in (TRAIN, TRAIN_AND_CAPTION):
+        from ..train.prepare import prepare  # imports torch
+
+        try:
+            made: Prepared = prepare(params)
+        except (OSError, ImportError):
+            if params.launch.executor is not Executor.SLURM:
+                raise
+            return with_ranks(params), {}
+        for finding in made.plan.lint:
+            tell(finding)
+        return made.params, made.to_dict()
+    params = with_ranks(params)
+    check_place(params)
+    if any(source.path for source in params.data.sources().values()):  # the import takes seconds
+        from ..data import open_sources
+
+        open_sources(params.data, image_size=1)
+    return params, {}
+
+
+def warn(finding: Finding) -> None:
+    """Give a warning of Python."""
+    warnings.warn(finding.message, stacklevel=5)
+
+
+def check_place(params: RunParams) -> None:
+    """Raise ParamError for what this machine, or Slurm, cannot do."""
+    if params.launch.executor is Executor.SLURM:
+        from .slurm import check_slurm
+
+        check_slurm(params)
+    else:
+        params.fsdp.check_machine()
+        check_gpus(params)
+
+
+def start(params: RunParams, entry: str, plan: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """Make the folder of a run that was prepared, and start it in there. Raises ParamError if its name is taken.
+
+    plan: what plan.json holds, until rank 0 has planned again.
+    """
+    folder = make_folder(params.launch)
+    try:
+        if plan:
+            write_json(folder / "plan.json", plan)
+        start_in(folder, params, entry)
+    except Exception:
+        shutil.rmtree(folder)  # no disk space, no process left: half a run would keep the name
+        raise
+    return folder
+
+
+def make_folder(params: LaunchParams) -> Path:
+    """Make a new run folder that its owner alone may open; with `replace`, rename a finished run of that name first."""
+    parent = Path(os.path.expanduser(params.folder)).absolute()
+    folder = parent / params.name
+    if params.folder.startswith(("~", "$")) and os.path.expanduser(params.folder) == params.folder:
+        raise ParamError("launch.folder", f"{params.folder!r}: no such user; variables are not read; write it in full")
+    try:
+        make_folders(parent)
+        if params.replace and _is_over(folder):
+            number = 1
+            while folder.with_name(f"{params.name}-{number}").exists():
+                number += 1
+            folder.rename(folder.with_name(f"{params.name}-{number}"))
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        if os.path.exists(folder):
+            raise ParamError("launch.name", _name_taken(folder)) from None
+        raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
+    (folder / "logs").mkdir(mode=0o755)
+    return folder
+
+
+def _is_over(folder: Path) -> bool:
+    """Return True for the folder of a run that has ended, or of a sweep whose members all have."""
+    if is_run(folder):
+        return run_state(folder).done
+    members = (read_json(folder / SWEEP_FILE) or {}).get("members", [])
+    runs = [path for path in folder.glob("*/") if is_run(path)]
+    return bool(members) and len(runs) == len(members) and all(run_state(path).done for path in runs)
+
+
+def _name_taken(folder: Path) -> str:
+    """Return why a run cannot have the name of an existing folder."""
+    if not is_run(folder):
+        return f"{str(folder)!r} exists already and is not a run; choose another name"
+    words = f"the run {str(folder)!r} exists already ({run_state(folder)}); choose another name"
+    return f"{words}, or once it has ended, set launch.replace to true, which renames it to {folder.name}-1"
+
+
+def start_in(folder: Path, params: RunParams, entry: str) -> None:
+    """Start the supervisor of a run, or on Slurm the process that submits it, in a session of its own."""
+    write_text(folder / "params.yaml", params.to_yaml())
+    identity = uuid.uuid4().hex
+    environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
+    process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
+    make_record(params, entry, identity=identity, pid=process.pid).write(folder)
+
+
+def start_detached(
+    folder: Path, role: str, *, log: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `python -m mmfsdp.run FOLDER ROLE` in a session of its own, which outlives this process."""
+    with open_own(log, "ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mmfsdp.run", str(folder), role],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=environment,
+        )
+    threading.Thread(target=process.wait, daemon=True).start()  # reap the child process if it ends first
+    return process
+
+
+def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> RunRecord:
+    """Return the content of run.json for a run that process `pid` takes care of."""
+    threads = params.launch.threads or 0
+    if not threads and params.launch.executor.value == "local":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(1, cores // params.launch.world_size)
+    return RunRecord(
+        executor=params.launch.executor.value,
+        entry=entry,
+        ranks=params.launch.world_size,
+        steps=params.train.steps,
+        threads=threads,
+        timeout_min=params.launch.timeout_min,
+        hang_timeout_s=params.launch.silence_s,
+        device=params.train.device.value,
+        host=socket.gethostname(),
+        pid=pid,
+        start=process_start(pid) or time.time(),
+        identity=identity,
+        created=time.time(),
+        version=mmfsdp.__version__,
+        commit=git_commit(),
+        digest=params_digest(params.to_yaml()),
+    )
+
+
+def git_commit() -> str:
+    """Return the commit of the current folder; empty outside of git, and where git is not installed."""
+    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=2).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
