@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mmfsdp.core.quantize import dequantize
+from mmfsdp.core.nf4 import FORMAT as NF4
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
@@ -105,7 +105,7 @@ class Waits(TorchDispatchMode):
             if operator is aten._pin_memory:
                 out = args[0].clone()
             elif operator is torch.ops.mmfsdp.dequantize_nf4:  # the kernel has a test of its own
-                out = dequantize(*values_of(args)).contiguous()
+                out = NF4.dequantize(*values_of(args)).contiguous()
             elif operator is aten.histc and not args[0].is_floating_point():  # of integers, only a GPU has it
                 out = func(args[0].values.float(), *args[1:], **kwargs).to(args[0].dtype)
             else:

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AutoModelForCausalLM, GPT2Config
 from transformers.pytorch_utils import Conv1D
 
+from mmfsdp.core import int8, nf4
 from mmfsdp.core import quantize as q
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.trace import fake_mode, trace
@@ -35,12 +36,12 @@ def frozen(module: nn.Module) -> nn.Module:
 def test_each_weight_is_its_nearest_level(dtype, columns):
     matrix = torch.randn(9, columns).to(dtype)
     matrix[3] = 0
-    for form, levels in {FrozenDtype.INT8: torch.arange(-127, 128) / 127, FrozenDtype.NF4: q.LEVELS}.items():
+    for form, levels in {int8.FORMAT: torch.arange(-127, 128) / 127, nf4.FORMAT: nf4.LEVELS}.items():
         codes, scales = q.quantize(matrix, form)
         for made, empty in zip((codes, scales), q.quantize(matrix.to("meta"), form), strict=True):
             assert (made.shape, made.dtype, made.is_contiguous()) == (empty.shape, empty.dtype, True)
-        each = columns if form is FrozenDtype.INT8 else q.BLOCK
-        rounded = q.dequantize(codes, scales, columns, dtype)
+        each = columns if form is int8.FORMAT else nf4.BLOCK
+        rounded = q.dequantize(codes, scales, columns, dtype, form)
         assert rounded.dtype is dtype and rounded.shape == matrix.shape and not rounded[3].any()
         for row, codes_of_row in zip(matrix, rounded, strict=True):
             for part, found in zip(row.split(each), codes_of_row.split(each), strict=True):
@@ -52,27 +53,27 @@ def test_each_weight_is_its_nearest_level(dtype, columns):
 
 def test_codes_of_the_reference():
     """QLoRA's levels, and the order of two codes in a byte."""
-    codes, scales = q.quantize(torch.cat((q.LEVELS, q.LEVELS, q.LEVELS, q.LEVELS))[None] * 3, FrozenDtype.NF4)
+    codes, scales = q.quantize(torch.cat((nf4.LEVELS, nf4.LEVELS, nf4.LEVELS, nf4.LEVELS))[None] * 3, nf4.FORMAT)
     assert scales.tolist() == [[3.0]]
     assert codes[0, :8].tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
-    assert q.PAIRS[0x2F].tolist() == [q.LEVELS[2], q.LEVELS[15]]
+    assert nf4.PAIRS[0x2F].tolist() == [nf4.LEVELS[2], nf4.LEVELS[15]]
 
 
 def searched(matrix):
     """Codes and scales of nf4 as QLoRA defines them: by a search for the interval between midpoints of levels."""
-    blocks = F.pad(matrix, (0, -matrix.shape[1] % q.BLOCK)).view(len(matrix), -1, q.BLOCK)
+    blocks = F.pad(matrix, (0, -matrix.shape[1] % nf4.BLOCK)).view(len(matrix), -1, nf4.BLOCK)
     scales = blocks.abs().amax(dim=2)
     normalized = blocks.float() / scales.float().clamp(min=1e-30)[:, :, None]
-    codes = torch.bucketize(normalized, (q.LEVELS[1:] + q.LEVELS[:-1]) / 2).to(torch.uint8).flatten(1)
+    codes = torch.bucketize(normalized, (nf4.LEVELS[1:] + nf4.LEVELS[:-1]) / 2).to(torch.uint8).flatten(1)
     return codes[:, ::2] * 16 + codes[:, 1::2], scales
 
 
 def hard_matrices():
     """Matrices with the numbers at which a wrong comparison, rounding or look-up would show."""
     torch.manual_seed(0)
-    boundaries = (q.LEVELS[1:] + q.LEVELS[:-1]) / 2
+    boundaries = (nf4.LEVELS[1:] + nf4.LEVELS[:-1]) / 2
     below, above = (torch.nextafter(boundaries, torch.full_like(boundaries, end)) for end in (-2.0, 2.0))
-    cells = torch.arange(-q.CELLS, q.CELLS + 1) / q.CELLS  # where the table of cells has its edges
+    cells = torch.arange(-nf4.CELLS, nf4.CELLS + 1) / nf4.CELLS  # where the table of cells has its edges
     edges = torch.cat([boundaries, below, above, cells, torch.nextafter(cells, torch.zeros_like(cells))])
     ones = torch.ones(len(edges), 1)  # the scale of each block is 1
     yield torch.cat([ones, edges[:, None], -edges[:, None], ones.expand(-1, 61) / 3], dim=1)
@@ -85,14 +86,14 @@ def hard_matrices():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_codes_are_those_of_the_search_bit_by_bit_on_any_device(dtype, monkeypatch):
     """Checkpoints hold checksums of codes and scales."""
-    assert len(set(q.BOUNDARY_CELLS.tolist())) == len(q.BOUNDARIES)  # no cell has two
+    assert len(set(nf4.BOUNDARY_CELLS.tolist())) == len(nf4.BOUNDARIES)  # no cell has two
     for matrix in hard_matrices():
         matrix = matrix.to(dtype)
         wanted = searched(matrix)
-        found = q.quantize(matrix, FrozenDtype.NF4)
+        found = q.quantize(matrix, nf4.FORMAT)
         monkeypatch.setattr(q, "group_device", lambda: CUDA)
         with Waits() as waits:
-            by_gpu = q.quantize(matrix, FrozenDtype.NF4)
+            by_gpu = q.quantize(matrix, nf4.FORMAT)
         monkeypatch.undo()
         assert sum(waits.found.values()) > 2 and "cpu to cuda" in str(waits.found)  # it went there
         for made in (found, by_gpu):
@@ -103,26 +104,27 @@ def test_codes_are_those_of_the_search_bit_by_bit_on_any_device(dtype, monkeypat
 
 def test_int8_rounds_once():
     """bf16 weights are code times scale / 127, rounded; with a rounded scale / 127 one in five is another number."""
-    codes, scales = q.quantize(torch.randn(64, 256).bfloat16(), FrozenDtype.INT8)
+    codes, scales = q.quantize(torch.randn(64, 256).bfloat16(), int8.FORMAT)
     exact = (codes.double() * (scales.double() / 127)).float().bfloat16()
-    assert torch.equal(q.dequantize(codes, scales, 256, torch.bfloat16), exact)
+    assert torch.equal(q.dequantize(codes, scales, 256, torch.bfloat16, int8.FORMAT), exact)
     with Waits() as waits:
-        on_gpu = q.dequantize(PretendCuda(codes), PretendCuda(scales), 256, torch.bfloat16)
+        on_gpu = q.dequantize(PretendCuda(codes), PretendCuda(scales), 256, torch.bfloat16, int8.FORMAT)
     assert torch.equal(on_gpu.values, exact) and not waits.found
 
 
 FUSED = """
 import torch
+from mmfsdp.core import nf4
 from mmfsdp.core import quantize as q
 from mmfsdp.core.nf4_kernel import launch
 for columns in (64, 70, 4992):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        codes, scales = q.quantize(torch.randn(9, columns).to(dtype), q.FrozenDtype.NF4)
-        levels = q.LEVELS.to(dtype)
+        codes, scales = q.quantize(torch.randn(9, columns).to(dtype), nf4.FORMAT)
+        levels = nf4.LEVELS.to(dtype)
         if dtype is torch.bfloat16:  # numpy has none: the interpreter would cut off where a GPU rounds
             levels = levels.float()
-        out = launch(codes, scales, levels, columns, q.BLOCK).to(dtype)
-        assert torch.equal(out, q.dequantize(codes, scales, columns, dtype)), (columns, dtype)
+        out = launch(codes, scales, levels, columns, nf4.BLOCK).to(dtype)
+        assert torch.equal(out, q.dequantize(codes, scales, columns, dtype, nf4.FORMAT)), (columns, dtype)
 print("equal")
 """
 
@@ -144,7 +146,7 @@ def test_the_fused_kernel_compiles_for_gpus(architecture):
 
     tensors = {"codes": "*u8", "scales": "*bf16", "levels": "*bf16", "out": "*bf16"}
     numbers = dict.fromkeys(("columns", "row_bytes", "row_blocks"), "i32")
-    constants = {"BLOCK_BYTES": q.BLOCK // 2, "BYTES": nf4_kernel.BYTES}
+    constants = {"BLOCK_BYTES": nf4.BLOCK // 2, "BYTES": nf4_kernel.BYTES}
     source = ASTSource(
         nf4_kernel._dequantize,
         signature={**tensors, **numbers, **dict.fromkeys(constants, "constexpr")},
@@ -164,10 +166,10 @@ def test_the_fused_kernel_compiles_for_gpus(architecture):
 def test_a_source_of_quantized_weights_reads_each_matrix_once_and_leaves_others_as_they_are(form):
     stored, matrix = torch.randn(128, 64), torch.randn(64, 128)
     weights = {"conv.weight": stored, "linear.weight": matrix, "linear.bias": torch.ones(64)}
-    source = QuantizedWeights(dict(weights), {"conv.weight": True, "linear.weight": False}, form)
+    source = QuantizedWeights(dict(weights), {"conv.weight": True, "linear.weight": False}, form.load())
     assert source.pop("linear.bias") is weights["linear.bias"]
     for name, wanted in (("linear.weight", matrix), ("conv.weight", stored.T)):
-        codes, scales = q.quantize(wanted, form)
+        codes, scales = q.quantize(wanted, form.load())
         # In the order in which the model has them; the matrix itself is gone after the first.
         assert torch.equal(source.pop(name + q.CODES), codes)
         assert not any(key.startswith(name) for key in source.weights)
@@ -179,28 +181,28 @@ def test_a_source_of_quantized_weights_reads_each_matrix_once_and_leaves_others_
 
 
 def test_nf4_on_a_gpu_is_one_operator_and_no_table_is_made_of_fake_tensors():
-    codes, scales = q.quantize(torch.randn(8, 128).bfloat16(), FrozenDtype.NF4)
+    codes, scales = q.quantize(torch.randn(8, 128).bfloat16(), nf4.FORMAT)
     with fake_mode():
         fake_codes = torch.empty(codes.shape, dtype=codes.dtype, device="cuda")
         fake_scales = torch.empty(scales.shape, dtype=scales.dtype, device="cuda")
-        graph = make_fx(lambda c, s: q.dequantize(c, s, 128, torch.bfloat16))(fake_codes, fake_scales)
-        assert q.dequantize(fake_codes, fake_scales, 128, torch.bfloat16).shape == (8, 128)
-        fake = q.dequantize(torch.empty(8, 64, dtype=torch.uint8), torch.empty(8, 2), 128, torch.bfloat16)
+        graph = make_fx(lambda c, s: q.dequantize(c, s, 128, torch.bfloat16, nf4.FORMAT))(fake_codes, fake_scales)
+        assert q.dequantize(fake_codes, fake_scales, 128, torch.bfloat16, nf4.FORMAT).shape == (8, 128)
+        fake = q.dequantize(torch.empty(8, 64, dtype=torch.uint8), torch.empty(8, 2), 128, torch.bfloat16, nf4.FORMAT)
     operators = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     assert operators == [torch.ops.mmfsdp.dequantize_nf4.default]
-    assert fake.device.type == "cpu" and q._on_gpu.cache_info().currsize == 0
-    assert not any(isinstance(table, FakeTensor) for table in q.PAIRS_OF.values())
+    assert fake.device.type == "cpu" and nf4.on_gpu.cache_info().currsize == 0
+    assert not any(isinstance(table, FakeTensor) for table in nf4.PAIRS_OF.values())
 
 
 def test_without_triton_nf4_is_dequantized_by_plain_operators_with_a_warning():
     """Where triton cannot run, such as on a CPU, which stands for a GPU here."""
-    codes, scales = q.quantize(torch.randn(8, 70).bfloat16(), FrozenDtype.NF4)
-    q._fused_kernel.cache_clear()
+    codes, scales = q.quantize(torch.randn(8, 70).bfloat16(), nf4.FORMAT)
+    nf4.fused_kernel.cache_clear()
     with pytest.warns(UserWarning, match="frozen_dtype: nf4 is dequantized by plain operators.*triton cannot run"):
-        plain = q.dequantize_on_gpu(codes, scales, 70, torch.bfloat16)
-    assert torch.equal(plain, q.dequantize(codes, scales, 70, torch.bfloat16))
-    q._fused_kernel.cache_clear()
-    q._on_gpu.cache_clear()
+        plain = nf4.dequantize_on_gpu(codes, scales, 70, torch.bfloat16)
+    assert torch.equal(plain, q.dequantize(codes, scales, 70, torch.bfloat16, nf4.FORMAT))
+    nf4.fused_kernel.cache_clear()
+    nf4.on_gpu.cache_clear()
 
 
 class Parts(nn.Module):
@@ -267,8 +269,8 @@ def test_what_stays_as_it_is():
     layer = {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
     wanted = {f"transformer.h.{i}.{part}.weight" for i in (0, 1) for part in layer}
     assert chosen == wanted - {"transformer.h.0.mlp.c_fc.weight"}
-    nf4 = FSDPParams(frozen_dtype="nf4", not_quantized=["*.attn.*"])
-    assert not any(".attn." in name for name, _, _ in q.matrices(model, nf4))
+    without_attention = FSDPParams(frozen_dtype="nf4", not_quantized=["*.attn.*"])
+    assert not any(".attn." in name for name, _, _ in q.matrices(model, without_attention))
     with pytest.raises(ParamError, match="not_quantized: 'x.*' matches no frozen matrix"):
         list(q.matrices(model, FSDPParams(frozen_dtype="nf4", not_quantized=["x.*"])))
     flamingo = {name for name, _, _ in q.matrices(tiny_flamingo(), FSDPParams())}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..core.quantize import dequantize, is_transposed, matrices, quantize
+from ..core.quantize import dequantize, format_of, is_transposed, matrices, quantize
 from ..data.chat import ChatProcessor
 from ..data.processor import SampleProcessor
 from ..models import Flamingo, MediaModel, MultimodalModel
@@ -103,13 +103,14 @@ WRITERS: dict[tuple[ModelKind, str], Callable[[Any, SampleProcessor, RunParams, 
 @torch.no_grad()
 def round_beside_adapters(model: nn.Module, fsdp: FSDPParams) -> None:
     """Round matrices that have LoRA beside them, in place, to what they were when it was trained."""
-    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
+    form = format_of(fsdp)
+    if form is None:
         return
     for name, module, key in matrices(model, fsdp):
         if ".base_layer." in name:
             matrix = module.get_parameter(key)
             rows = matrix.T if is_transposed(module) else matrix
-            rows.copy_(dequantize(*quantize(rows, fsdp.frozen_dtype), rows.shape[1], rows.dtype))
+            rows.copy_(dequantize(*quantize(rows, form), rows.shape[1], rows.dtype, form))
 
 
 def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:

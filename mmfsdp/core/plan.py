@@ -66,8 +66,8 @@ class Param:
 
     @property
     def is_floating(self) -> bool:
-        """False for the integers of quantized weights."""
-        return self.dtype.startswith(("float", "bfloat"))
+        """False for the codes of quantized weights, which no cast may touch."""
+        return not self.weights and self.dtype.startswith(("float", "bfloat"))
 
     def padded(self, shards: int) -> int:
         """Elements after FSDP2 pads the first dim so that all shards have as many rows."""

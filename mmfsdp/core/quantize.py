@@ -14,42 +14,22 @@ from -1 to 1, evenly spaced in int8. In nf4 the 16 levels are close to each othe
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ..params import Backend, FrozenDtype, FSDPParams, ParamError
+from ..params import Backend, FSDPParams, ParamError
 from .collectives import Progress, group_device
 from .recompute import call_checkpointed
 from .trace import need_gradient, tied_names
 
-BLOCK = 64
-"""Columns that share a scale in nf4."""
-LEVELS = torch.tensor(
-    [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0]
-    + [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0],
-    device="cpu",
-)
-PAIRS = torch.stack((LEVELS.repeat_interleave(16), LEVELS.repeat(16)), dim=1)
-"""The two levels of each of the 256 values of a byte: one look-up instead of two, and no shifts."""
-PAIRS_OF = {dtype: PAIRS.to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-"""The same in each dtype of compute. Made here, once, since in a step they could be made of fake tensors."""
-BOUNDARIES = (LEVELS[1:] + LEVELS[:-1]) / 2
-"""Between two of them lie the numbers whose nearest level is the same."""
-CELLS = 64
-"""A number x from -1 to 1 lies in the cell (x + 1) * CELLS, cut to an integer. No cell has two boundaries in it."""
-BOUNDARY_CELLS = ((BOUNDARIES + 1) * CELLS).long()
-BELOW = (torch.arange(2 * CELLS + 1, device="cpu")[:, None] > BOUNDARY_CELLS).sum(dim=1).to(torch.uint8)
-"""The number of boundaries below each cell: the code of a number there, up to the cell's own boundary."""
-BOUNDARY_IN = torch.full((2 * CELLS + 1,), torch.inf, device="cpu").scatter(0, BOUNDARY_CELLS, BOUNDARIES)
-"""The boundary in each cell, or infinity."""
 CHUNK = 2**20
 """Weights that are quantized at a time."""
 CODES, SCALES = "_codes", "_scales"
@@ -59,7 +39,36 @@ CODES, SCALES = "_codes", "_scales"
 # ---- numbers ----
 
 
-def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
+class Format(ABC):
+    """A way to store a matrix in codes and scales. Each is an object in a file of its own, named in FrozenDtype.
+
+    Both methods work on any device, and on the meta device.
+    """
+
+    @abstractmethod
+    def quantize(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes and scales of some rows (rows, columns); both have as many rows."""
+
+    @abstractmethod
+    def dequantize(self, codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return the rows (rows, columns) in a floating-point dtype."""
+
+
+def format_of(fsdp: FSDPParams) -> Format | None:
+    """Return the format of quantized matrices; None where none is quantized."""
+    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
+        return None
+    with unset_fake_temporarily():  # the first time it makes its tables
+        form: Format = fsdp.frozen_dtype.load()
+    return form
+
+
+def relative(matrix: Tensor, scales: Tensor) -> Tensor:
+    """Return a matrix over its scales in fp32, numbers from -1 to 1; a row of zeros has the scale 0."""
+    return matrix.float() / scales.float().clamp(min=1e-30)
+
+
+def quantize(matrix: Tensor, form: Format) -> tuple[Tensor, Tensor]:
     """Return the codes and scales of a matrix (rows, columns), each weight as its nearest level, where the matrix is.
 
     A rank with a GPU lets it quantize what lies on the CPU. Checkpoints hold checksums of the codes, so both must give
@@ -71,104 +80,23 @@ def quantize(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
     parts = []
     # A few rows at a time: they stay in a CPU's cache, and a GPU needs little memory for them.
     for rows in matrix.split(len(matrix) if matrix.is_meta else max(1, CHUNK // matrix.shape[1])):
-        parts.append(_quantize_rows(rows.to(device), form))
+        parts.append(form.quantize(rows.to(device)))
     codes, scales = zip(*parts, strict=True)
     return torch.cat(codes).to(matrix.device), torch.cat(scales).to(matrix.device)
 
 
-def _quantize_rows(matrix: Tensor, form: FrozenDtype) -> tuple[Tensor, Tensor]:
-    if form is FrozenDtype.INT8:
-        scales = matrix.abs().amax(dim=1, keepdim=True)
-        return (_divide(matrix, scales) * 127).round().to(torch.int8), scales
-    numbers = F.pad(matrix, (0, -matrix.shape[1] % BLOCK)).view(len(matrix), -1, BLOCK)
-    scales = numbers.abs().amax(dim=2)
-    numbers = _divide(numbers, scales[:, :, None]).reshape(-1)  # from -1 to 1
-    # A search among the boundaries would take five times as long. What is not a number gets the last code.
-    cells = numbers.add(1).mul_(CELLS).nan_to_num_(2 * CELLS).int()
-    above = numbers > BOUNDARY_IN.to(matrix.device).index_select(0, cells)
-    codes = (BELOW.to(matrix.device).index_select(0, cells) + above).view(len(matrix), -1)
-    # Two codes of 4 bits in a byte: the even columns' in its upper half.
-    return codes[:, ::2] * 16 + codes[:, 1::2], scales
-
-
-def _divide(matrix: Tensor, scales: Tensor) -> Tensor:
-    return matrix.float() / scales.float().clamp(min=1e-30)  # a row of zeros has the scale 0
-
-
-def dequantize(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+def dequantize(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype, form: Format) -> Tensor:
     """Return the matrix (rows, columns) in a floating-point dtype."""
     if has_torch_function((codes, scales)):  # so that a trace sees this as one function of two parameters
-        return handle_torch_function(dequantize, (codes, scales), codes, scales, columns, dtype)
-    if codes.dtype is torch.int8:
-        return _dequantize_int8(codes, scales, dtype)
-    if codes.is_cuda:
-        return dequantize_on_gpu(codes, scales, columns, dtype)
-    return _look_up(codes, scales, columns, PAIRS_OF[dtype].to(codes.device))
+        return handle_torch_function(dequantize, (codes, scales), codes, scales, columns, dtype, form)
+    return form.dequantize(codes, scales, columns, dtype)
 
 
-def _dequantize_int8(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    steps = scales.float() / 127  # in fp32: rounded to bf16 it would change one weight in five
-    if codes.is_cuda:
-        # One kernel, which casts as it reads and writes. On a CPU it would first copy its operands to fp32.
-        return torch.mul(codes, steps, out=torch.empty(codes.shape, dtype=dtype, device=codes.device))
-    return codes.float().mul_(steps).to(dtype)
-
-
-def _look_up(codes: Tensor, scales: Tensor, columns: int, pairs: Tensor) -> Tensor:
-    """Dequantize nf4 by plain operators, in the dtype of pairs (256, 2)."""
-    levels = F.embedding(codes.int(), pairs)  # (rows, columns / 2, 2)
-    blocks = levels.view(len(codes), -1, BLOCK).mul_(scales.to(pairs.dtype)[:, :, None])
-    return blocks.view(len(codes), -1)[:, :columns]
-
-
-@torch.library.custom_op("mmfsdp::dequantize_nf4", mutates_args=())
-def dequantize_on_gpu(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return the matrix (rows, columns) of nf4 codes on a GPU.
-
-    torch takes this as one operator, which it does not look into: neither torch.compile nor fake tensors.
-    """
-    fused = _fused_kernel(codes.device, dtype)
-    if fused is None:
-        return _look_up(codes, scales, columns, _on_gpu(PAIRS, codes.device, dtype)).contiguous()
-    levels = _on_gpu(LEVELS, codes.device, dtype)
-    return fused(codes.contiguous(), scales.to(dtype).contiguous(), levels, columns, BLOCK)
-
-
-@dequantize_on_gpu.register_fake
-def _(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(len(codes), columns, dtype=dtype)
-
-
-@cache  # a copy to a GPU waits for it
-def _on_gpu(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return table.to(device, dtype)
-
-
-@cache  # the first launch compiles it
-def _fused_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    """Return the fused kernel; None, with a warning, if triton cannot compile or run it here."""
-    codes = torch.zeros(1, BLOCK // 2, dtype=torch.uint8, device=device)
-    try:
-        from .nf4_kernel import launch
-
-        launch(codes, torch.ones(1, 1, device=device), LEVELS.to(device, dtype), BLOCK, BLOCK)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # no triton, C compiler, header of Python, or support of this GPU: each has its own
-        warnings.warn(
-            "frozen_dtype: nf4 is dequantized by plain operators, which move four times the bytes, since triton "
-            f"cannot run a kernel here ({type(error).__name__}: {str(error)[:200]}); install what it names",
-            stacklevel=2,
-        )
-        return None
-    return launch
-
-
-def multiply(x: Tensor, codes: Tensor, scales: Tensor, columns: int) -> Tensor:
+def multiply(x: Tensor, codes: Tensor, scales: Tensor, columns: int, form: Format) -> Tensor:
     """Return x (..., columns) times the transposed matrix, as `F.linear` does."""
     if has_torch_function((x, codes, scales)):  # as above
-        return handle_torch_function(multiply, (x, codes, scales), x, codes, scales, columns)
-    return _Multiply.apply(x, codes, scales, columns)
+        return handle_torch_function(multiply, (x, codes, scales), x, codes, scales, columns, form)
+    return _Multiply.apply(x, codes, scales, columns, form)
 
 
 class _Multiply(torch.autograd.Function):
@@ -179,15 +107,15 @@ class _Multiply(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, columns: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, columns: int, form: Format) -> Tensor:
         ctx.save_for_backward(codes, scales)
-        ctx.columns = columns
-        return F.linear(x, dequantize(codes, scales, columns, x.dtype))
+        ctx.columns, ctx.form = columns, form
+        return F.linear(x, dequantize(codes, scales, columns, x.dtype, form))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         codes, scales = ctx.saved_tensors
-        return gradient @ dequantize(codes, scales, ctx.columns, gradient.dtype), None, None, None
+        return gradient @ dequantize(codes, scales, ctx.columns, gradient.dtype, ctx.form), None, None, None, None
 
 
 # ---- modules ----
@@ -196,21 +124,27 @@ class _Multiply(torch.autograd.Function):
 class QuantizedLinear(nn.Linear):
     """A Linear, or a Conv1D of GPT-2, with the codes and scales of its weight."""
 
+    form: Format
+
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out_features) of x (..., in_features), in the dtype of x."""
         if torch.is_autocast_enabled(x.device.type):  # DDP's mixed precision; autocast does not see into _Multiply
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        y = multiply(x, self.weight_codes, self.weight_scales, self.in_features)  # type: ignore[arg-type]
+        codes, scales = self.weight_codes, self.weight_scales
+        y = multiply(x, codes, scales, self.in_features, self.form)  # type: ignore[arg-type]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """Return the matrix (out_features, in_features), dequantized, for whoever reads it outside of forward."""
-        return dequantize(self.weight_codes, self.weight_scales, self.in_features, self.weight_scales.dtype)  # type: ignore
+        """Return the matrix (out_features, in_features), dequantized, for code that reads it outside forward."""
+        codes, scales = self.weight_codes, self.weight_scales
+        return dequantize(codes, scales, self.in_features, scales.dtype, self.form)  # type: ignore[arg-type]
 
 
 class QuantizedAttention(nn.MultiheadAttention):
     """torch's attention, with the codes and scales of the packed projection of queries, keys and values."""
+
+    form: Format
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute attention as torch does. Backward computes it again: autograd would keep the dequantized matrices."""
@@ -222,13 +156,13 @@ class QuantizedAttention(nn.MultiheadAttention):
     def in_proj_weight(self) -> Tensor:  # type: ignore[override]
         """Return the matrix (3 * embed_dim, embed_dim), dequantized."""
         codes, scales = self.in_proj_weight_codes, self.in_proj_weight_scales
-        return dequantize(codes, scales, self.in_features, scales.dtype)  # type: ignore[arg-type]
+        return dequantize(codes, scales, self.in_features, scales.dtype, self.form)  # type: ignore[arg-type]
 
 
 def matrices(model: nn.Module, fsdp: FSDPParams) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield (name, module, its key for it) of each matrix to quantize: frozen, of a Linear, Conv1D or packed attention.
 
-    Not those that are tied, nor heads, nor what `not_quantized` names. Raises ParamError for a pattern of it that
+    Skips tied matrices, output heads, and names that match `not_quantized`. Raises ParamError for a pattern of it that
     matches no matrix.
     """
     stays: set[Any] = set()
@@ -265,9 +199,10 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = str)
 
     Return, by name, whether each matrix that was quantized now was transposed before.
     """
-    form, transposed = fsdp.frozen_dtype, {}
-    if form is None or not form.quantizes:
-        return {}
+    transposed: dict[str, bool] = {}
+    form = format_of(fsdp)
+    if form is None:
+        return transposed
     check_versions(fsdp)
     module: Any
     for name, module, key in list(matrices(model, fsdp)):
@@ -280,6 +215,8 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = str)
         module.register_parameter(key + CODES, nn.Parameter(codes, requires_grad=False))
         module.register_parameter(key + SCALES, nn.Parameter(scales, requires_grad=False))
         module.out_features, module.in_features = matrix.shape
+        module.form = form
+        # The object stays, so that tied and registered references to it hold.
         module.__class__ = QuantizedAttention if isinstance(module, nn.MultiheadAttention) else QuantizedLinear
     return transposed
 

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..params import FrozenDtype, FSDPParams
+from ..params import FSDPParams
 from .collectives import Progress, rank, world_size
 from .group import contains
 from .plan import WrapPlan
-from .quantize import CODES, SCALES, matrix_name, quantize, quantize_model
+from .quantize import CODES, SCALES, Format, format_of, matrix_name, quantize, quantize_model
 from .trace import named_tensors
 from .units import torch_dtype
 
@@ -140,22 +140,22 @@ def quantize_weights(
 
     weights: of a model on the meta device.
     """
-    transposed = quantize_model(model, fsdp, progress)
-    if weights is None or not transposed or fsdp.frozen_dtype is None:
+    transposed, form = quantize_model(model, fsdp, progress), format_of(fsdp)
+    if weights is None or not transposed or form is None:
         return weights
-    return QuantizedWeights(weights, transposed, fsdp.frozen_dtype)
+    return QuantizedWeights(weights, transposed, form)
 
 
 class QuantizedWeights:
     """Rank 0's weights, each matrix quantized as it is asked for: at most one of them is in memory."""
 
-    def __init__(self, weights: WeightSource, transposed: dict[str, bool], form: FrozenDtype) -> None:
+    def __init__(self, weights: WeightSource, transposed: dict[str, bool], form: Format) -> None:
         """transposed: of each quantized matrix, by name."""
         self.weights = weights
         self.transposed = transposed
         self.form = form
         self.checksums: dict[str, int] = getattr(weights, "checksums", {})
-        """CRC-32 of each tensor that was popped. The source's own dict, which gets those of codes and scales, too."""
+        """CRC-32 of each tensor that was popped. Shared with the source; those of codes and scales are added to it."""
         self.made: dict[str, torch.Tensor] = {}
 
     def pop(self, name: str, /) -> torch.Tensor:

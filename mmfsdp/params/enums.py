@@ -135,18 +135,26 @@ class Precision(Choice):
 
 
 class FrozenDtype(Choice):
-    """The format of frozen weights."""
+    """The format of frozen weights. One with codes and scales is a line here and a file; see core/quantize.py."""
 
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
-    INT8 = "int8", "8 bits for each weight of a frozen matrix, and a scale for each of its rows."
-    NF4 = "nf4", "4 bits for each weight of a frozen matrix, and a scale for every 64 in a row (QLoRA)."
+    INT8 = (
+        "int8",
+        "8 bits for each weight of a frozen matrix, and a scale for each of its rows.",
+        "mmfsdp.core.int8:FORMAT",
+    )
+    NF4 = (
+        "nf4",
+        "4 bits for each weight of a frozen matrix, and a scale for every 64 in a row (QLoRA).",
+        "mmfsdp.core.nf4:FORMAT",
+    )
 
     @property
     def quantizes(self) -> bool:
         """Return true for codes and scales instead of floating-point numbers."""
-        return self in (FrozenDtype.INT8, FrozenDtype.NF4)
+        return bool(self.code)
 
 
 class BackboneSource(Choice):

@@ -33,6 +33,7 @@ class BackendLimit(NamedTuple):
     """Empty: every value but the field's default."""
 
 
+QUANTIZED = tuple(form for form in FrozenDtype if form.quantizes)
 BACKEND_LIMITS = (
     BackendLimit("state_dict_type", (Backend.DDP, Backend.FSDP2), (StateDictType.LOCAL_STATE_DICT,)),
     # DDP and FSDP2 always keep the original parameters.
@@ -40,7 +41,7 @@ BACKEND_LIMITS = (
     BackendLimit("backward_prefetch", (Backend.FSDP2,), (BackwardPrefetch.BACKWARD_POST,)),
     BackendLimit("frozen_policy", (Backend.DDP, Backend.FSDP1), (FrozenPolicy.AUTO,)),
     # FSDP1 shards no integers.
-    BackendLimit("frozen_dtype", (Backend.FSDP1,), (FrozenDtype.INT8, FrozenDtype.NF4)),
+    BackendLimit("frozen_dtype", (Backend.FSDP1,), QUANTIZED),
     BackendLimit("frozen_policy", (Backend.DDP,), (FrozenPolicy.KEEP,)),
     BackendLimit("sharding_strategy", (Backend.DDP,), (ShardingStrategy.SHARD_GRAD_OP, *HYBRID)),
     BackendLimit("reduce_dtype", (Backend.DDP,), ()),
@@ -158,7 +159,7 @@ class FSDPParams(Params):
         "min_num_params": ("auto_wrap_policy", (AutoWrapPolicy.SIZE_BASED_WRAP,)),
         "transformer_layer_cls": ("auto_wrap_policy", (AutoWrapPolicy.TRANSFORMER_BASED_WRAP,)),
         "memory_budget_gib": ("frozen_policy", (FrozenPolicy.AUTO,)),
-        "not_quantized": ("frozen_dtype", (FrozenDtype.INT8, FrozenDtype.NF4)),
+        "not_quantized": ("frozen_dtype", QUANTIZED),
         "dp_replicate": ("sharding_strategy", HYBRID),
         "dp_shard": ("sharding_strategy", HYBRID),
     }

@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def seconds(rows: int, columns: int, tokens: int, device: torch.device, rounds: 
     x = torch.randn(tokens, columns, device=device).bfloat16()
     works: dict[str, Callable[[], Any]] = {"product": lambda: nn.functional.linear(x, matrix)}
     for form in (FrozenDtype.INT8, FrozenDtype.NF4):
-        codes = quantize(matrix, form)
-        works[form.value] = lambda codes=codes: dequantize(*codes, columns, torch.bfloat16)  # type: ignore[misc]
+        its_format = form.load()
+        codes = quantize(matrix, its_format)
+        works[form.value] = partial(dequantize, *codes, columns, torch.bfloat16, its_format)
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -97,7 +99,7 @@ def check_same_codes(device: torch.device) -> None:
     matrix = torch.randn(4096, 4128, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for form in (FrozenDtype.INT8, FrozenDtype.NF4):
-            on_cpu, on_gpu = quantize(matrix.to(dtype), form), quantize(matrix.to(device, dtype), form)
+            on_cpu, on_gpu = quantize(matrix.to(dtype), form.load()), quantize(matrix.to(device, dtype), form.load())
             for expected, found in zip(on_cpu, on_gpu, strict=True):
                 assert torch.equal(expected, found.cpu()), f"{form} of {dtype}: the GPU rounds otherwise"
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.make_plan import make_plan
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.trace import fake_mode, fake_model, fake_tensor
 from mmfsdp.estimate.memory import memory_at_rest, step_walk
 from mmfsdp.estimate.memory_events import record_memory

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from mmfsdp.core import int8, nf4
 from mmfsdp.core import quantize as q
 from mmfsdp.params import FrozenDtype
 from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of
@@ -30,7 +31,7 @@ def kernel(rows: Rows) -> None:
     """Write rows of equal bits, then of times."""
     rows.attempt({"what": "fused kernel"}, describe_kernel)
     for form in (FrozenDtype.NF4, FrozenDtype.INT8):
-        rows.attempt({"what": "same bits", "form": form.value}, partial(same_bits, form))
+        rows.attempt({"what": "same bits", "form": form.value}, partial(same_bits, form.load()))
     for rows_of_matrix, columns in LAYERS:
         if rows.seconds_left < 5:
             break
@@ -44,29 +45,29 @@ def describe_kernel() -> dict[str, Any]:
         return {"runs": "left out: on a GPU only"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fused = q._fused_kernel.__wrapped__(DEVICE, torch.bfloat16)  # not what an earlier part was told
+        fused = nf4.fused_kernel.__wrapped__(DEVICE, torch.bfloat16)  # not what an earlier part was told
     if fused is None:
         raise RuntimeError(str(caught[-1].message))
     return {"runs": True}
 
 
-def same_bits(form: FrozenDtype) -> dict[str, Any]:
+def same_bits(form: q.Format) -> dict[str, Any]:
     """Compare codes, scales and matrices of the GPU with the CPU's, and fused with plain operators, bit by bit."""
     generator = torch.Generator().manual_seed(0)
     row = {"codes and scales as on the CPU": True, "matrix as on the CPU": True, "fused as plain": True}
     for shape in BITWISE_SHAPES:
         for dtype in DTYPES:
             matrix = torch.randn(shape, generator=generator).to(dtype)
-            codes, scales = q._quantize_rows(matrix, form)  # `quantize` lets the rank's GPU do it
+            codes, scales = form.quantize(matrix)  # `quantize` lets the rank's GPU do it
             on_device = q.quantize(matrix.to(DEVICE), form)
             same_codes = torch.equal(on_device[0].cpu(), codes) and torch.equal(on_device[1].cpu(), scales)
             row["codes and scales as on the CPU"] &= same_codes
             codes_here, scales_here = codes.to(DEVICE), scales.to(DEVICE)
-            exact = q.dequantize(codes, scales, shape[1], dtype)
-            whole = q.dequantize(codes_here, scales_here, shape[1], dtype)
+            exact = q.dequantize(codes, scales, shape[1], dtype, form)
+            whole = q.dequantize(codes_here, scales_here, shape[1], dtype, form)
             row["matrix as on the CPU"] &= torch.equal(whole.cpu(), exact)
-            if form is FrozenDtype.NF4:
-                plain = q._look_up(codes_here, scales_here, shape[1], q.PAIRS_OF[dtype].to(DEVICE))
+            if form is nf4.FORMAT:
+                plain = nf4.look_up(codes_here, scales_here, shape[1], nf4.PAIRS_OF[dtype].to(DEVICE))
                 row["fused as plain"] &= torch.equal(whole, plain)
     if not all(row.values()):
         raise AssertionError(str(row))
@@ -77,15 +78,18 @@ def times_of_layer(rows: Rows, matrices: list[torch.Tensor]) -> None:
     """Write the times to dequantize matrices of one size by each way, and of products with them."""
     height, columns = matrices[0].shape
     name = f"{height} x {columns}"
-    pairs = q.PAIRS_OF[torch.bfloat16].to(DEVICE)
-    nf4 = [q.quantize(matrix, FrozenDtype.NF4) for matrix in matrices]
-    int8 = [q.quantize(matrix, FrozenDtype.INT8) for matrix in matrices]
-    compiled = torch.compile(q._look_up, dynamic=False)
+    pairs = nf4.PAIRS_OF[torch.bfloat16].to(DEVICE)
+    in_nf4 = [q.quantize(matrix, nf4.FORMAT) for matrix in matrices]
+    in_int8 = [q.quantize(matrix, int8.FORMAT) for matrix in matrices]
+    compiled = torch.compile(nf4.look_up, dynamic=False)
     ways: dict[str, tuple[list[Any], Callable[..., Any]]] = {
-        "nf4 eager": (nf4, lambda codes, scales: q._look_up(codes, scales, columns, pairs)),
-        "nf4 compiled": (nf4, lambda codes, scales: compiled(codes, scales, columns, pairs)),
-        "nf4 as used": (nf4, lambda codes, scales: q.dequantize(codes, scales, columns, torch.bfloat16)),
-        "int8 as used": (int8, lambda codes, scales: q.dequantize(codes, scales, columns, torch.bfloat16)),
+        "nf4 eager": (in_nf4, lambda codes, scales: nf4.look_up(codes, scales, columns, pairs)),
+        "nf4 compiled": (in_nf4, lambda codes, scales: compiled(codes, scales, columns, pairs)),
+        "nf4 as used": (in_nf4, lambda codes, scales: q.dequantize(codes, scales, columns, torch.bfloat16, nf4.FORMAT)),
+        "int8 as used": (
+            in_int8,
+            lambda codes, scales: q.dequantize(codes, scales, columns, torch.bfloat16, int8.FORMAT),
+        ),
     }
     if not ON_GPU:
         del ways["nf4 compiled"]  # it would compile for the CPU, which takes long and tells nothing
@@ -93,7 +97,7 @@ def times_of_layer(rows: Rows, matrices: list[torch.Tensor]) -> None:
         rows.attempt({"matrix": name, "dequantize": way}, partial(time_dequantizing, stored, dequantize, columns))
     for tokens in TOKENS:
         about = {"matrix": name, "product with tokens": tokens}
-        rows.attempt(about, partial(time_products, matrices, {"nf4": nf4, "int8": int8}, tokens))
+        rows.attempt(about, partial(time_products, matrices, {"nf4": in_nf4, "int8": in_int8}, tokens))
 
 
 def time_dequantizing(stored: list[Any], dequantize: Callable[..., Any], columns: int) -> dict[str, Any]:
@@ -112,8 +116,8 @@ def time_products(matrices: list[torch.Tensor], quantized: dict[str, list[Any]],
     turn = cycle(matrices)
     bf16 = seconds_of(lambda: linear(x, next(turn)))
     row = {"bf16 ms": bf16 * 1e3}
-    for form, stored in quantized.items():
-        turn_of_form = cycle(stored)
-        seconds = seconds_of(lambda turn=turn_of_form: q.multiply(x, *next(turn), columns))  # type: ignore[misc]
-        row[f"{form} / bf16"] = seconds / bf16
+    for name, stored in quantized.items():
+        turn_of_form, form = cycle(stored), FrozenDtype(name).load()
+        seconds = seconds_of(lambda turn=turn_of_form, form=form: q.multiply(x, *next(turn), columns, form))
+        row[f"{name} / bf16"] = seconds / bf16
     return row
