@@ -11,7 +11,7 @@ from torch import nn
 from mmfsdp.cli import main
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan
-from mmfsdp.core.plan import WrapPlan, size
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.estimate import (
     MACHINES,
     Estimate,
@@ -28,6 +28,7 @@ from mmfsdp.estimate.items import ON_A_GPU
 from mmfsdp.estimate.seconds import copied_bytes, seconds
 from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.params.numbers import size
 from mmfsdp.train.prepare import preview
 from mmfsdp.widgets.plan_page import PlannedRun, plan_page
 

@@ -26,8 +26,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.optim import AdamW
 
 from ..core.freeze import freeze
-from ..core.lint import plain_name
 from ..core.make_plan import make_plan
+from ..core.names import plain_name
 from ..core.step import train_step
 from ..core.wrap import apply_plan
 from ..data import Batch

@@ -13,9 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.plan import WIDTH, Finding, WrapPlan
+from ..core.plan import Finding, WrapPlan
 from ..params import Backend, LaunchParams, RunParams
 from ..params.flags import params_of
+from ..params.numbers import WIDTH
 
 if TYPE_CHECKING:
     from ..train.prepare import Prepared

@@ -14,7 +14,8 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from ..core.lint import lint, plain_name
+from ..core.lint import lint
+from ..core.names import plain_name
 from ..core.plan import Unit, WrapPlan, plan_of
 from ..core.trace import Trace, trace_registration
 from ..core.units import buffer_bytes, kind_of, torch_dtype, unit_name, with_bytes

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from ..core.lint import plain_name
+from ..core.names import plain_name
 from ..core.plan import Param, Unit, WrapPlan
 from ..core.trace import Trace, trace_registration
 from ..core.units import buffer_bytes, decays, kind_of, unit_name, with_bytes

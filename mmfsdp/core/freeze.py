@@ -10,6 +10,7 @@ from torch import nn
 
 from ..params import ParamError
 from ..params.model import freeze_patterns
+from .names import ancestors
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,9 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
 
 def _near(pattern: str, names: dict[str, nn.Parameter]) -> str:
     """Return the end of a message: the names, or the modules followed by .*, that look most like the pattern."""
-    modules = set()
+    modules: set[str] = set()
     for name in names:
-        while "." in name:
-            name = name.rpartition(".")[0]
-            modules.add(f"{name}.*")
+        modules.update(f"{module}.*" for module in ancestors(name) if module)
     near = difflib.get_close_matches(pattern, sorted(modules) + list(names), n=3, cutoff=0.5)
     if near:
         return "; near ones are " + ", ".join(near)

@@ -15,7 +15,8 @@ from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_po
 
 from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError
 from ..params.base import did_you_mean
-from .trace import Trace, has_forward, tied_names
+from .names import ancestors, tied_names
+from .trace import Trace, has_forward
 
 MIN_UNIT_PARAMETERS = 1_000_000
 """Below this, an all-gather is mostly latency: small neighbors of one kind share a unit. Chosen, not measured."""
@@ -247,10 +248,7 @@ def owning_group(param_name: str, groups: list[list[str]]) -> int | None:
     owners: dict[str, int] = {}
     for index, modules in enumerate(groups):
         owners.update(dict.fromkeys(modules, index))
-    path = param_name.rpartition(".")[0]
-    while path and path not in owners:
-        path = path.rpartition(".")[0]
-    return owners[path] if path else None
+    return next((owners[module] for module in ancestors(param_name) if module in owners), None)
 
 
 def owning_groups(param_names: Sequence[str], groups: list[list[str]]) -> set[int | None]:
@@ -286,7 +284,8 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
         callers: list[str] = []
         for name in names:
             if owning_group(name, groups) is None:  # in the root so far, although a module further inside may gather it
-                callers.append(_innermost_called(name.rpartition(".")[0], trace))
+                # The innermost module around it whose forward runs; the root's does.
+                callers.append(next(module for module in ancestors(name) if not module or trace.calls[module]))
         joined: list[str] = []
         apart = []
         if "" in callers:
@@ -302,13 +301,6 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
             apart.append(outermost(list(dict.fromkeys(joined + callers))))
         groups = list(filter(None, apart))
     return _merge_overlapping(groups)
-
-
-def _innermost_called(module: str, trace: Trace) -> str:
-    """Return this module if its forward runs, else the innermost around it of which it does; empty for the root."""
-    while module and not trace.calls[module]:
-        module = module.rpartition(".")[0]
-    return module
 
 
 def _merge_overlapping(groups: list[list[str]]) -> list[list[str]]:
@@ -344,7 +336,8 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> 
             replicated.update(names)
             continue
         # The module around all its places may be a list, which has no forward.
-        around = _innermost_called(common_module(names), trace)
+        common = common_module(names)
+        around = next(module for module in (common, *ancestors(common)) if not module or trace.calls[module])
         # The units of its places would each gather it, so one unit around them takes their part.
         split = [group for index, group in enumerate(split) if index not in owners]
         if around and [around] not in split:

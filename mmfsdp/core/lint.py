@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..params import AutoWrapPolicy, Backend
 from .collectives import rank
 from .group import guessed_layer_classes
+from .names import class_name, plain_name
 from .plan import MAX_SINGLE_LINES, Finding, WrapPlan
 from .trace import Trace, need_gradient
 
@@ -55,18 +56,6 @@ def lint(
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's or module's name without what wrappers add."""
-    for mark in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"):
-        name = name.replace(f"{mark}.", "").removesuffix(mark).removesuffix(".")
-    return name
-
-
-def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class, without what fully_shard adds: it puts a class of its own before it."""
-    return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
-
-
 def _error(code: str, message: str) -> Finding:
     return Finding("error", code, message)
 
@@ -75,7 +64,7 @@ def _warning(code: str, message: str) -> Finding:
     return Finding("warning", code, message)
 
 
-def _list(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """Return two of the names, and the number of the others."""
     listed = ", ".join(names[:2])
     if len(names) > 2:
@@ -146,7 +135,7 @@ def _wrapped_before(model: nn.Module) -> Iterator[Finding]:
     if wrapped:
         yield _error(
             "wrapped-before",
-            f"{_list(wrapped)}: already wrapped, and no unit can be made inside or around it; plan and wrap the plain "
+            f"{some(wrapped)}: already wrapped, and no unit can be made inside or around it; plan and wrap the plain "
             "model once, or read one of FSDP2 with describe",
         )
 
@@ -177,11 +166,11 @@ def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
         if planned is not None and p.requires_grad and not planned.trainable:
             trainable_now.append(name)
     if unknown:
-        yield _error("other-model", f"{_list(unknown)}: not in the plan; make a new plan for this model")
+        yield _error("other-model", f"{some(unknown)}: not in the plan; make a new plan for this model")
     if trainable_now:
         yield _error(
             "unfrozen-later",
-            f"{_list(trainable_now)}: frozen when the plan was made, trainable now; wrappers fix dtypes and reductions "
+            f"{some(trainable_now)}: frozen when the plan was made, trainable now; wrappers fix dtypes and reductions "
             "at the first forward, so un-freeze before make_plan, and wrap again",
         )
 
@@ -195,7 +184,7 @@ def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
             names.append(name)
     yield _error(
         "frozen-later",
-        f"{_list(names)}: trainable when the plan was made, frozen now, and DDP waits for the gradients of all that it "
+        f"{some(names)}: trainable when the plan was made, frozen now, and DDP waits for the gradients of all that it "
         "was given; freeze before make_plan and wrap again, or set backend to FSDP2",
     )
 
@@ -218,7 +207,7 @@ def _batch_norms(model: nn.Module) -> Iterator[Finding]:
     if names:
         yield _warning(
             "batch-norm",
-            f"{_list(names)}: each rank normalizes by its own samples and has its own running statistics; only "
+            f"{some(names)}: each rank normalizes by its own samples and has its own running statistics; only "
             "rank 0's are saved; freeze it, or on GPUs call nn.SyncBatchNorm.convert_sync_batchnorm before make_plan",
         )
 
@@ -232,7 +221,7 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
     for unit in plan.sharded_units:
         integers = [p.name for p in unit.params if not p.is_floating]
         if fsdp1 and integers:
-            yield _error("integers", f"{_list(integers)}: FSDP1 shards no integers; set backend to FSDP2")
+            yield _error("integers", f"{some(integers)}: FSDP1 shards no integers; set backend to FSDP2")
             return
         # FSDP2 gathers any dtypes, but reduces gradients in one. FSDP1 has one flat parameter.
         by_dtype = {p.dtype: p for p in unit.params if p.trainable or fsdp1}
@@ -251,7 +240,7 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
             frozen = [p.name for p in unit.params if not p.trainable]
             yield _warning(
                 "mixed-unit",
-                f"{_list(mixed)}: frozen ({_list(frozen)}) and trainable in one unit, and FSDP1 reduces gradients as "
+                f"{some(mixed)}: frozen ({some(frozen)}) and trainable in one unit, and FSDP1 reduces gradients as "
                 "if all were trainable; set backend to FSDP2, or auto_wrap_policy to FROZEN_AWARE",
             )
             return
@@ -266,7 +255,7 @@ def _scalars(plan: WrapPlan) -> Iterator[Finding]:
     if scalars:
         yield _error(
             "scalar",
-            f"{_list(scalars)}: a scalar has no dim to shard; give it the shape (1,) before make_plan: "
+            f"{some(scalars)}: a scalar has no dim to shard; give it the shape (1,) before make_plan: "
             f"model.{scalars[0]} = nn.Parameter(model.{scalars[0]}.detach().reshape(1))",
         )
 
@@ -286,14 +275,3 @@ def used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
                     "module itself, or give make_plan an example, so that a module further up gathers it",
                 )
                 return
-
-
-def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
-    """Find trainable parameters to which the example's backward gave no gradient. names: theirs."""
-    if names:
-        yield _warning(
-            "no-gradient",
-            f"{_list(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
-            "only for values that have none, such as ids of an argmax. It never learns, the plan may count gathers "
-            "that do not come, and DDP fails at its second step; freeze it, or give an example that trains it",
-        )

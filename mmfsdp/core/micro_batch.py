@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from ..params import ParamError
 from .collectives import gather_through_store, rank
-from .lint import class_name
+from .names import class_name
 
 IGNORED_LABEL = -100
 """Of a position without loss, as in torch's cross-entropy and in transformers."""

@@ -339,35 +339,10 @@ class WrapPlan:
         return plan_table(self)
 
 
-def plan_of(model: Any) -> WrapPlan | None:
-    """Return the plan that a model was wrapped by, or None."""
-    return getattr(model, "mmfsdp_plan", None)
-
-
-# ---- words for people ----
-
-WIDTH = 80
-"""Columns of what is printed."""
 MAX_SINGLE_LINES = 24
 """In a plan of more units, units that differ only in the numbers of their names share a line."""
 
 
-def count(n: float) -> str:
-    """Return a number of things in at most 6 characters: 512, 1.23K, 45.6M."""
-    return _scale(n, 1000, ("", "K", "M", "B"), ".3g")
-
-
-def size(n: float) -> str:
-    """Return bytes for people, in powers of 1024: 512 B, 1.2 KiB, 3.4 GiB."""
-    return _scale(n, 1024, (" B", " KiB", " MiB", " GiB"), ".1f")
-
-
-def _scale(n: float, base: int, suffixes: tuple[str, ...], digits: str) -> str:
-    for suffix in suffixes:
-        # What would be rounded to the base gets the next suffix.
-        if n < base - 0.5 or suffix == suffixes[-1]:
-            break
-        n /= base
-    if n >= 100 or n == int(n):
-        digits = ".0f"
-    return f"{n:{digits}}{suffix}"
+def plan_of(model: Any) -> WrapPlan | None:
+    """Return the plan that a model was wrapped by, or None."""
+    return getattr(model, "mmfsdp_plan", None)

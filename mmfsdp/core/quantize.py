@@ -27,8 +27,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ..params import Backend, FSDPParams, ParamError
 from .collectives import Progress, group_device
+from .names import tied_names
 from .recompute import call_checkpointed
-from .trace import need_gradient, tied_names
+from .trace import need_gradient
 
 CHUNK = 2**20
 """Weights that are quantized at a time."""

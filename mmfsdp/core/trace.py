@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .names import ancestors, tied_names
+
 
 @dataclass
 class Trace:
@@ -111,10 +113,7 @@ def trace_registration(
                 continue
             trace.grad_flow.add(first_names[p])
         # Every module around it returns what was computed with it.
-        path = plain_name(name)
-        while path:
-            path = path.rpartition(".")[0]
-            trace.returns_gradient.add(path)
+        trace.returns_gradient.update(ancestors(plain_name(name)))
     return trace
 
 
@@ -190,28 +189,6 @@ def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:
 def has_forward(module: nn.Module) -> bool:
     """Return False for a mere container, such as ModuleList."""
     return type(module).forward is not nn.Module.forward
-
-
-def tied_names(model: nn.Module, *, several_modules: bool = False) -> dict[str, list[str]]:
-    """Return all names of each parameter that has several, by its first name.
-
-    several_modules: leave out a parameter that only one module holds, and that module has several names.
-    """
-    names: dict[int, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=several_modules):
-        for key, p in module._parameters.items():
-            if p is not None:
-                names.setdefault(id(p), []).append(f"{path}.{key}".lstrip("."))
-    return {aliases[0]: aliases for aliases in names.values() if len(aliases) > 1}
-
-
-def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
-    """Return each parameter and buffer once, with all its names: a tied one has several."""
-    names_of: dict[torch.Tensor, list[str]] = {}  # by identity: tensors hash by id
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            names_of.setdefault(tensor, []).append(name)
-    return [(names, tensor) for tensor, names in names_of.items()]
 
 
 def fake_mode() -> FakeTensorMode:

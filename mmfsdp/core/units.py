@@ -12,10 +12,11 @@ from torch import nn
 
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
+from .names import ancestors, named_tensors
 from .plan import ITEMSIZE, ROOT, Param, Unit
 from .quantize import count_weights, matrix_name
 from .recompute import recomputed_modules
-from .trace import Trace, named_tensors
+from .trace import Trace
 
 FSDP1_ALIGNMENT = 16
 """Bytes to which FSDP1 aligns each parameter in its flat one with `use_orig_params` (torch's `_flat_param.py`)."""
@@ -221,7 +222,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
 def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Modules]:
     """Return the innermost unit that ends forward last, the units around it, and all that end after the layer before.
 
-    Backward begins with them. Freed after forward, they would be gathered again at once.
+    Backward begins with them. If they were freed after forward, backward would gather them again immediately.
     """
     innermost = []
     for unit in units:
@@ -230,18 +231,10 @@ def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Mod
     last = max(innermost, key=trace.last_end)
     layers_end = 0.0
     for unit in innermost:
-        if unit != last and _in_layer_list(model, unit):
+        around = {model.get_submodule(module) for path in unit for module in ancestors(path)}
+        if unit != last and any(isinstance(module, (nn.ModuleList, nn.Sequential)) for module in around):
             layers_end = max(layers_end, trace.last_end(unit))
     return {unit for unit in units if unit == last or contains(unit, last) or trace.last_end(unit) > layers_end}
-
-
-def _in_layer_list(model: nn.Module, modules: Modules) -> bool:
-    for path in modules:
-        while path:
-            path = path.rpartition(".")[0]
-            if isinstance(model.get_submodule(path), (nn.ModuleList, nn.Sequential)):
-                return True
-    return False
 
 
 def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:

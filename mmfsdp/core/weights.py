@@ -13,9 +13,9 @@ from torch import nn
 from ..params import FSDPParams
 from .collectives import Progress, rank, world_size
 from .group import contains
+from .names import named_tensors
 from .plan import WrapPlan
 from .quantize import CODES, SCALES, Format, format_of, matrix_name, quantize, quantize_model
-from .trace import named_tensors
 from .units import torch_dtype
 
 

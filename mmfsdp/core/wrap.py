@@ -22,7 +22,8 @@ from .fsdp1 import wrap_fsdp1
 from .fsdp2 import cast_inputs, wrap_fsdp2
 from .group import contains
 from .inference import reshard_without_gradients, serve_generate
-from .lint import frozen_later, lint, model_changed, plain_name
+from .lint import frozen_later, lint, model_changed
+from .names import plain_name
 from .plan import Unit, WrapPlan, stop_at_errors
 from .recompute import checkpoint_activations, in_backward
 from .trace import need_gradient

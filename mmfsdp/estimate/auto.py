@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from ..core.plan import Unit, WrapPlan, size
+from ..core.plan import Unit, WrapPlan
 from ..core.planner import Grouped, plan_units
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
+from ..params.numbers import size
 from .memory import step_walk, with_gathers
 from .memory_events import record_memory
 

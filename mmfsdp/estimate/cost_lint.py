@@ -1,12 +1,13 @@
-"""Find what makes a plan cost more than it need: one finding per kind, with the fix. All are warnings."""
+"""Find what makes a plan cost more than it need, and what its example shows. All findings are warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ..core.group import MIN_UNIT_PARAMETERS
+from ..core.lint import some
 from ..core.plan import Finding, Param, WrapPlan
 from ..params import AutoWrapPolicy, Backend
 
@@ -89,3 +90,14 @@ def padding_share(plan: WrapPlan, shard: int) -> float:
             numel += p.numel
             padded += p.padded(shard)
     return padded / numel - 1 if numel else 0.0
+
+
+def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
+    """Find trainable parameters to which the example's backward gave no gradient. names: theirs."""
+    if names:
+        yield _warning(
+            "no-gradient",
+            f"{some(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
+            "only for values that have none, such as ids of an argmax. It never learns, the plan may count gathers "
+            "that do not come, and DDP fails at its second step; freeze it, or give an example that trains it",
+        )

@@ -6,8 +6,9 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core.plan import WrapPlan, size
+from ..core.plan import WrapPlan
 from ..params import Device, TrainParams
+from ..params.numbers import size
 from .wire import CollectiveCount, collectives
 
 if TYPE_CHECKING:

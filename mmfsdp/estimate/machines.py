@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from ..core.plan import size
 from ..params import ParamError, RunParams
+from ..params.numbers import size
 from ..params.run import read_cluster
 
 WORKSPACE = 96 << 20

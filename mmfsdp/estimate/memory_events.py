@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
 
 from ..core.fsdp2 import cast_inputs
-from ..core.lint import without_gradient
 from ..core.plan import MemoryEvent, Unit, WrapPlan
 from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
 from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, FSDPParams, ParamError
+from .cost_lint import without_gradient
 from .memory import gradient_params, with_gathers
 from .work import Work, WorkCounter
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..core.plan import WrapPlan, size
+from ..core.plan import WrapPlan
 from ..params import Backend, ParamError, ShardingStrategy, TrainParams
+from ..params.numbers import size
 from .items import Estimate, estimate
 from .machines import Machine, machine_of
 from .seconds import Times, seconds, step_time

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 
-from ..core.plan import MAX_SINGLE_LINES, WIDTH, Unit, WrapPlan, count, size
+from ..core.plan import MAX_SINGLE_LINES, Unit, WrapPlan
+from ..params.numbers import WIDTH, count, size
 
 ROW = "  {:<17} {:>6} {:>9} {:>8} {:>8} {:>8} {:>7} {:>8}"
 COLUMNS = "unit\n" + ROW.format("kind policy", "params", "dtype", "held", "gathered", "reduced", "gathers", "sent")

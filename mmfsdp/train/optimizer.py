@@ -12,10 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..core.collectives import compute_device
 from ..core.inference import reshard
-from ..core.lint import plain_name
+from ..core.names import named_tensors, plain_name
 from ..core.plan import plan_of
 from ..core.step import computes_in_fp16, local_part
-from ..core.trace import named_tensors
 from ..core.units import decays
 from ..params import Schedule, TrainParams
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from ..core.plan import WrapPlan, count, size
+from ..core.plan import WrapPlan
 from ..estimate import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
 from ..params import RunParams
+from ..params.numbers import count, size
 from .markup import key_figures
 from .plan_picture import plan_picture
 from .report import findings, unit_table

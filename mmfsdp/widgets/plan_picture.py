@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from ..core.plan import ITEMSIZE, Param, Unit, WrapPlan, count, size
+from ..core.plan import ITEMSIZE, Param, Unit, WrapPlan
+from ..params.numbers import count, size
 from .markup import rect, svg, text, width_of
 from .style import FROZEN, TRAINABLE
 

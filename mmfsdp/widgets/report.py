@@ -11,7 +11,8 @@ from typing import Any
 import ipywidgets as w
 import yaml
 
-from ..core.plan import WrapPlan, count, size
+from ..core.plan import WrapPlan
+from ..params.numbers import count, size
 from ..run.folder import current_plan, read_events, read_file, read_json, read_metrics, read_result, write_text
 from ..run.record import RunRecord
 from ..run.state import run_state

@@ -1,0 +1,50 @@
+"""Names of parameters and modules: without what wrappers add, of tied parameters, of the modules around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's or module's name without what wrappers add."""
+    for mark in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"):
+        name = name.replace(f"{mark}.", "").removesuffix(mark).removesuffix(".")
+    return name
+
+
+def ancestors(name: str) -> Iterator[str]:
+    """Yield the names of the modules around a parameter or module, the innermost first; the root's is empty."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's class, without what fully_shard adds: it puts a class of its own before it."""
+    return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
+
+
+def tied_names(model: nn.Module, *, several_modules: bool = False) -> dict[str, list[str]]:
+    """Return all names of each parameter that has several, by its first name.
+
+    several_modules: leave out a parameter that only one module holds, and that module has several names.
+    """
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=several_modules):
+        for key, p in module._parameters.items():
+            if p is not None:
+                names.setdefault(id(p), []).append(f"{path}.{key}".lstrip("."))
+    return {aliases[0]: aliases for aliases in names.values() if len(aliases) > 1}
+
+
+def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Return each parameter and buffer once, with all its names: a tied one has several."""
+    names_of: dict[torch.Tensor, list[str]] = {}  # by identity: tensors hash by id
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names_of.setdefault(tensor, []).append(name)
+    return [(names, tensor) for tensor, names in names_of.items()]
