@@ -1,0 +1,83 @@
+"""What every launch begins with: data opened once, the plan checked, the same findings, and nothing started before."""
+
+import importlib
+from argparse import Namespace
+from itertools import pairwise
+
+import pytest
+from tiny_run import tiny_run
+
+from mmfsdp import ParamError, launch, sweep
+from mmfsdp.cli import running
+from mmfsdp.data import records
+from mmfsdp.run.launch import start as real_start
+from mmfsdp.train.job import different_units
+from mmfsdp.train.prepare import prepare
+
+
+def test_a_mistake_that_only_a_plan_shows_starts_nothing(tmp_path):
+    params = tiny_run(tmp_path, **{"model.freeze": ("*",)})
+    for begin in (launch, prepare, lambda p: sweep(p, grid={"train.lr": [1e-3, 1e-4]})):
+        with pytest.raises(ParamError, match="leaves nothing to train"):
+            begin(params)
+        assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Paths of data that were opened, and (name, whether with a plan) of each run that was to start."""
+    opened, started = [], []
+    read = records.read_records
+
+    def count(params):
+        opened.append(params.path)
+        return read(params)
+
+    def take_down(params, entry, plan):
+        started.append((params.launch.name, bool(plan)))
+        raise InterruptedError  # nothing is started
+
+    assert real_start.__name__ == "start"
+    monkeypatch.setattr(records, "read_records", count)
+    monkeypatch.setattr(importlib.import_module("mmfsdp.run.launch"), "start", take_down)
+    return opened, started
+
+
+def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_path, monkeypatch, capsys):
+    opened, started = begun
+    params = tiny_run(tmp_path, **{"fsdp.backend": "FSDP1", "fsdp.auto_wrap_policy": "NO_WRAP", "launch.name": "one"})
+    path = params.data.path
+    monkeypatch.setattr(running, "params_of", lambda values: params)
+
+    told = []
+    with pytest.raises(InterruptedError):
+        launch(params, tell=lambda finding: told.append(finding.message))
+    assert opened == [path] and told
+
+    ready = prepare(params)
+    with pytest.raises(InterruptedError):
+        launch(ready, tell=pytest.fail)  # whoever prepared it has the findings
+    assert opened == [path] * 2
+
+    with pytest.raises(InterruptedError):
+        running.launch(Namespace(dry_run=False))
+    by_command = capsys.readouterr().err
+    assert opened == [path] * 3
+
+    with pytest.raises(InterruptedError):
+        running.run(Namespace())
+    by_run = capsys.readouterr().out
+    assert opened == [path] * 4 and started == [("one", True)] * 4
+    assert [finding.message for finding in ready.plan.lint] == told
+    for printed in (by_command, by_run):
+        places = [" ".join(printed.split()).index(message[:60]) for message in told]
+        assert all(before < after for before, after in pairwise(places))
+
+
+def test_ranks_name_the_units_that_a_launch_planned_otherwise(tmp_path):
+    params = tiny_run(tmp_path)
+    first, same = prepare(params), prepare(params, activations=True)
+    assert same.plan.memory_events and not different_units(first.plan.to_dict(), same.plan)
+    other = prepare(params.change(**{"fsdp.frozen_policy": "REPLICATE"})).plan
+    found = different_units(first.plan.to_dict(), other)
+    assert found and {unit.name for unit in other.units if unit.kind == "frozen"} == set(found)
