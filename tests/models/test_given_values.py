@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from mmfsdp.train.prepare import preview
 from pretend_cuda import CUDA, Event, Waits, backward_by_hand, pretend
 from torch.distributed.utils import _to_kwargs
 
@@ -20,6 +19,7 @@ from mmfsdp.models.build import build_model
 from mmfsdp.models.given_values import NUMBERED, READS_NO_GRID, WITH_LENGTHS, GivenValues, unwrap
 from mmfsdp.params import FSDPParams, ModelParams, RunParams, TrainParams
 from mmfsdp.train.optimizer import build_optimizer
+from mmfsdp.train.prepare import preview
 from tests import families
 from tests.bench import waits
 from tests.models.test_from_transformers import ONE, TEXT, TURNS
