@@ -5,9 +5,7 @@ Names are resolved when first used, so that importing the package costs next to 
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -21,7 +19,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "build_model": "models.build",
     "freeze": "core.freeze",
     "make_plan": "core.make_plan",
-    "estimate": "estimate",
+    "estimate": "predict",
     "wrap_fsdp": "core.make_plan",
     "fsdp": "compat.zeta",
     "load_pretrained": "compat.export",
@@ -39,14 +37,6 @@ _HOME = {name: "params" for name in _PARAMS} | {
 __all__ = [*_HOME, "__version__"]
 
 
-class _Package(ModuleType):
-    """`mmfsdp.freeze` is the function, also after something has imported the file of that name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"mmfsdp has no {name!r}; it has {', '.join(sorted(_HOME))}")
@@ -57,6 +47,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-sys.modules[__name__].__class__ = _Package

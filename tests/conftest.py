@@ -162,8 +162,8 @@ def finished_run(tmp_path):
 
     from mmfsdp.core.freeze import freeze
     from mmfsdp.core.make_plan import make_plan
-    from mmfsdp.estimate import estimate
     from mmfsdp.params import FSDPParams, RunParams, TrainParams
+    from mmfsdp.predict import estimate
     from mmfsdp.run.folder import MetricsWriter, write_json
 
     folder = tmp_path / "first"

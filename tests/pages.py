@@ -17,8 +17,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmfsdp.core.plan import Unit
-from mmfsdp.estimate import MACHINES, Machine, Times
-from mmfsdp.estimate.memory import Memory
 from mmfsdp.params import (
     AutoWrapPolicy,
     Backend,
@@ -31,6 +29,8 @@ from mmfsdp.params import (
     StateDictType,
 )
 from mmfsdp.params.fsdp import BACKEND_LIMITS
+from mmfsdp.predict import MACHINES, Machine, Times
+from mmfsdp.predict.memory import Memory
 from tests.bench.quantize import tables
 from tests.bench.waits import STORED, table
 
@@ -105,7 +105,7 @@ def lint() -> str:
     """Each finding of the lint, by its code: what it says, and its fix."""
     rows: dict[str, list[str]] = {}
     calls = []
-    for file in ("core/lint.py", "estimate/cost_lint.py"):
+    for file in ("core/lint.py", "predict/cost_lint.py"):
         calls += _calls(ROOT / "mmfsdp" / file, ("_error", "_warning"))
     for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)

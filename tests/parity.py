@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
-from mmfsdp.estimate import estimate
 from mmfsdp.params import TrainParams
+from mmfsdp.predict import estimate
 from mmfsdp.train.optimizer import build_optimizer
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
+from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
+from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.cli import bench_models, main, spawn_ranks
-from mmfsdp.cli.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
-from mmfsdp.cli.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
 from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
@@ -122,7 +122,7 @@ def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weigh
 
 
 def test_each_mutant_is_a_program_that_differs_in_one_line():
-    file = "mmfsdp/estimate/wire.py"
+    file = "mmfsdp/predict/wire.py"
     source = (ROOT / file).read_text()
     mutants = mutants_of(file, source)
     assert len(mutants) > 20

@@ -12,7 +12,9 @@ from mmfsdp.cli import main
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.estimate import (
+from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.params.numbers import size
+from mmfsdp.predict import (
     MACHINES,
     Estimate,
     Machine,
@@ -24,11 +26,9 @@ from mmfsdp.estimate import (
     step_time,
     workload,
 )
-from mmfsdp.estimate.items import ON_A_GPU
-from mmfsdp.estimate.seconds import copied_bytes, seconds
-from mmfsdp.estimate.wire import CONTROL_BYTES, CONTROL_CALLS
-from mmfsdp.params import FSDPParams, TrainParams, load
-from mmfsdp.params.numbers import size
+from mmfsdp.predict.items import ON_A_GPU
+from mmfsdp.predict.seconds import copied_bytes, seconds
+from mmfsdp.predict.wire import CONTROL_BYTES, CONTROL_CALLS
 from mmfsdp.train.prepare import preview
 from mmfsdp.widgets.plan_page import PlannedRun, plan_page
 

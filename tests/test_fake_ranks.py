@@ -23,8 +23,8 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import check_step, train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives, register_counting_kernels
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.parity import local, plain_name, wire

@@ -12,13 +12,15 @@ from tests.processes import in_fresh_python
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
-ROOMS = "params core estimate checkpoint data run models train compat widgets cli".split()
+ROOMS = "params core predict checkpoint data run models train compat bench widgets cli".split()
 """From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
 NO_TORCH = ("params", "run", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
-LATE = {("core", "estimate"), ("run", "train"), ("models", "compat")}
-"""Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run
-checks its plan before it starts; Flamingo.wrap_fsdp is OpenFlamingo's."""
+LATE = {("core", "predict"), ("run", "train"), ("models", "compat")}
+"""Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run is
+prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's."""
+NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench")}
+"""Downward imports that no file needs."""
 
 
 @cache
@@ -54,11 +56,7 @@ def test_every_folder_is_a_room():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_rooms_before_it(room):
-    before = {*ROOMS[: ROOMS.index(room) + 1]}
-    if room == "checkpoint":
-        before.discard("estimate")
-    if room == "widgets":
-        before.discard("compat")
+    before = {other for other in ROOMS[: ROOMS.index(room) + 1] if (room, other) not in NEVER}
     for path in files(room):
         for module, inside in imports_of(path):
             other = module.partition(".")[0]

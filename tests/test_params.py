@@ -141,7 +141,7 @@ def test_several_sources_are_changed_by_dotted_flag(tmp_path):
 
 def test_public_names_are_functions_even_after_their_files_were_imported():
     code = (
-        "import mmfsdp.core.freeze, mmfsdp.run.launch, mmfsdp.estimate\n"
+        "import mmfsdp.core.freeze, mmfsdp.run.launch, mmfsdp.predict\n"
         "from mmfsdp import freeze, launch, estimate\n"
         "assert all(callable(f) for f in (freeze, launch, estimate, mmfsdp.freeze))\n"
         "assert set(mmfsdp.__all__) <= set(dir(mmfsdp))"

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, ViTConfig
 
 from mmfsdp import FSDPParams, make_plan
-from mmfsdp.estimate.work import WorkCounter, grouped_mm_flops
+from mmfsdp.predict.work import WorkCounter, grouped_mm_flops
 
 BATCH, LENGTH, LAYERS, HEADS, HEAD_WIDTH = 2, 512, 2, 8, 32
 TOKENS = BATCH * LENGTH

@@ -45,7 +45,7 @@ def plan(values: Namespace) -> int:
     params = params_of(values)
     planned = print_plan(params)
     if values.machine and not planned.refused:
-        from ..estimate import machine_of_run, mesh_table, meshes, step_time, workload
+        from ..predict import machine_of_run, mesh_table, meshes, step_time, workload
 
         machine, work = machine_of_run(values.machine, params), workload(planned, params)
         print(step_time(planned, machine=machine, **work))
@@ -87,7 +87,7 @@ def bench(values: Namespace) -> int:
     from ..train.job import versions
 
     name = values.bench
-    module = import_module(f"mmfsdp.cli.bench_{name}")
+    module = import_module(f"mmfsdp.bench.bench_{name}")
     options = {}
     for option in ("ranks", "rounds", "width", "samples"):
         if getattr(values, option, None) is not None:

@@ -19,8 +19,8 @@ from ..core.names import plain_name
 from ..core.plan import Unit, WrapPlan, plan_of
 from ..core.trace import Trace, trace_registration
 from ..core.units import buffer_bytes, kind_of, torch_dtype, unit_name, with_bytes
-from ..estimate.cost_lint import lint_cost
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
+from ..predict.cost_lint import lint_cost
 from .describe_flat import precision_of, read_ddp, read_fsdp1, read_param
 
 

@@ -34,7 +34,7 @@ def lint(
     trace: Trace | None = None,
     wrapped: bool = False,
 ) -> tuple[Finding, ...]:
-    """Return the findings, errors first. What costs more than it need is found by estimate/cost_lint.py.
+    """Return the findings, errors first. What costs more than it need is found by predict/cost_lint.py.
 
     trace: of the plan's example. wrapped: the plan was read from the model, which is wrapped.
     """

@@ -38,9 +38,9 @@ def make_plan(
     Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
     model does not take.
     """
-    from ..estimate.auto import choose_policies
-    from ..estimate.cost_lint import lint_cost
-    from ..estimate.memory_events import quantized_copy, with_memory_events
+    from ..predict.auto import choose_policies
+    from ..predict.cost_lint import lint_cost
+    from ..predict.memory_events import quantized_copy, with_memory_events
 
     params = params or FSDPParams()
     # These raise before the model is traced, which takes longest.

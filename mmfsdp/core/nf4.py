@@ -83,6 +83,7 @@ def _(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor
 
 @cache  # a copy to a GPU waits for it
 def on_gpu(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the copy of a table on a GPU, which is made once."""
     return table.to(device, dtype)
 
 

@@ -224,7 +224,7 @@ class WrapPlan:
     """One micro-step of the example that the plan was made with; empty without one."""
     flops: int = 0
     """Multiplications and additions that the example needs in matrix products, convolutions and attention, without what
-    runs again (the numerator of MFU); 0 without an example. See `estimate/work.py` for the convention."""
+    runs again (the numerator of MFU); 0 without an example. See `predict/work.py` for the convention."""
     hardware_flops: int = 0
     """All that run, recomputation included (the numerator of HFU)."""
     attention_flops: int = 0
@@ -334,7 +334,7 @@ class WrapPlan:
         return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
-        from ..estimate.plan_table import plan_table
+        from ..predict.plan_table import plan_table
 
         return plan_table(self)
 

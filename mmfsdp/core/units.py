@@ -208,7 +208,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     reshard_after_backward = reshard
     if fsdp.effective_backend is Backend.FSDP2:
         reshard_after_backward = not keep
-    # These counts assume that a unit runs once. With an example, estimate/memory.py counts them (`with_gathers`).
+    # These counts assume that a unit runs once. With an example, predict/memory.py counts them (`with_gathers`).
     gathered = bool(unit.params) and any(trace.calls[name] for name in unit.modules)
     return replace(
         unit,

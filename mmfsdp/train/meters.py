@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from ..core.micro_batch import Batch
 from ..core.plan import ring_bytes
 from ..core.trace import tensors_of
-from ..estimate.wire import CollectiveCount
+from ..predict.wire import CollectiveCount
 from ..run.folder import last_row
 from .callbacks import Callback, Training
 from .cpu_memory import cpu_memory

@@ -20,13 +20,13 @@ from ..data import open_sources
 from ..data.chat import SEVERAL_TURNS
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits
-from ..estimate import Estimate, estimate
-from ..estimate.memory_events import Recording, record_memory, with_memory_events, with_recording
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..params import Device, FrozenPolicy, ModelParams, RunParams
 from ..params.run import with_cluster
+from ..predict import Estimate, estimate
+from ..predict.memory_events import Recording, record_memory, with_memory_events, with_recording
 from ..run.placement import with_ranks
 from ..run.start import check_place
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from html import escape
 
 from ..core.plan import WrapPlan
-from ..estimate import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
 from ..params import RunParams
 from ..params.numbers import count, size
+from ..predict import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
 from .markup import key_figures
 from .plan_picture import plan_picture
 from .report import findings, unit_table

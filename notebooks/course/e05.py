@@ -70,7 +70,7 @@ def fits(ranks: int) -> str | None:
 @exercise("05.bound")
 def bound(machines: Sequence[str]) -> str | None:
     """Those whose bound changes."""
-    from mmfsdp.estimate import MACHINES, step_time
+    from mmfsdp.predict import MACHINES, step_time
 
     from .lessons import planned
 

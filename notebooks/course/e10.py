@@ -52,7 +52,7 @@ def gain(percent: float) -> str | None:
 @exercise("10.tokens")
 def tokens(count: int) -> str | None:
     """The smallest power of two that is not bound by the network."""
-    from mmfsdp.estimate import on_mesh, step_time
+    from mmfsdp.predict import on_mesh, step_time
 
     from .lessons import planned
 

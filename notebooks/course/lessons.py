@@ -22,7 +22,7 @@ from .ranks import artifacts
 
 def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """A Flamingo of random weights, frozen as usual, and the inputs of one batch; the same on each call and rank."""
-    from mmfsdp.cli.bench_models import flamingo_batch, model_params, random_model
+    from mmfsdp.bench.bench_models import flamingo_batch, model_params, random_model
 
     model = random_model(model_params(width))
     for name, p in model.named_parameters():
@@ -33,7 +33,7 @@ def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.M
 
 def small_projector_model(width: int = 64) -> tuple[nn.Module, dict[str, Any]]:
     """A model of encoder, projector and language model, of which only the projector trains, and one batch's inputs."""
-    from mmfsdp.cli.bench_models import PICTURE_PIXELS, TOKENS, WORDS, model_params, random_batch, random_model
+    from mmfsdp.bench.bench_models import PICTURE_PIXELS, TOKENS, WORDS, model_params, random_batch, random_model
 
     flamingo = model_params(width, layers=8)
     params = ModelParams(kind="multimodal", vision=flamingo.vision, language=flamingo.language)
@@ -105,7 +105,7 @@ def planned(preset: str, ranks: int, **fields: Any) -> Any:
 
 def waits(preset: str = "openflamingo_9b", *, tokens: int = 512, machine: str = "h100-infiniband") -> dict[str, Any]:
     """Milliseconds of a step on paper, by GPUs and frozen policy: compute, and exposed communication."""
-    from mmfsdp.estimate import on_mesh, step_time
+    from mmfsdp.predict import on_mesh, step_time
 
     plans = {policy: planned(preset, 8, frozen_policy=policy) for policy in ("SHARD", "KEEP", "REPLICATE")}
     rows = {}

@@ -38,7 +38,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROOMS = ("mmfsdp/core", "mmfsdp/estimate")
+ROOMS = ("mmfsdp/core", "mmfsdp/predict")
 EQUAL = "tests/data/equal_mutants.yaml"
 CPU_LIMIT_S = 300
 """Processor time of one mutant's tests: a change may make a loop that never ends."""
@@ -80,7 +80,7 @@ REAL_TESTS = {
     "mmfsdp/core/units.py": ["tests/plan/test_random_trees.py", "tests/test_predicted_equals_measured.py"],
     "mmfsdp/core/weights.py": ["tests/test_wrap.py", "tests/test_loading.py"],
     "mmfsdp/core/wrap.py": ["tests/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
-    "mmfsdp/estimate": ["tests/test_predicted_equals_measured.py", "tests/test_measure.py"],
+    "mmfsdp/predict": ["tests/test_predicted_equals_measured.py", "tests/test_measure.py"],
 }
 """Real tests of a file, or of all files of a folder."""
 COMPILED = "mmfsdp/core/nf4_kernel.py"
@@ -418,7 +418,7 @@ class NotingFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """Return a spec for a module of ROOMS, None for others and for COMPILED."""
         file = ROOT / (fullname.replace(".", "/") + ".py")
-        if not fullname.startswith(("mmfsdp.core.", "mmfsdp.estimate.")) or not file.exists():
+        if not fullname.startswith(("mmfsdp.core.", "mmfsdp.predict.")) or not file.exists():
             return None
         if file == ROOT / COMPILED:
             return None

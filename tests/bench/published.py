@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.estimate import Times, estimate, machine_of, step_time
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.predict import Times, estimate, machine_of, step_time
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "notebooks" / "reference" / "published.md"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmfsdp.cli.bench_models import flamingo_batch, model_params, random_model
+from mmfsdp.bench.bench_models import flamingo_batch, model_params, random_model
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.quantize import dequantize, matrices, quantize, quantize_model
 from mmfsdp.data.sources import open_source

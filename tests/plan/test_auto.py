@@ -10,8 +10,8 @@ from torch import nn
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan
-from mmfsdp.estimate.memory import step_walk
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
+from mmfsdp.predict.memory import step_walk
 
 GIB = 2**30
 BF16 = {"frozen_dtype": "bf16", "mixed_precision": "bf16"}

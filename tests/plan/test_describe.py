@@ -24,9 +24,9 @@ from mmfsdp.compat.describe import describe
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
-from mmfsdp.estimate import estimate
 from mmfsdp.models.cross_attention import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import wire

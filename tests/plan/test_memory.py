@@ -7,9 +7,9 @@ from torch import nn
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.trace import fake_mode, fake_model, fake_tensor
-from mmfsdp.estimate.memory import memory_at_rest, step_walk
-from mmfsdp.estimate.memory_events import record_memory
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.predict.memory import memory_at_rest, step_walk
+from mmfsdp.predict.memory_events import record_memory
 from tests.bench.peaks import Case
 from tests.tiny import tiny_batch, tiny_flamingo
 

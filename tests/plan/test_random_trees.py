@@ -14,8 +14,8 @@ from torch import nn
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.step import gradient_sync
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from tests.parity import bytes_held, wire
 from tests.ranks import fake_group, in_processes, on_ranks

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from tests import families
 from tests.parity import whole, wire

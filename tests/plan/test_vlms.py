@@ -12,8 +12,8 @@ from torch import nn
 
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.estimate import estimate
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.predict import estimate
 from tests.bench.peaks import measure_plans
 from tests.families import FAMILIES, Inputs, build
 from tests.parity import check_ranks, two_steps

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mmfsdp.cli.bench_models import Method, copy_to, flamingo_batch, model_params, random_model
-from mmfsdp.cli.bench_step import LARGE, batch_for
+from mmfsdp.bench.bench_models import Method, copy_to, flamingo_batch, model_params, random_model
+from mmfsdp.bench.bench_step import LARGE, batch_for
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
-from mmfsdp.estimate import Machine, estimate, machine_of, step_time
 from mmfsdp.params import FSDPParams, RunParams, TrainParams, load
+from mmfsdp.predict import Machine, estimate, machine_of, step_time
 from mmfsdp.train.optimizer import LocalAdamW
 from tests.bench.gpu.device import DEVICE, ON_GPU, SHARDS_INTEGERS, copy_rate, matrix_rate
 

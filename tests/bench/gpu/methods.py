@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmfsdp.cli.bench_models import (
+from mmfsdp.bench.bench_models import (
     CORNSTARCH,
     OPENFLAMINGO,
     OURS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmfsdp.cli.bench_models import copy_to
+from mmfsdp.bench.bench_models import copy_to
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan

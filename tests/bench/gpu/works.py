@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmfsdp.cli.bench_models import copy_to
-from mmfsdp.cli.spawn_ranks import on_ranks
+from mmfsdp.bench.bench_models import copy_to
+from mmfsdp.bench.spawn_ranks import on_ranks
 from mmfsdp.core.collectives import group_device
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.estimate import estimate
 from mmfsdp.params import TrainParams
+from mmfsdp.predict import estimate
 from mmfsdp.train.cpu_memory import cpu_memory
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer, build_scaler

@@ -1,4 +1,4 @@
-"""estimate: what a plan costs each rank in memory, on the wire and in time."""
+"""predict: what a plan costs each rank in memory, on the wire and in time; the search of AUTO."""
 
 from .items import Estimate, estimate
 from .machines import LAPTOP, LAPTOP_BYTES, MACHINES, Machine, machine_of, machine_of_run
