@@ -20,7 +20,7 @@ from mmfsdp.bench.bench_models import (
 )
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.data.batch import Batch
-from mmfsdp.train.meters import silent
+from mmfsdp.train.cpu_memory import silent
 from mmfsdp.train.profile import summary, work_events
 from tests.bench.gpu.device import DEVICE, ON_GPU, matrix_rate, synchronize
 from tests.bench.gpu.flamingo import batch_of, plan_of, predicted, pristine, wrap
