@@ -27,8 +27,8 @@ def on_ranks(
     method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). With nccl,
     each rank's current device is the GPU of its number. Raises if any rank fails, ValueError for more ranks than GPUs.
     """
-    gpus = torch.cuda.device_count()
-    if backend == "nccl" and ranks > gpus:
+    if backend == "nccl" and ranks > torch.cuda.device_count():
+        gpus = torch.cuda.device_count()
         raise ValueError(f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many")
     return in_processes(_work_in_group, ranks, ranks, work, args, backend, method=method)
 

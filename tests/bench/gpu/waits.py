@@ -79,11 +79,8 @@ def waits_of(plan: WrapPlan, accumulation: int, *, mask: bool) -> dict[str, Any]
     synchronize()
     with noted_waits() as places:  # all of them: in the mode "error" the first would hide the others
         step()
-    ours = sum(count for place, count in places.items() if place.startswith("mmfsdp/"))
-    row: dict[str, Any] = {"waits of mmfsdp": ours, "waits of others": places.total() - ours}
-    if places:
-        row["places"] = dict(places)
-    else:
+    row = counts(places)
+    if not places:
         with debug_mode("error"):
             step()  # raises at the first wait
     # The debug mode does not see copies by pageable memory, nor collectives. But a step of more than about a thousand
@@ -91,6 +88,13 @@ def waits_of(plan: WrapPlan, accumulation: int, *, mask: bool) -> dict[str, Any]
     # The first time, pinned memory for copies that all wait at once is still to be had from the driver, which may wait.
     is_done_before_gpu(step)
     return row | {"done before the GPU": is_done_before_gpu(step), "operators": plan.kernels * accumulation}
+
+
+def counts(places: Counter[str]) -> dict[str, Any]:
+    """Return how many waits are ours, how many are not, and where they are."""
+    ours = sum(count for place, count in places.items() if place.startswith("mmfsdp/"))
+    row: dict[str, Any] = {"waits of mmfsdp": ours, "waits of others": sum(places.values()) - ours}
+    return row | {"places": dict(places)} if places else row
 
 
 @contextmanager
