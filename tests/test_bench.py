@@ -12,9 +12,10 @@ import torch.distributed as dist
 from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
+from mmfsdp.bench import bench_models, spawn_ranks
 from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
 from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
-from mmfsdp.cli import bench_models, main, spawn_ranks
+from mmfsdp.cli import main
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
 from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
