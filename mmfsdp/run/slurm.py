@@ -115,11 +115,15 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str) -> list[str]:
 
 
 def _after_ranks(logs: Path) -> list[str]:
-    """Return the lines of the batch script after srun: requeue a preempted job, else leave its exit code."""
+    """Return the lines of the batch script after srun: requeue a preempted job, else leave its exit code.
+
+    `exec`: Slurm ends the script's processes one by one. If a `sleep` of the shell's went first, the shell would go on
+    and leave an exit code, as of a job that was not requeued.
+    """
     preempted, cancelled = shlex.quote(str(logs / PREEMPTED_FILE)), shlex.quote(str(logs.parent / "cancel"))
     return [
         "code=$?",
-        f"[ -e {preempted} ] && [ ! -e {cancelled} ] && scontrol requeue $SLURM_JOB_ID && sleep 60",
+        f"[ -e {preempted} ] && [ ! -e {cancelled} ] && scontrol requeue $SLURM_JOB_ID && exec sleep 60",
         f"echo $code > {shlex.quote(str(logs / EXIT_CODE_FILE))}",
         "exit $code",
     ]
