@@ -4,6 +4,7 @@ import os
 import re
 import time
 
+import psutil
 import pytest
 import yaml
 
@@ -12,15 +13,17 @@ from mmfsdp.cli import main
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
 from mmfsdp.run import slurm_state as queue
-from mmfsdp.run.folder import write_json
+from mmfsdp.run.folder import touch, write_json
 from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
-from mmfsdp.run.slurm import sbatch_text, slurm_executor
+from mmfsdp.run.slurm import _after_ranks, sbatch_text, slurm_executor
+from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
 from mmfsdp.run.sweep import largest_array
 from tests.slurm.cluster import FILES
 from tests.test_runs import record
+from tests.waiting import until
 
 SLURM = {"launch.executor": "slurm", "launch.ranks": 8, "launch.nodes": 2, "train.device": "cuda"}
 
@@ -220,6 +223,23 @@ def test_a_submission_that_raises_leaves_its_words(tmp_path):
     state = Run(folder).wait(60)
     assert state.status is Status.FAILED and "ParamError" in state.traceback
     assert state.reason.startswith("the submission failed: launch.cluster: there is no profile 'x'"), state
+
+
+@pytest.mark.real
+def test_a_requeued_jobs_script_leaves_no_exit_code_whatever_is_ended_first(fake_slurm, tmp_path):
+    """Slurm ends the processes of a requeued job one by one; the innermost is first here."""
+    (fake_slurm / "scontrol").write_text("#!/bin/sh\nexit 0\n")
+    (fake_slurm / "scontrol").chmod(0o700)
+    touch(tmp_path / PREEMPTED_FILE)
+    script = psutil.Popen(["bash", "-c", "\n".join(["true", *_after_ranks(tmp_path)])])
+
+    def sleeping():
+        return [process for process in [*script.children(), script] if "sleep" in process.cmdline()[:1]]
+
+    (sleep,) = until(sleeping, seconds=20)
+    sleep.terminate()
+    script.wait(20)
+    assert sorted(path.name for path in tmp_path.glob("ranks.*")) == [PREEMPTED_FILE]
 
 
 @pytest.mark.real
