@@ -345,7 +345,7 @@ def test_a_hybrid_strategy_without_sizes_has_one_replica_per_node(monkeypatch):
 def test_reading_a_plan_needs_no_torch(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(plan_of(tiny_flamingo()).to_dict()))
     code = (
-        "import sys; from mmfsdp.core.plan import WrapPlan; import mmfsdp.estimate;"
+        "import sys; from mmfsdp.core.plan import WrapPlan; import mmfsdp.predict;"
         f"plan = WrapPlan.from_json(open({str(tmp_path / 'plan.json')!r}).read());"
         "print(plan); assert 'torch' not in sys.modules"
     )
