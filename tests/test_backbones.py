@@ -6,8 +6,8 @@ import pytest
 
 from mmfsdp.models.generated import RECIPE_VERSION, SHIPPED, generated_folder, needs_backbones
 from mmfsdp.params import load
-from mmfsdp.train.make_backbones import checksums, knowledge, make
-from mmfsdp.train.small_llava import backbones_of
+from mmfsdp.shapes.make_backbones import checksums, knowledge, make
+from mmfsdp.shapes.small_llava import backbones_of
 
 TINY = load("tiny").model
 

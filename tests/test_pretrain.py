@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mmfsdp.data.scenes import split_combinations
-from mmfsdp.data.shapes import every_word, some_text
 from mmfsdp.models.generated import generated_folder, needs_backbones
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.train.pretrain import Recipe, ensure_backbones, near_misses
+from mmfsdp.shapes.pretrain import Recipe, ensure_backbones, near_misses
+from mmfsdp.shapes.scenes import split_combinations
+from mmfsdp.shapes.texts import every_word, some_text
 
 MINUTE = Recipe(vision_steps=2, language_steps=3, vision_colors=1, language_batch=8)
 

@@ -106,7 +106,7 @@ def pretrain(params: RunParams) -> None:
     from ..models.generated import needs_backbones
 
     if needs_backbones(params.model):
-        from ..train.pretrain import ensure_backbones
+        from ..shapes.pretrain import ensure_backbones
 
         print("making generated weights, once; where backbones are pretrained, this takes minutes")
         ensure_backbones(params, progress=ProgressBar())

@@ -1,4 +1,4 @@
-"""Samples and batches: generated pictures, folders, WebDataset shards."""
+"""Samples and batches: of folders, rows of JSON, WebDataset shards, or a source of another room."""
 
 from .batch import Batch, Sample
 from .corrupt import CorruptRecord

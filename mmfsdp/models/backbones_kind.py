@@ -11,7 +11,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.processor import SampleProcessor
-from ..data.shapes import word_tokenizer
 from ..params import GENERATED, BackboneParams, ModelParams, RunParams
 from .backbones import build_language, load_tokenizer
 from .encoders import VisionEncoder, build_vision
@@ -72,6 +71,8 @@ def _tokenizer(
     if places and (download or any(Path(place).is_dir() for place in places)):
         return load_tokenizer(language_params)
     if params.language.weights == GENERATED:
+        from ..shapes.texts import word_tokenizer
+
         # Not pretrained yet, but the words are known. If the table is too small, pretraining says so.
         words, table = word_tokenizer(close=False), language.get_input_embeddings()
         assert isinstance(table, nn.Embedding)

@@ -14,7 +14,7 @@ from .kinds import kind_of
 RECIPE_VERSION = 1
 """Raise it when the generated pictures or their pretraining change: backbones of older versions are then not used."""
 SHIPPED = Path(__file__).parent.parent / "shapes/backbones"
-"""Backbones that come with the package, in folders named as in the cache; `train/make_backbones.py` makes them."""
+"""Backbones that come with the package, in folders named as in the cache; `shapes/make_backbones.py` makes them."""
 
 
 def generated_folder(params: ModelParams) -> Path:
@@ -52,7 +52,7 @@ def resolve_generated(params: ModelParams, part: str, meta: bool = False) -> Any
         return backbone
     if not folder.is_dir() and not meta:
         words = f"generated weights are not in {folder} yet; run `mmfsdp run`, which pretrains them first, or call "
-        raise ParamError(f"{part}.weights", words + "mmfsdp.train.pretrain.ensure_backbones(params)")
+        raise ParamError(f"{part}.weights", words + "mmfsdp.shapes.pretrain.ensure_backbones(params)")
     return backbone.change(weights=str(folder) if folder.is_dir() else None)
 
 

@@ -23,7 +23,7 @@ class Choice(str, Enum):
     description: str
     """The meaning of the choice in one sentence, for the form, the help and the reference pages."""
     code: str
-    """Import path of the code of this choice, such as `mmfsdp.data.shapes:open_shapes`; empty where it needs none."""
+    """Import path of its code, such as `mmfsdp.shapes.shapes_source:open_shapes`; empty where it needs none."""
 
     def __new__(cls, value: str, description: str = "", code: str = "") -> Choice:
         """Return a member that equals its value."""
@@ -197,7 +197,7 @@ class DataSource(Choice):
     SHAPES = (
         "shapes",
         "Pictures of colored shapes, drawn on the fly; needs nothing on disk.",
-        "mmfsdp.data.shapes:open_shapes",
+        "mmfsdp.shapes.shapes_source:open_shapes",
     )
     FOLDER = (
         "folder",

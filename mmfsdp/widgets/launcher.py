@@ -77,8 +77,8 @@ class Launcher(CellWidget):
         try:
             self._note.value = note("starting…", role="status")
             with import_lock:
+                from ..shapes.pretrain import ensure_backbones
                 from ..train.prepare import prepare
-                from ..train.pretrain import ensure_backbones
             prepared = prepare(params)  # its errors are shown here, before a rank starts
             ensure_backbones(params, progress=self._show_progress)
             self.panel = RunPanel(launch(prepared).path)

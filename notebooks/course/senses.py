@@ -26,9 +26,9 @@ from mmfsdp import ModalEncoder, MultimodalModel, RunParams, build_model
 from mmfsdp.data import MultimodalProcessor
 from mmfsdp.data.batch import Batch, Sample
 from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
-from mmfsdp.data.scenes import COUNTS, SIZES, Combination, draw_scene, split_combinations
-from mmfsdp.data.shapes import render
 from mmfsdp.params import load
+from mmfsdp.shapes.drawing import render
+from mmfsdp.shapes.scenes import COUNTS, SIZES, Combination, draw_scene, split_combinations
 from mmfsdp.train.evaluate import captions
 from mmfsdp.widgets.markup import path, svg
 from mmfsdp.widgets.style import FROZEN
@@ -111,7 +111,7 @@ def senses(*, lora_rank: int | None = None, meta: bool = False) -> tuple[Multimo
 
 def pretrained() -> RunParams:
     """The demo's parameters. Its two backbones ship with the package; with changed sizes they are pretrained here."""
-    from mmfsdp.train.pretrain import ensure_backbones
+    from mmfsdp.shapes.pretrain import ensure_backbones
 
     transformers.utils.logging.disable_progress_bar()
     params = load("tiny")

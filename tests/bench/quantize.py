@@ -24,7 +24,7 @@ from mmfsdp.core.quantize import dequantize, matrices, quantize, quantize_model
 from mmfsdp.data.sources import open_source
 from mmfsdp.models.build import build_model
 from mmfsdp.params import FrozenDtype, FSDPParams, load
-from mmfsdp.train.pretrain import ensure_backbones
+from mmfsdp.shapes.pretrain import ensure_backbones
 
 FORMS = ("bf16", "int8", "nf4")
 

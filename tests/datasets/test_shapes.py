@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from mmfsdp.data import IMAGE
-from mmfsdp.data.scenes import (
+from mmfsdp.params import DataParams
+from mmfsdp.shapes.drawing import render
+from mmfsdp.shapes.scenes import (
     COUNTS,
     RELATIONS,
     SIZES,
@@ -18,8 +20,8 @@ from mmfsdp.data.scenes import (
     draw_scene,
     split_combinations,
 )
-from mmfsdp.data.shapes import ShapesSource, every_word, render, some_text
-from mmfsdp.params import DataParams
+from mmfsdp.shapes.shapes_source import ShapesSource
+from mmfsdp.shapes.texts import every_word, some_text
 
 PARAMS = DataParams(pair_fraction=0.5)
 

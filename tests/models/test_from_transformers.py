@@ -18,8 +18,8 @@ from mmfsdp.models import build_vision
 from mmfsdp.models.backbones import is_causal
 from mmfsdp.models.build import build_model, freeze_model, open_model
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
+from mmfsdp.shapes.small_llava import clip_names
 from mmfsdp.train.prepare import prepare, preview
-from mmfsdp.train.small_llava import clip_names
 from tests import families
 from tests.tiny import VISION
 from tests.tiny_vlms import CHAT, FAMILIES, save_vlm

@@ -1,4 +1,4 @@
-"""Make the backbones that the package ships: `python -m mmfsdp.train.make_backbones`, some minutes on two cores.
+"""Make the backbones that the package ships: `python -m mmfsdp.shapes.make_backbones`, some minutes on two cores.
 
 They are those of the presets `tiny` and `tiny_llava`, pretrained as `ensure_backbones` does it, in 16 bits, in
 `mmfsdp/shapes/backbones/`. `about.json` beside them has what they know of pictures and texts that the pretraining did
@@ -23,14 +23,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..data.pictures import to_tensor
-from ..data.scenes import draw_scene, split_combinations
-from ..data.shapes import render, some_text
 from ..models import VisionEncoder, build_language, build_vision
 from ..models.backbones import load_tokenizer
 from ..models.generated import RECIPE_VERSION, SHIPPED, generated_folder
 from ..params import ModelParams, RunParams, load
 from ..run.watch import ProgressBar
+from .drawing import render
 from .pretrain import Progress, Recipe, pretrain
+from .scenes import draw_scene, split_combinations
+from .texts import some_text
 
 DTYPE = torch.float16
 """Of 16 bits, since these weights are small numbers and fp16 keeps three more bits of each than bf16."""

@@ -1,6 +1,6 @@
 """Scenes of colored shapes: the content of a picture, its caption and questions, and the combinations never shown.
 
-Lengths are shares of the picture's side, so that one scene can be drawn at any size. `shapes.render` draws them.
+Lengths are shares of the picture's side, so that one scene can be drawn at any size. drawing.py draws them.
 """
 
 from __future__ import annotations

@@ -17,14 +17,15 @@ from filelock import FileLock
 from torch import nn
 
 from ..data.pictures import to_tensor
-from ..data.scenes import COLORS, Scene, caption, draw_scene, split_combinations
-from ..data.shapes import render, some_text, word_tokenizer
 from ..models import build_language
 from ..models.generated import generated_folder, needs_backbones
 from ..models.weight_files import make_readable
 from ..params import GENERATED, BackboneParams, BackboneSource, ParamError, RunParams
 from ..run.folder import make_folders
+from .drawing import render
+from .scenes import COLORS, Scene, caption, draw_scene, split_combinations
 from .small_llava import backbones_of, write_llava
+from .texts import some_text, word_tokenizer
 
 Progress = Callable[[str, float], None]
 """Called after each step with what is being pretrained and the fraction of it that is done."""
