@@ -6,9 +6,9 @@ from datetime import datetime
 import pytest
 from PIL import Image
 
+from mmfsdp.train.answers import answer
 from mmfsdp.train.evaluate import captions
-from notebooks.course.answers import answer
-from notebooks.course.captioner import Captioner
+from mmfsdp.widgets import Captioner
 from tests.test_panel import shown
 from tests.test_train import go  # noqa: F401  # a fixture
 

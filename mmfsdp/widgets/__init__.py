@@ -1,12 +1,31 @@
-"""Notebook widgets: they draw what the parameters, the plan and the run folder say, and hold nothing of their own."""
+"""Notebook widgets: they draw what the parameters, the plan and the run folder say, and hold nothing of their own.
+
+Names are resolved when first used: the processes of `%%ranks` start from here without ipywidgets.
+"""
 
 from __future__ import annotations
 
-from .compare import show_comparison
-from .form import RunForm
-from .launcher import Launcher
-from .panel import RunPanel
-from .plan_view import PlanView
-from .report import show_captions
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Launcher", "PlanView", "RunForm", "RunPanel", "show_captions", "show_comparison"]
+_HOME = {
+    "Captioner": "captioner",
+    "Launcher": "launcher",
+    "PlanView": "plan_view",
+    "RunForm": "form",
+    "RunPanel": "panel",
+    "show_captions": "report",
+    "show_comparison": "compare",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"mmfsdp.widgets has no {name!r}; it has {', '.join(_HOME)}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

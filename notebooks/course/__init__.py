@@ -3,12 +3,19 @@
 `from course import *` in a notebook's first cell also teaches Jupyter the cell magic `%%ranks`.
 """
 
+import os
+
+from IPython import get_ipython
+
+from mmfsdp.widgets.ranks_magic import load_ipython_extension
+from mmfsdp.widgets.ranks_magic import results as results
+
 from .checks import check, compare
 from .contents import contents
 from .quiz import quiz
-from .ranks import load_magic
-from .ranks import results as results
 
 __all__ = ["check", "compare", "contents", "quiz", "results"]
 
-load_magic()
+os.environ.setdefault("MMFSDP_COURSE", "../runs/course")  # where `%%ranks` cells leave what they made
+if get_ipython() is not None:
+    load_ipython_extension(get_ipython())

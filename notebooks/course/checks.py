@@ -93,7 +93,7 @@ def passed(name: str) -> None:
 
 def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     """What the ranks of a cell saved, or the hint that says why there is nothing to check."""
-    from .ranks import artifacts, results
+    from mmfsdp.widgets.ranks_magic import artifacts, results
 
     found = results(name)
     if not found:
@@ -115,7 +115,7 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
 
 def cell_code(name: str) -> str:
     """The code of the newest `%%ranks` cell of this name."""
-    from .ranks import artifacts
+    from mmfsdp.widgets.ranks_magic import artifacts
 
     return (artifacts(name) / "cell.py").read_text(encoding="utf-8")
 
@@ -190,8 +190,7 @@ def run_of(name: str) -> Run | str:
     """A run of the lessons by its name, or the hint that says that there is none."""
     from mmfsdp import Run
     from mmfsdp.params import ParamError
-
-    from .ranks import artifacts
+    from mmfsdp.widgets.ranks_magic import artifacts
 
     try:
         return Run.open(artifacts("runs") / name)

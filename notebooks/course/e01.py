@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from mmfsdp.widgets.ranks_magic import run_on_ranks
+
 from .checks import cell_code, exercise, number, saved
-from .ranks import run_on_ranks
 
 POINT_TO_POINT = {"send", "recv", "isend", "irecv", "P2POp", "batch_isend_irecv", "barrier", "get_rank"}
 OTHER_VALUES = ([2.0, 7.0, 1.0, 8.0, 2.0, 9.0], [3.0, 1.0, 4.0, 1.0, 5.0, 9.0])

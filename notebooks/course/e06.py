@@ -53,8 +53,7 @@ def sweep(best: float) -> str | None:
     """Three members that ended, and the rate of the one with the lowest loss."""
     from mmfsdp.params import ParamError
     from mmfsdp.run.sweep import Sweep
-
-    from .ranks import artifacts
+    from mmfsdp.widgets.ranks_magic import artifacts
 
     try:
         rows = Sweep.open(artifacts("runs") / "rates").rows()

@@ -16,8 +16,7 @@ from torch import nn
 
 from mmfsdp import BackboneParams, DataParams, LaunchParams, ModelParams, Run, RunParams, TrainParams, launch
 from mmfsdp.params import BackboneSource
-
-from .ranks import artifacts
+from mmfsdp.widgets.ranks_magic import artifacts
 
 
 def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.Module, dict[str, Any]]:

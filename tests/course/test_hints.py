@@ -11,11 +11,11 @@ import torch
 import yaml
 from answers import CELLS, RUNS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
-from course import ranks
 from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.lessons import small_run, train
 
 from mmfsdp import sweep
+from mmfsdp.widgets import ranks_magic
 
 SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(path)).items()}
 
@@ -50,17 +50,17 @@ def hint_for_change(name, change):
     old = change.get("old", CELLS[name].get("line"))
     assert old in SOLUTIONS[name], old
     first, code = SOLUTIONS[name].replace(old, change["new"], 1).split("\n", 1)
-    ranks.run_on_ranks(code, int(first.split()[1]), name)
+    ranks_magic.run_on_ranks(code, int(first.split()[1]), name)
     return hint_for(name)
 
 
 @pytest.fixture(scope="module")
 def rank_server():
     """The process that starts the ranks of all cells."""
-    ranks._stop()
-    ranks._server()
+    ranks_magic._stop()
+    ranks_magic._server()
     yield
-    ranks._stop()
+    ranks_magic._stop()
 
 
 @pytest.mark.real

@@ -5,7 +5,8 @@ import re
 
 import pytest
 from books import FOLDER, read
-from course.ranks import run_on_ranks
+
+from mmfsdp.widgets.ranks_magic import run_on_ranks
 
 pytestmark = pytest.mark.real
 

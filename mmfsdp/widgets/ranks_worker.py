@@ -14,14 +14,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-import torch.distributed as dist
 
 IDLE_S = 6
 """Ranks that all do nothing for so long hang."""
@@ -31,6 +29,8 @@ LIMIT_S = 120
 
 def serve() -> None:
     """Answer requests until there are no more."""
+    import torch
+
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads
     for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap"):
         import_module(name)  # so that no rank of any cell spends its time on it
@@ -65,7 +65,7 @@ def _run(folder: Path, ranks: int) -> None:
 
 
 def _wait(running: dict[int, int], folder: Path) -> None:
-    """Until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
+    """Wait until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
     why, looked, busy = "", time.monotonic(), 0.0
     end = looked + LIMIT_S
     while running and not why:
@@ -93,7 +93,8 @@ def _cpu_seconds(pids: Iterable[int]) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
-def _ended(running: dict[int, int]):
+def _ended(running: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield (rank, status) of those that have ended, and forget them."""
     for pid in list(running):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -102,6 +103,9 @@ def _ended(running: dict[int, int]):
 
 def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     """Be one rank: run the folder's cell.py, joined to the others; 1 if it fails, with the cell's own lines."""
+    import torch
+    import torch.distributed as dist
+
     os.setpgid(0, 0)
     # After a fork torch makes its pool of threads anew. Where two threads do so at once, this one and autograd's,
     # the process aborts ("Invalid thread pool!", torch 2.15): let this one do it, while it is alone.

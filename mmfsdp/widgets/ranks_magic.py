@@ -1,6 +1,7 @@
-"""`%%ranks 2 NAME`: a cell's code on so many real processes that talk over gloo, with their lines by rank.
+"""`%%ranks 2 NAME`: runs a cell's code on so many real processes that talk over gloo, and shows their lines by rank.
 
-What a rank saves with `save(name=value)` lies in the artifact folder of that name, for the next cells and the checks.
+`%load_ext mmfsdp.widgets.ranks_magic` registers it in a notebook; `import course` does so, too. What a rank saves with
+`save(name=value)` lies in the artifact folder of that name, for the next cells and the checks.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
 def artifacts(name: str) -> Path:
-    """The folder where a `%%ranks` cell of this name leaves what it made."""
+    """Return the folder where a `%%ranks` cell of this name leaves what it made, in $MMFSDP_COURSE or runs/ranks.
+
+    Raises ValueError for a name that is not one plain word.
+    """
     if not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"name: {name!r} has other characters than letters, digits, '_', '-' and '.'; take those")
-    return Path(os.environ.get("MMFSDP_COURSE", "../runs/course")).resolve() / name
+    return Path(os.environ.get("MMFSDP_COURSE", "runs/ranks")).resolve() / name
 
 
 def run_on_ranks(code: str, ranks: int, name: str) -> list[str]:
-    """Run source code on so many processes; the text that each printed, by rank. Failures are in the text."""
+    """Run source code on so many processes; return the text that each printed, by rank. Failures are in the text."""
     folder = artifacts(name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -52,14 +56,14 @@ _servers: list[subprocess.Popen[str]] = []
 
 
 def _server() -> subprocess.Popen[str]:
-    """The process that makes ranks; it starts with the first cell that needs it, or when the magic is loaded."""
+    """Return the process that makes ranks; it starts with the first cell that needs it, or when the magic is loaded."""
     if not _servers or _servers[0].poll() is not None:
         _servers.clear()
-        path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(folder for folder in sys.path if folder)  # ranks import what the notebook imports
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
         # Ranks talk over gloo. With a GPU in sight, torch's fully_shard would move each layer there.
         env["CUDA_VISIBLE_DEVICES"] = ""
-        command = [sys.executable, "-m", "course.worker"]
+        command = [sys.executable, "-m", "mmfsdp.widgets.ranks_worker"]
         pipe = subprocess.PIPE
         _servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True))
     return _servers[0]
@@ -67,15 +71,16 @@ def _server() -> subprocess.Popen[str]:
 
 def _stop() -> None:
     for server in _servers:
-        children = psutil.Process(server.pid).children() if server.poll() is None else []
-        for process in (*children, server):
-            process.kill()
+        if server.poll() is None:
+            for rank in psutil.Process(server.pid).children():
+                rank.kill()
+            server.kill()
         server.wait()
     _servers.clear()
 
 
 def results(name: str) -> list[dict[str, Any]]:
-    """What each rank saved in the `%%ranks` cell of this name, by rank; {} for a rank that saved nothing."""
+    """Return what each rank saved in the `%%ranks` cell of this name, by rank; {} for a rank that saved nothing."""
     import torch
 
     folder = artifacts(name)
@@ -85,7 +90,7 @@ def results(name: str) -> list[dict[str, Any]]:
 
 
 def shown(texts: list[str]) -> str:
-    """Each rank's text as HTML: escaped, colored by rank, the last 200 lines."""
+    """Return each rank's text as HTML: escaped, colored by rank, the last 200 lines."""
     blocks = []
     for rank, text in enumerate(texts):
         lines = "\n".join(text.splitlines()[-200:]) or "(no output)"
@@ -94,22 +99,18 @@ def shown(texts: list[str]) -> str:
     return "".join(blocks)
 
 
-def load_magic() -> None:
-    """Teach the running Jupyter `%%ranks`; does nothing outside of it."""
-    from IPython import get_ipython
+def ranks(line: str, cell: str) -> None:
+    """Run a cell as `%%ranks COUNT NAME`, and show what each rank printed. Raises ValueError for other words."""
     from IPython.display import HTML, display
 
-    shell = get_ipython()
-    if shell is None:
-        return
+    words = line.split()
+    count, name = words if len(words) == 2 else ("", "")
+    if count not in set("12345678"):
+        raise ValueError(f"%%ranks: wants a number from 1 to 8 and a name, as in '%%ranks 2 hello', not {line!r}")
+    display(HTML(shown(run_on_ranks(cell, int(count), name))))
 
-    def ranks(line: str, cell: str) -> None:
-        """%%ranks COUNT NAME: this cell on so many real processes."""
-        words = line.split()
-        count, name = words if len(words) == 2 else ("", "")
-        if count not in set("12345678"):
-            raise ValueError(f"%%ranks: wants a number from 1 to 8 and a name, as in '%%ranks 2 hello', not {line!r}")
-        display(HTML(shown(run_on_ranks(cell, int(count), name))))
 
+def load_ipython_extension(shell: Any) -> None:
+    """Register `%%ranks` in a shell of IPython: what `%load_ext mmfsdp.widgets.ranks_magic` calls."""
     shell.register_magic_function(ranks, "cell", "ranks")
-    _server()  # it imports torch while the learner reads
+    _server()  # it imports torch while the person reads

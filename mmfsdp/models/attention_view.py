@@ -1,4 +1,4 @@
-"""Where a model looks: attention over the patches of its pictures, worked out anew from what its layers are given.
+"""Attention of a model over the patches of its pictures, computed again from the inputs of its layers.
 
 Nothing is stored on a layer: hooks that live as long as one forward hand the inputs out, and the weights of attention,
 which the fused kernels do not give, are computed from them again.
@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmfsdp.models.cross_attention import MaskedCrossAttention
-from mmfsdp.models.flamingo import Flamingo
-from mmfsdp.models.media_model import MediaModel
-from mmfsdp.models.multimodal import MultimodalModel
-from mmfsdp.models.perceiver import PerceiverAttention
+from .cross_attention import MaskedCrossAttention
+from .flamingo import Flamingo
+from .media_model import MediaModel
+from .multimodal import MultimodalModel
+from .perceiver import PerceiverAttention
 
 
 def looking_layers(model: MediaModel) -> list[int]:
-    """The decoder layers for which `picture_attention` knows an answer: of a Flamingo those with gated cross-attention,
-    of a model whose projector keeps the patches all; empty for others."""
+    """Return the decoder layers for which `picture_attention` works.
+
+    Of a Flamingo those with gated cross-attention; all of a model whose projector keeps the patches; else none.
+    """
     if isinstance(model, Flamingo):
         return [i for i, layer in enumerate(model.layers) if layer.cross_attention is not None]
     if isinstance(model, MultimodalModel) and "vision" in model.encoders:
@@ -38,7 +40,7 @@ def looking_layers(model: MediaModel) -> list[int]:
 def picture_attention(
     model: MediaModel, input_ids: torch.Tensor, *, media: Mapping[str, torch.Tensor], layer: int
 ) -> torch.Tensor:
-    """How much each token's query of a decoder layer rests on each patch, mean over heads: (B, L, T, P).
+    """Return the attention of each token's query in a decoder layer to each patch, mean over heads: (B, L, T, P).
 
     What a token makes of it shows in the token after it. A Flamingo's text sees latents, so its attention to them is
     multiplied with theirs to the patches, in the perceiver's last layer, each scaled to sum to 1 (one step of attention
@@ -105,7 +107,7 @@ def _among_text(
 
 @contextmanager
 def _inputs_of(*modules: nn.Module) -> Iterator[dict[nn.Module, tuple[Any, ...]]]:
-    """Within, the positional arguments that each module was last called with."""
+    """Give the positional arguments that each module is last called with inside the block."""
     seen: dict[nn.Module, tuple[Any, ...]] = {}
     hooks = [m.register_forward_pre_hook(lambda module, args: seen.update({module: args})) for m in modules]
     try:

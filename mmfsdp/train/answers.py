@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from mmfsdp.data.batch import Sample
-from mmfsdp.data.processor import Processor
-from mmfsdp.models import MediaModel
-from mmfsdp.train.evaluate import generate, without_pictures
+from ..data.batch import Sample
+from ..data.processor import Processor
+from ..models import MediaModel
+from .evaluate import generate, without_pictures
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says to one prompt."""
+    """The answer of a model to one prompt."""
 
     text: str
     tokens: tuple[tuple[str, float, str], ...]

@@ -1,4 +1,4 @@
-"""Captioner: ask a trained model about pictures, see how sure it is of each word, and where it looks."""
+"""Captioner: asks a trained model about pictures, and shows how sure it is of each word and where it looks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 
-from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.widgets.cell import CellWidget, import_lock
-from mmfsdp.widgets.markup import note
-from mmfsdp.widgets.style import FROZEN, INK
+from ..checkpoint.steps import complete_checkpoints
+from .cell import CellWidget, import_lock
+from .markup import note
+from .style import FROZEN, INK
 
 if TYPE_CHECKING:
-    from mmfsdp.data.batch import Sample
-
-    from .answers import Answer
+    from ..data.batch import Sample
+    from ..train.answers import Answer
 
 EACH = 12
 """Pictures of each split that can be chosen."""
@@ -37,7 +36,7 @@ STYLE = f"""<style>
 
 
 class Captioner(CellWidget):
-    """Pictures that no training has shown, or one's own: what the model says, and what it says to a blank picture.
+    """Shows what a model says to pictures that no training has shown, or to one's own, and to a blank picture.
 
     Loads the newest checkpoint of a run in a thread. model and processor are there after `wait()`.
     """
@@ -105,9 +104,8 @@ class Captioner(CellWidget):
 
     def _load(self) -> None:
         with import_lock:
-            from mmfsdp.train.evaluate import load_run, new_samples
-
-            from .attention_view import looking_layers
+            from ..models.attention_view import looking_layers
+            from ..train.evaluate import load_run, new_samples
         params, self.model, self.processor = load_run(self.path)
         self.checkpoint = complete_checkpoints(self.path / "checkpoints")[-1].name
         words = {"heldout": "new", "unseen": "never-seen combination"}
@@ -122,7 +120,7 @@ class Captioner(CellWidget):
         """Take the picture that somebody has chosen on their machine."""
         if not self._upload.value or not self._samples:
             return
-        from mmfsdp.data.pictures import CorruptRecord, open_picture
+        from ..data.pictures import CorruptRecord, open_picture
 
         file, self._upload.value = self._upload.value[-1], ()
         name = Path(str(file["name"])).name[:60] or "upload"
@@ -160,7 +158,7 @@ class Captioner(CellWidget):
             return wanted
 
     def _answer_now(self) -> None:
-        from .answers import answer
+        from ..train.answers import answer
 
         sample = replace(self._samples[self._pick.value], prompt=self._prompt.value)
         if not self.processor.takes(sample):
@@ -176,7 +174,7 @@ class Captioner(CellWidget):
         self._looks.layout.display = None if self._layer.options else "none"
 
     def _draw(self) -> None:
-        """The picture as the model sees it; where a layer looks for a word, it stays light."""
+        """Show the picture as the model sees it; where a layer looks for a word, it stays light."""
         if self._answer is None:
             return
         import torch
@@ -195,8 +193,8 @@ class Captioner(CellWidget):
         self._seen.value = f'<div class="mm-seen">{image}{shade}</div>{told}'
 
     def _look(self, layer: int) -> Any:
-        """(1, L, T, P) attention of a layer, worked out once an answer."""
-        from .attention_view import picture_attention
+        """Return the attention of a layer, (1, L, T, P), computed once for each answer."""
+        from ..models.attention_view import picture_attention
 
         assert self._answer is not None
         if layer not in self._looked:
@@ -208,7 +206,7 @@ class Captioner(CellWidget):
 
 
 def _tokens(answer: Answer) -> str:
-    """An answer word by word: the fuller the line below, the surer; the mouse shows what else it might have been."""
+    """Return an answer as HTML, word by word: the fuller the line below, the surer; the mouse shows other words."""
     words = "".join(
         f'<span class="mm-token" title="{escape(others)}">{escape(piece)}<i style="width:{chance:.0%}"></i>'
         f"<small>{chance:.0%}</small></span>"
@@ -218,7 +216,7 @@ def _tokens(answer: Answer) -> str:
 
 
 def _shade(weights: list[float]) -> str:
-    """A dark cell over each patch, the darker the less it is looked at; nothing for patches that are no square."""
+    """Return a cell over each patch, the darker the less it is looked at; nothing for patches that are no square."""
     side, most = round(len(weights) ** 0.5), max(weights)
     if side * side != len(weights) or most <= 0:
         return ""
