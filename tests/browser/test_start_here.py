@@ -16,7 +16,6 @@ def test_choose_plan_launch_watch_caption(lab):
     base, token, folder = lab
     (folder / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks/00_start_here.ipynb", folder / "notebooks")
-    shutil.copytree(ROOT / "notebooks/course", folder / "notebooks/course")
     with chromium(viewport={"width": 1200, "height": 1400}) as page:
         open_notebook(page, base, token, "notebooks/00_start_here.ipynb")
         for cell in ("parameters", "form"):
