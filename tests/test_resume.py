@@ -170,7 +170,10 @@ def test_what_is_frozen_may_change_between_the_parts_of_a_run(folder):
     start = weights(folder / "FSDP2", 2)
     assert all(torch.equal(frozen[name], start[name]) for name in perceiver), "trained before, then frozen: kept"
     assert not torch.equal(frozen["perceiver.latents"], thawed["perceiver.latents"]), "and trained again"
-    for run, text in {"frozen": "step 2; optimizer states dropped", "thawed": "step 3; begun anew"}.items():
+    for run, text in {
+        "frozen": "step 2; optimizer states dropped",
+        "thawed": "step 3; optimizer states start from 0",
+    }.items():
         resumptions = [event["text"] for event in read_events(folder / run) if event["kind"] == "resumed"]
         assert f"resumed from {text}: {len(perceiver)} parameters" in resumptions[-1]
 

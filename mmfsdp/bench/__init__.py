@@ -1,1 +1,1 @@
-"""bench: ways to shard, measured beside each other on real ranks; what `mmfsdp bench` and the course run."""
+"""bench: ways to shard, compared with each other on real ranks; what `mmfsdp bench` and the course run."""

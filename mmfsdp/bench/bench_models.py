@@ -69,7 +69,7 @@ COMPARED = (OPENFLAMINGO, "DDP", "frozen-aware SHARD", "frozen-aware KEEP", "fro
 
 
 WORDS, TOKENS, PICTURE_PIXELS = 10_000, 16, 32
-"""Size of the vocabulary, length of a sample, and side of its picture, of which a patch has half."""
+"""Size of the vocabulary, length of a sample, and side of its picture, twice a patch's."""
 
 
 def model_params(width: int = 512, *, layers: int = 6) -> ModelParams:

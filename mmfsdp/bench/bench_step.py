@@ -1,4 +1,5 @@
-"""`mmfsdp bench step`: how near a training step is to what its device can do, beside other methods to wrap the model.
+"""`mmfsdp bench step`: how near a training step is to what its device can do, compared with other methods to wrap
+the model.
 
 On GPUs: one rank each, nccl, the model of OpenFlamingo's size; on the CPU: two ranks, gloo, the demo's.
 """
@@ -41,9 +42,9 @@ def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None
     """Measure one optimizer step of each method in bf16: median seconds in interleaved rounds, samples per second,
     share of the device's own matrix rate (counted over what the mix of frozen and trainable needs), and peak memory.
 
-    The model is ViT-L/14 with the layout of Llama-3.2-1B on GPUs, and that of the preset tiny on the CPU, with random
+    The model is ViT-L/14 with the layout of Llama-3.2-1B on GPUs, and the preset tiny's on the CPU, with random
     weights. On GPUs the methods are measured one after the other, and each is printed as soon as it is known.
-    ranks: unset, all GPUs, or 2. samples: of a rank; unset, those of the preset. Raises ParamError for more ranks than
+    ranks: unset, all GPUs, or 2. samples: of a rank; unset, as in the preset. Raises ParamError for more ranks than
     GPUs.
     """
     gpus = torch.cuda.device_count()

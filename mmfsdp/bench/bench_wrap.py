@@ -27,7 +27,7 @@ from .spawn_ranks import on_ranks
 
 
 def bench_wrap(*, ranks: int = 2, rounds: int = 7, width: int = 512) -> dict[str, Any]:
-    """Measure one optimizer step of each method on a Flamingo of which a quarter trains: bytes sent, collectives,
+    """Measure one optimizer step of each method on a Flamingo, a quarter of which trains: bytes sent, collectives,
     memory at rest and at its peak, median seconds, and the norm of the gradient after clipping.
 
     width: of the language model; 512 makes about 50 M parameters. rounds: timed steps.

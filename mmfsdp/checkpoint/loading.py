@@ -26,7 +26,8 @@ from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensor
 def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:
     """Read a checkpoint into a model. Return its marker. Every rank must call it.
 
-    Raises ParamError if model and checkpoint have other trainable parameters, DamagedCheckpoint for an altered file.
+    Raises ParamError if model and checkpoint have different trainable parameters, and DamagedCheckpoint for an altered
+    file.
     """
     marker = verify(checkpoint)
     check_same_names(checkpoint, set(model_tensors(model)) ^ set(marker["names"]))
@@ -41,7 +42,7 @@ class Resumed:
     marker: dict[str, Any]
     carried: frozenset[str]
     """Frozen parameters that were trained before: later checkpoints must save them, too."""
-    anew: tuple[str, ...]
+    newly_trained: tuple[str, ...]
     """Parameters that did not train before: their optimizer states start from 0."""
 
     def __str__(self) -> str:
@@ -49,8 +50,11 @@ class Resumed:
         dropped = sorted(self.carried - set(self.marker["carried"]))
         if dropped:
             text += f"; optimizer states dropped: {len(dropped)} parameters frozen now, such as {dropped[0]}"
-        if self.anew:
-            text += f"; begun anew: {len(self.anew)} parameters that did not train before, such as {self.anew[0]}"
+        if self.newly_trained:
+            text += (
+                f"; optimizer states start from 0: {len(self.newly_trained)} parameters that did not train before, such as "
+                f"{self.newly_trained[0]}"
+            )
         return text
 
 
@@ -181,7 +185,7 @@ def count_changed(before: dict[str, int], after: dict[str, int]) -> int:
 
 
 def check_frozen(checksums: dict[str, int], marker: dict[str, Any]) -> None:
-    """Compare frozen weights, before wrapping, with those of the run that saved a checkpoint. Raises ParamError."""
+    """Compare frozen weights, before wrapping, with the ones that a checkpoint was saved with. Raises ParamError."""
     saved = marker.get("frozen", {})
     changed = [name for name, checksum in checksums.items() if saved.get(name, checksum) != checksum]
     if changed:

@@ -124,7 +124,7 @@ def gather_files(sharded: dict[str, Tensors]) -> dict[str, Tensors]:
         gathered = {}
         for name, tensor in tensors.items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if rank() == 0:  # elsewhere the full tensor goes at once
+            if rank() == 0:  # elsewhere the full tensor is freed immediately
                 gathered[name] = full.detach().cpu().contiguous()
         if rank() == 0:
             files[f"{subfolder}/model.safetensors"] = gathered

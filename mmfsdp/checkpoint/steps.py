@@ -105,7 +105,7 @@ def file_checksum(path: Path) -> list[Any]:
 def damaged(checkpoint: Path, name: str) -> DamagedCheckpoint:
     """Return the error for a file that is not what was written. It offers the checkpoint before."""
     earlier = [path for path in complete_checkpoints(checkpoint.parent) if path < checkpoint]
-    fix = "there is none before it: train anew"
+    fix = "there is none before it: train from the beginning"
     if earlier:
         step = checkpoint_step(earlier[-1])
         fix = f"the one before is {earlier[-1].name}: go on from it with `mmfsdp resume RUN --step {step}`"

@@ -113,7 +113,7 @@ def _add_benches(add: Callable[..., Parser]) -> None:
     benches = command.add_subparsers(metavar="BENCH", title="benches", required=True, prog="mmfsdp bench")
     for name, about in (
         ("wrap", "bytes, memory and seconds of a step, by several ways to shard"),
-        ("step", "a step beside what its device can do, by several ways to shard"),
+        ("step", "a step compared with what its device can do, by several ways to shard"),
     ):
         one = benches.add_parser(name, help=about, description=f"Measure {about}.")
         one.set_defaults(bench=name, parser=one)
@@ -122,7 +122,7 @@ def _add_benches(add: Callable[..., Parser]) -> None:
         if name == "wrap":
             one.add_argument("--width", type=count, metavar="N", help="of the language model (default: 512)")
         else:
-            one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: those of the preset)")
+            one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: as in the preset)")
 
 
 def _add_profile(command: Parser) -> None:
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the `mmfsdp` command. Returns the exit status: 0, 1 for a failed run, 2 for a person's mistake."""
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
-        # A pipe gets each line at once; a letter that the terminal lacks must not stop a run.
+        # A pipe gets each line immediately; a letter that the terminal lacks must not stop a run.
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     command = words[0]
     if command not in (*COMMANDS, "-h", "--help"):
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         message = without_controls(" ".join(str(error).split()))
         hint = advice(message)  # safetensors reports a full disk with an error of its own
-        if not (hint or isinstance(error, (ParamError, OSError))):  # a bug, of which a person should see the traceback
+        if not (hint or isinstance(error, (ParamError, OSError))):  # a bug, whose traceback a person should see
             print(without_controls(traceback.format_exc()), file=sys.stderr)
             return 1
         print(f"mmfsdp {command}: {message}{hint}", file=sys.stderr)

@@ -66,7 +66,7 @@ def launch(values: Namespace) -> int:
 
 
 def resume(values: Namespace) -> int:
-    """Continue a run in its folder, from its newest complete checkpoint or from that of `--step`.
+    """Continue a run in its folder, from its newest complete checkpoint or from the one of `--step`.
 
     With `--trust`, also one that somebody else may have made or changed.
     """
@@ -128,7 +128,7 @@ def follow(folder: Path) -> int:
 
 
 def finish(folder: Path) -> int:
-    """Caption held-out pictures, print five beside the truth, write result.json and the report."""
+    """Caption held-out pictures, print five next to the truth, write result.json and the report."""
     say("captioning held-out pictures")
     from ..train.evaluate import caption_held_out
     from ..widgets.report import skipped_lines, write_report

@@ -102,7 +102,7 @@ WRITERS: dict[tuple[ModelKind, str], Callable[[Any, SampleProcessor, RunParams, 
 
 @torch.no_grad()
 def round_beside_adapters(model: nn.Module, fsdp: FSDPParams) -> None:
-    """Round matrices that have LoRA beside them, in place, to what they were when it was trained."""
+    """Round matrices that have LoRA adapters, in place, to what they were when the adapters were trained."""
     form = format_of(fsdp)
     if form is None:
         return
@@ -129,7 +129,7 @@ def save_adapter(model: PreTrainedModel, params: RunParams, to: Path) -> None:
 
 
 def write_card(model: PreTrainedModel, params: RunParams, run: Path, to: Path) -> None:
-    """Write README.md, the model card: what the folder holds, of which model, and how good it is."""
+    """Write README.md, the model card: what the folder holds, from which model, and how good it is."""
     result: dict[str, Any] = read_json(run / "result.json") or {}
     score = ""
     if result.get("heldout_exact_match") is not None:

@@ -1,6 +1,6 @@
 """Plan the units of a model, wrap it and train it with frozen-aware FSDP: torch and `mmfsdp.params` only.
 
-Read the files in this order. What a plan costs is predicted in `mmfsdp.estimate`, where `make_plan` is, too.
+Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`.
 
 1. freeze: name patterns set `requires_grad`, once.
 2. plan: the words (unit, grad flow, frozen policy, wire bytes), a plan as data, and how it prints.

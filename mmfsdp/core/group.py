@@ -59,7 +59,7 @@ def chosen_by_torch(model: nn.Module, params: FSDPParams) -> list[str]:
 
 
 def layer_classes(model: nn.Module, params: FSDPParams) -> set[type[nn.Module]]:
-    """Return the classes that `transformer_layer_cls` names; where it is not set, those of the model's layers."""
+    """Return the classes that `transformer_layer_cls` names; where it is not set, the classes of the model's layers."""
     names = params.layer_classes or guessed_layer_classes(model)
     if not names:
         raise ParamError("transformer_layer_cls", "is not set, and the model has no list of layers; name their class")
@@ -179,7 +179,7 @@ class FrozenAware:
         return pieces
 
     def _own_parameters(self, name: str) -> list[nn.Parameter]:
-        """Return what only the module's own forward can gather: its parameters, and those of modules that never run."""
+        """Return what only its own forward can gather: its parameters, and the ones of modules in it that never run."""
         own = list(self.modules[name].parameters(recurse=False))
         for child in self._children(name):
             if not self.calls[child]:
@@ -214,7 +214,7 @@ class FrozenAware:
 
 
 def is_layer_list(module: nn.Module) -> bool:
-    """Return True for a list of layers: of modules with modules inside, all of which hold parameters."""
+    """Return True for a list of layers: of modules with modules inside that all hold parameters."""
     # By exact type: a subclass has a forward of its own. A Sequential around one module is a wrapper, not a list.
     min_layers = {nn.ModuleList: 1, nn.Sequential: 2}.get(type(module))
     layers = [child for child in module.children() if list(child.parameters())]
@@ -244,7 +244,7 @@ def outermost(modules: list[str]) -> list[str]:
 
 
 def owning_group(param_name: str, groups: list[list[str]]) -> int | None:
-    """Return the index of the group that gathers a parameter, that of the innermost module around it; None for root."""
+    """Return the index of the group that gathers a parameter: the innermost module around it. None for the root."""
     owners: dict[str, int] = {}
     for index, modules in enumerate(groups):
         owners.update(dict.fromkeys(modules, index))

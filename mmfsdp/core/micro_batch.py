@@ -102,7 +102,7 @@ class MappingBatch:
 
 
 def as_batches(model: nn.Module, micro_batches: Sequence[Batch | Mapping[str, Any]]) -> list[Batch]:
-    """Return micro-batches as batches. In a model's first step, compare them with those of the other ranks.
+    """Return micro-batches as batches. In a model's first step, compare them with the other ranks'.
 
     Raises ParamError, then on all ranks, if a rank has more of them, or other sources.
     """
@@ -126,7 +126,7 @@ def as_batches(model: nn.Module, micro_batches: Sequence[Batch | Mapping[str, An
 def compare_over_ranks(batches: Sequence[Batch]) -> None:
     """Raise ParamError if ranks have different numbers of micro-batches, or other sources. Every rank must call it.
 
-    Otherwise the collectives of one rank would wait for those of another until they time out.
+    Otherwise the collectives of one rank would wait for another rank's until they time out.
     """
     sources = list(dict.fromkeys(batch.source for batch in batches))
     of_ranks = gather_through_store([len(batches), sources])

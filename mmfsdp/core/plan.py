@@ -46,7 +46,7 @@ class Param:
     """At rest, by torch's name: float32, bfloat16, ..."""
     trainable: bool
     aliases: tuple[str, ...] = ()
-    """Its other names, if it is tied; of codes, the name of the matrix that was quantized."""
+    """Its other names, if it is tied. For quantization codes and scales: the name of the quantized matrix."""
     decays: bool = False
     """AdamW's weight decay applies: a matrix that is no embedding, norm, bias or gate."""
     unused: bool = False
@@ -228,7 +228,7 @@ class WrapPlan:
     hardware_flops: int = 0
     """All that run, recomputation included (the numerator of HFU)."""
     attention_flops: int = 0
-    """Of hardware_flops, those of fused attention, without the masked half of causal ones, which GPU kernels skip."""
+    """Of hardware_flops, fused attention without the masked half of causal attention, which GPU kernels skip."""
     causal_flops: int = 0
     """Of hardware_flops, that masked half."""
     moved_bytes: int = 0
@@ -267,7 +267,7 @@ class WrapPlan:
 
     @cached_property
     def prefetched_in_forward(self) -> dict[int, Unit]:
-        """By a unit's order: the unit of which the all-gather starts when it begins forward (`forward_prefetch`)."""
+        """`unit.order` -> the unit whose all-gather starts when this unit begins its forward (`forward_prefetch`)."""
         ahead = {}
         if self.fsdp.forward_prefetch:
             for unit, following in pairwise(self.gathered_units):
@@ -276,7 +276,7 @@ class WrapPlan:
 
     @cached_property
     def prefetched_in_backward(self) -> dict[int, Unit]:
-        """By a unit's order: the unit that is gathered ahead of need while its backward runs (`backward_prefetch`)."""
+        """`unit.order` -> the unit that is gathered ahead of need in this unit's backward (`backward_prefetch`)."""
         ahead = {}
         if self.fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
             # Backward runs the units in the opposite order of their ends in forward.
@@ -325,7 +325,7 @@ class WrapPlan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WrapPlan:
-        """Return the plan of which `to_dict` gave these values."""
+        """Return the plan whose `to_dict` gave these values."""
         return from_plain(cls, values)
 
     @classmethod

@@ -70,7 +70,7 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
                 f"False needs units that are all frozen or all trainable, and {unit.name} is mixed; remove it or set "
                 "auto_wrap_policy to FROZEN_AWARE",
             )
-        # FSDP casts the inputs of the units that it shards. Nothing casts those of a replicated unit.
+        # FSDP casts the inputs of the units that it shards. Nothing casts the inputs of a replicated unit.
         if unit.kind in ("frozen", "mixed") and not unit.sharded and params.frozen_precision not in (None, compute):
             raise ParamError(
                 "frozen_dtype",

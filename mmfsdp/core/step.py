@@ -1,4 +1,4 @@
-"""train_step: one optimizer step. Its loss, gradient norm and clip are those of one process with all ranks' data."""
+"""train_step: one optimizer step. Loss, gradient norm and clip are as in one process with all ranks' data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Scaler(Protocol):
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
     """Raise before a step that would train wrongly. A forward without a backward is resharded first.
 
-    ParamError if the optimizer lacks a trainable parameter, or if that of a planned model has a frozen one; ValueError
+    ParamError if the optimizer lacks a trainable parameter, or has a frozen one of a planned model; ValueError
     for fp16 without a scaler.
     """
     if scaler is None and computes_in_fp16(model):
@@ -125,7 +125,7 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) ->
 
 
 def check_plain_ddp(model: DistributedDataParallel) -> None:
-    """Raise ParamError if DDP without a plan waits for other gradients than those of the parameters that train now."""
+    """Raise ParamError if DDP without a plan waits for gradients of other parameters than train now."""
     reduced = model._get_ddp_logging_data()["num_parameter_tensors"]
     trainable = 0
     for name, p in model.module.named_parameters():
@@ -234,7 +234,7 @@ def squared_grad_norm(model: nn.Module, device: torch.device) -> torch.Tensor:
             copies.append(count_copies(model, p))
     if not grads:
         return to_device([0.0], device)
-    # One kernel for all gradients; then float64, in which small squares beside large ones keep their digits.
+    # One kernel for all gradients; then float64, in which small squares added to large ones keep their digits.
     norms = torch.stack(torch._foreach_norm(grads)).to(device=device, dtype=torch.float64)
     # Ranks that hold the same elements each add their share, so that the sum over all ranks counts them once.
     return (norms.square() / to_device(copies, device)).sum(dim=0, keepdim=True)
@@ -264,7 +264,7 @@ def clip_gradients(
 ) -> None:
     """Divide all gradients by the loss scale and clip their global norm to max_grad_norm (Pascanu et al. 2013).
 
-    The norm is that of all ranks' shards together, so every rank multiplies by the same factor.
+    The norm is over all ranks' shards together, so every rank multiplies by the same factor.
     """
     if max_grad_norm is None and isinstance(scale, float):
         return  # neither clipped nor scaled

@@ -158,7 +158,7 @@ class _Recorder(TorchFunctionMode):
             name = name or self.derived.get(id(tensor))
             if name is not None and not tensor.requires_grad:
                 frozen_weights.append(name)
-        # If the output requires a gradient, the frozen weight stands beside something that does.
+        # If the output requires a gradient, the frozen weight is used together with something that does.
         if need_gradient(outputs):
             self.trace.grad_flow.update(frozen_weights)
         elif frozen_weights and len(inputs) == len(frozen_weights):

@@ -202,7 +202,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     keep = unit.frozen_policy is FrozenPolicy.KEEP
     if unit.kind != "frozen":
         keep = not fsdp.sharding_strategy.reshard_after_forward
-    # The root stays: backward would gather it again at once. What backward does not need may always go.
+    # The root stays: backward would gather it again immediately. What backward does not need may always go.
     reshard = not unit.is_root and not (unit.needed_in_backward and (keep or stays))
     # FSDP1 has one switch for both: what it keeps after forward it frees after backward, unless under `no_sync`.
     reshard_after_backward = reshard
@@ -256,7 +256,7 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
 
 
 def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
-    """Return an FSDP1 unit with its bytes: those of one flat parameter, padded to the ranks."""
+    """Return an FSDP1 unit with the bytes of its one flat parameter, padded to the ranks."""
     itemsize = at_rest = numel = 0
     for p in unit.params:
         itemsize = max(itemsize, ITEMSIZE[unit.computed_dtype(p)])

@@ -167,7 +167,7 @@ class QuantizedWeights:
             weight = self.weights.pop(matrix)
             if self.transposed[matrix]:
                 weight = weight.T
-            # Both are made at once: the matrix is read once, and let go.
+            # Both are made together: the matrix is read once, and freed.
             codes, scales = quantize(weight, self.form)
             self.made |= {matrix + CODES: codes, matrix + SCALES: scales}
         tensor = self.made.pop(name)

@@ -48,7 +48,7 @@ def apply_plan(
     """Wrap a model as planned and start every rank from rank 0's weights. Every rank must call it.
 
     model: on the CPU or on `device`. Ranks other than 0 may have it on the meta device; they then hold at most
-    their shards and one whole unit at a time, beside replicated parameters. FSDP2 wraps in place; DDP and FSDP1 return
+    their shards and one whole unit at a time, and replicated parameters. FSDP2 wraps in place; DDP and FSDP1 return
     a wrapper.
     device: of this rank; default its current GPU with nccl, else the CPU. mesh: default `make_mesh`.
     weights: rank 0's, if rank 0 has the model on the meta device too (from `open_model`, or a dict).
@@ -100,9 +100,9 @@ def make_mesh(plan: WrapPlan, device: torch.device) -> DeviceMesh:
 
 
 def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: DeviceMesh) -> nn.Module:
-    """Return the model inside DDP, with autocast for mixed precision, which DDP has not."""
+    """Return the model inside DDP, with autocast for mixed precision: DDP's own is experimental."""
     model.to(device)
-    # DDP's own mixed precision is experimental: autocast computes in 16 bits and leaves the weights in fp32.
+    # Autocast computes in 16 bits and leaves the weights in fp32.
     if plan.fsdp.mixed_precision not in (None, Precision.FP32):
         autocast = torch.autocast(device.type, dtype=plan.fsdp.mixed_precision.to_torch())
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
@@ -148,7 +148,7 @@ def replicate_frozen(
 def check_order(model: nn.Module, plan: WrapPlan) -> None:
     """Have rank 0 warn, once and after a forward, of what a plan without an example assumed wrongly.
 
-    Training is right all the same: a unit that backward is found to pass through is gathered there.
+    Training is still correct: a unit that backward is found to pass through is gathered there.
     """
     began: dict[int, str] = {}  # names of units by their order in the plan, as they run
     passed: dict[str, None] = {}  # names of units that backward was not to pass through

@@ -82,7 +82,7 @@ class ChatSample:
     answers: list[tuple[int, int]] = field(default_factory=list)
     """Where the assistant's words begin and end in the text, in characters."""
     label: str = ""
-    """That of its sample; see `Sample.label`."""
+    """The label of its sample; see `Sample.label`."""
 
 
 @dataclass
@@ -278,7 +278,7 @@ class ChatProcessor(SampleProcessor):
         return ChatSample(text, [to_rgb(image) for image in images], answers, sample.label)
 
     def _process(self, rows: Sequence[ChatSample], *, side: str) -> tuple[dict[str, Any], Tensor]:
-        """Return what the processor makes of all rows at once, and their labels (B, L): the tokens of the answers."""
+        """Return what the processor makes of all rows together, and their labels (B, L): the tokens of the answers."""
         bos = self.tokenizer.bos_token
         images = [sample.images for sample in rows] if any(sample.images for sample in rows) else None
         texts = [sample.text for sample in rows]

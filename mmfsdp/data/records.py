@@ -71,7 +71,7 @@ def path_inside(folder: Path, name: str, file: str) -> Path:
     elif ".." in path.parts:
         words = "which leads out of the folder of the pictures"
     if words:
-        fix = "write it relative to the folder of the pictures (data.pictures, or else that of the file)"
+        fix = "write it relative to the folder of the pictures (data.pictures, or else the folder of the file)"
         raise CorruptRecord(name, f"names {shorten(file)!r}, {words}; {fix}")
     return folder / path
 

@@ -44,7 +44,7 @@ one of zstd as lost."""
 
 @dataclass
 class ShardRecord:
-    """The members KEY.* of a shard, of which those of an uncompressed one are not read yet."""
+    """The members KEY.* of a shard. Members of an uncompressed shard are not read yet."""
 
     shard: Path
     key: str
@@ -197,7 +197,7 @@ def open_shards(params: DataParams, *, image_size: int, seed: int) -> dict[str, 
 
 @dataclass
 class ShardSource(Source):
-    """Records in shards: members KEY.jpg (or png, webp) beside KEY.txt or KEY.json with a caption or a conversation,
+    """Records in shards: members KEY.jpg (or png, webp) with KEY.txt, or KEY.json with a caption or a conversation,
     or KEY.json with an interleaved document.
 
     Each epoch takes the shards in a new order, or draws as many, and shuffles within each.
@@ -213,7 +213,7 @@ class ShardSource(Source):
     length: int | None = None
     """Not known before all shards are read."""
     folder: Path = Path()
-    """The folder that holds all shards, those of other splits, too: records have their names below it."""
+    """The folder that holds the shards of all splits: records have their names below it."""
     unread: set[str] = field(default_factory=set)
     """What was not read in the records that `loaded` has loaded so far; see `ShardRecord.unread`."""
 
@@ -237,7 +237,7 @@ class ShardSource(Source):
         return replace(self, shards=[s for s in self.shards if side_of(self.split_of(s), heldout) == side])
 
     def loaded(self) -> Iterator[Loaded]:
-        """Yield all records once, in order, usable or not; after those of a damaged shard, its damage."""
+        """Yield all records once, in order, usable or not; after the records of a damaged shard, its damage."""
         for shard in self.shards:
             records, lost = list_records(shard, self._name(shard))
             for record in records:

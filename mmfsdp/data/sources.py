@@ -1,6 +1,6 @@
 """open_sources: all sources that DataParams names, each opened once.
 
-What opens a kind of source is named beside it, in params.DataSource.
+The function that opens a kind of source is named next to it, in params.DataSource.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def splits_note(path: str | None, splits: Collection[str], heldout: str) -> str:
 
 
 def is_in_split(limit: int, split: str, name: str) -> bool:
-    """Return whether a name is in this split by its hash, of which those below the limit are held out."""
+    """Return whether a name is in this split: names whose hash is below the limit are held out."""
     return (stable_hash(name) < limit) == (split == HELD_OUT)
 
 

@@ -99,7 +99,7 @@ def load_config(params: BackboneParams, field: str) -> Any:
     if unknown and PUBLISHED_KEYS.intersection(values):
         unknown = leftover_keys(config, values, unknown)
         if unknown:
-            words = f"config.json as published, of which transformers does not read {', '.join(unknown)}; remove them"
+            words = f"config.json as published, in which transformers does not read {', '.join(unknown)}; remove them"
             raise ParamError(f"{field}.config", f"{words}, or put the file into a folder and set {field}.name to it")
     elif unknown:
         raise unknown_key(unknown[0], default.to_dict()).under(f"{field}.config")
@@ -168,7 +168,7 @@ def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
 def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
     """Add LoRA adapters to all matrices but the output's, in place, by peft; at first, a no-op.
 
-    With `targets`, only to those of these names. Raises ParamError if there are none.
+    With `targets`, only to matrices of these names. Raises ParamError if there are none.
     """
     config = lora_config(rank, targets)
     if not targets and any(name.endswith(".router") for name, _ in language.named_modules()):

@@ -61,7 +61,7 @@ def vlm_config(params: ModelParams) -> Any:
 
 
 def _processor(params: ModelParams, config: Any, *, download: bool) -> ChatProcessor | None:
-    """Return the processor beside the model or its weights; None without either.
+    """Return the processor in the folder of the model or of its weights; None without either.
 
     With a configuration and without `download`, it is None without a folder.
     """

@@ -24,9 +24,9 @@ except ImportError:  # an older transformers
 NUMBERED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "glm4v_moe", "ernie4_5_vl_moe")
 """Model types that take `position_ids` of tokens in time, height and width. A test compares each with its own."""
 WITH_LENGTHS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "ernie4_5_vl_moe")
-"""Those of which the vision encoder takes the lengths of pictures on the CPU."""
+"""Model types whose vision encoder takes the lengths of pictures on the CPU."""
 READS_NO_GRID = ("qwen2_vl", "qwen2_5_vl")
-"""Those of which nothing on the GPU needs the grid then. Qwen3-VL interpolates its positions by it."""
+"""Model types in which nothing on the GPU needs the grid then. Qwen3-VL interpolates its positions by it."""
 
 
 def unwrap(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

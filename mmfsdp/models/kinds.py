@@ -31,7 +31,7 @@ class Kind(ABC):
     vision_encoder = ""
     """Dotted name of the module whose output for a picture can be kept; empty where there is none."""
     generated: tuple[str, ...] = ()
-    """Fields of ModelParams whose weights may be `generated`; "model" for those of the whole."""
+    """Fields of ModelParams whose weights may be `generated`; "model" for the weights of the whole."""
 
     @abstractmethod
     def build(self, params: ModelParams, *, meta: bool, download: bool, read: bool) -> Built:

@@ -100,8 +100,8 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         input_ids (B, L), attention_mask (B, L or, with a cache, all tokens so far), labels (B, L), -100 for no loss.
         Pictures come as `media["vision"]` (B, T, F, C, H, W), as `media["vision_features"]` (B, T, F, P, D), or as the
         `media_tokens` of an earlier output; without input_ids they are only encoded, with `features_only` only by the
-        vision encoder. `pixel_values` (pictures, C, H, W), as processors of transformers give them, are those of all
-        samples in order; the placeholders in input_ids say whose they are, and reading them waits for a GPU.
+        vision encoder. `pixel_values` (pictures, C, H, W), as processors of transformers give them, are all samples'
+        pictures in order; the placeholders in input_ids say whose they are, and reading them waits for a GPU.
         `media_time` (B, L), placeholders up to each token, is counted from input_ids by default, and must be given with
         `past_key_values`, which transformers calls `cache` from 5.24 on. Raises ValueError.
         """
@@ -162,7 +162,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
     ) -> torch.Tensor:
         """Return (B, L + up to max_new_tokens), padded on the right, from prompts (B, L), padded on the left.
 
-        Greedy, and stops at end-of-chunk or the tokenizer's own end. Keywords are those of transformers' `generate`
+        Greedy, and stops at end-of-chunk or the tokenizer's own end. Keywords are the ones of transformers' `generate`
         (num_beams, do_sample, synced_gpus, ...); `media_tokens` may replace `media`. Raises ValueError.
         """
         if media is not None:

@@ -60,7 +60,7 @@ def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
 
 
 def open_clip_config(params: BackboneParams) -> dict[str, Any]:
-    """Return open_clip's configuration: a folder's, or that of a name with `config` on top. Raises ParamError."""
+    """Return open_clip's configuration: from a folder, or from a name with `config` on top. Raises ParamError."""
     folders = [source for source in (params.weights, params.name) if source and Path(source).is_dir()]
     if folders:
         config = _known_config(f"local-dir:{folders[0]}")
@@ -93,8 +93,8 @@ def _put_tokens_first(visual: nn.Module) -> None:
     """Let a ViT's blocks compute on (tokens, batch, width), which open_clip supports too.
 
     From (batch, tokens, width), torch 2.11's attention copies frozen weights for each token in 16 bits on CPUs: 15
-    times the work of a ViT-B. In eval mode, where frozen encoders are, torch would take a fused attention, of which it
-    counts no operations.
+    times the work of a ViT-B. In eval mode, where frozen encoders are, torch would take a fused attention, whose
+    operations it does not count.
     """
     for module in visual.modules():
         if type(module) is not Transformer:

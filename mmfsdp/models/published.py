@@ -65,9 +65,9 @@ def _twin_of(source: str) -> str:
 
 
 def leftover_keys(config: Any, values: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
-    """Return those of the keys of a published config.json that have no effect on its configuration.
+    """Return the keys of a published config.json that have no effect on its configuration.
 
-    Older ones write the language model's keys beside the others; transformers moves them to where they belong.
+    Older ones write the language model's keys among the others; transformers moves them to where they belong.
     """
     parts = [part for part in vars(config).values() if isinstance(part, PretrainedConfig)]
     return [key for key in keys if not any(getattr(part, key, None) == values[key] for part in parts)]

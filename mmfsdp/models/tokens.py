@@ -1,4 +1,4 @@
-"""New tokens: a small table of their own beside the frozen one, at the input and at the output.
+"""New tokens: a small table of their own next to the frozen one, at the input and at the output.
 
 So the frozen table stays frozen and shared, and no gradient is ever masked (the idea of torchtune's fusion embedding).
 B batch, L tokens, D width, K known tokens, N new tokens.
@@ -118,7 +118,7 @@ def check_tokens(model: PreTrainedModel, known: int) -> None:
 
 
 def _rename_ties(model: PreTrainedModel) -> None:
-    """Update the names of tied weights, for those who tie them anew: transformers, and accelerate before FSDP1."""
+    """Update the names of tied weights, for code that ties them again: transformers, and accelerate before FSDP1."""
     names = {module: name for name, module in model.named_modules()}
     table, head = names[model.get_input_embeddings()], names[model.get_output_embeddings()]
     ties: Any = model._tied_weights_keys
@@ -157,7 +157,7 @@ def merge_vocabulary(model: PreTrainedModel, ids: TokenIds) -> None:
 def _replace_rows(
     table: nn.Embedding, head: nn.Linear, known: int, rows: torch.Tensor, head_rows: torch.Tensor
 ) -> None:
-    """Give both tables other rows (rows, D), of which K are known; tables that share their weight still do."""
+    """Give both tables other rows (rows, D), K of them known; tables that share their weight still do."""
     tied = head.weight is table.weight
     table.weight = nn.Parameter(rows.detach().clone())
     head.weight = table.weight if tied else nn.Parameter(head_rows.detach().clone())

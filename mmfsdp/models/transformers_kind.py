@@ -69,7 +69,7 @@ def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[s
 
 
 def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: int) -> dict[str, Any]:
-    """Return a batch of samples with a picture of which `model.picture` says what a processor makes of it."""
+    """Return a batch of samples with a picture, as `model.picture` describes what a processor makes of it."""
     tokens, arguments = picture.get("tokens", 0), forward_arguments(model)
     if tokens >= length:
         raise ParamError("data.max_length", f"{length} is too short for a picture of {tokens} tokens; raise it")

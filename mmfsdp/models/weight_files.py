@@ -137,7 +137,7 @@ def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[Te
     if computed is None:
         return None
     file_keys = _file_keys(module, stored)
-    names: dict[Tensor, list[str]] = {}  # of tied tensors several, of which a file may have any one
+    names: dict[Tensor, list[str]] = {}  # a tied tensor has several, and a file may have any one of them
     for name, tensor in module.state_dict(keep_vars=True).items():
         names.setdefault(tensor, []).append(name)
     for removed, added in _prefixes(module, file_keys):

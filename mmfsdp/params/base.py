@@ -62,7 +62,7 @@ class Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
-    """Field -> (another field, its values beside which the field has an effect)."""
+    """Field -> (another field, the values of it with which the field has an effect)."""
     LEFT_OUT: ClassVar[dict[str, Any]] = {}
     """Fields and values that files of earlier versions hold, and that say nothing any more."""
 
@@ -118,7 +118,7 @@ class Params(BaseModel):
         return self.from_dict(values)
 
     def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
-        """Return why the field cannot have this value beside the other fields, or "" where it can.
+        """Return why the field cannot have this value with the other fields, or "" where it can.
 
         Without a value: why the field cannot have any other value than its default.
         """
@@ -133,7 +133,7 @@ class Params(BaseModel):
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """Return the fields that are set and taken although they have no effect beside the others."""
+        """Return the fields that are set and taken although they have no effect with the others."""
         return ()
 
     @model_validator(mode="after")

@@ -26,7 +26,7 @@ class SourceParams(Params):
     shards/{000..011}.tar, wildcards, or their folder. Needed by all but shapes. Default unset."""
 
     pictures: str | None = None
-    """Folder of the pictures that a JSON file names, where they are not beside it. Default unset: its folder."""
+    """Folder of the pictures that a JSON file names, if it is not the file's own. Default unset: the file's own."""
 
     max_length: int = Field(64, ge=4)
     """Longest sequence, in tokens; longer text is cut and counted. Default 64."""
@@ -68,7 +68,7 @@ class SourceParams(Params):
 
 
 class MoreParams(SourceParams):
-    """A further source, of which every micro-step takes a batch of its own."""
+    """A further source. Every micro-step takes a batch of its own from it."""
 
     batch_size: int | None = Field(None, ge=1)
     """Samples of this source per rank and micro-step; a count. Default unset: train.batch_size."""
@@ -89,7 +89,7 @@ class DataParams(SourceParams):
 
     feature_cache: str | None = None
     """Folder that keeps what the frozen vision encoder makes of each picture, so that later epochs and runs skip it.
-    The predicted traffic is that of a step which does not. Not with augment. Default unset: none."""
+    The predicted traffic is for a step that encodes every picture. Not with augment. Default unset: none."""
 
     pair_fraction: float = Field(0.25, ge=0, le=1)
     """Share of the generated pictures that show two groups of shapes and how they lie to each other. Default 0.25."""

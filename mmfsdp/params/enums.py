@@ -211,7 +211,7 @@ class DataSource(Choice):
     )
     WEBDATASET = (
         "webdataset",
-        "WebDataset .tar shards: .jpg or .png beside .txt or .json (LAION), or documents (MMC4).",
+        "WebDataset .tar shards: .jpg or .png with .txt or .json (LAION), or documents (MMC4).",
         "mmfsdp.data.shards:open_shards",
     )
 

@@ -58,7 +58,7 @@ class FSDPParams(Params):
     """Grouping of a model into units, sharding, gathering and saving."""
 
     enable_fsdp: bool = True
-    """Shard at all. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
+    """Whether to shard. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
 
     backend: Backend = Backend.FSDP2
     """Wrapper of torch that runs the plan: DDP, FSDP1 or FSDP2. Default FSDP2."""
@@ -80,8 +80,8 @@ class FSDPParams(Params):
     transformer_layer_cls: str | None = None
     """Class names of the layers that become units, separated by commas (LlamaDecoderLayer,CLIPEncoderLayer), also with
     their module before a dot; only for TRANSFORMER_BASED_WRAP. With another policy of Oumi's they have no effect, and
-    the plan says so. Backends: FSDP1, FSDP2. Default unset: those of the model's lists of layers, which the plan
-    names."""
+    the plan says so. Backends: FSDP1, FSDP2. Default unset: the classes in the model's lists of layers, which the
+    plan names."""
 
     frozen_policy: FrozenPolicy = FrozenPolicy.SHARD
     """Sharding of frozen units, whatever `sharding_strategy` says of the others: SHARD, KEEP,
@@ -166,7 +166,7 @@ class FSDPParams(Params):
     LEFT_OUT: ClassVar[dict[str, Any]] = {"min_num_params": None}
 
     def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
-        """Return why the field cannot have this value with the backend and beside the other fields, or ""."""
+        """Return why the field cannot have this value with the backend and the other fields, or ""."""
         reason = super().unavailable(name, value)
         if reason or value == type(self).model_fields[name].default:
             return reason
@@ -188,9 +188,9 @@ class FSDPParams(Params):
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """Return the fields of a wrap policy that are set beside another of Oumi's policies, which has no use for them.
+        """Return the fields of a wrap policy that are set with another of Oumi's policies, which has no use for them.
 
-        Oumi takes all its fields together, so such files exist. FROZEN_AWARE is not Oumi's: beside it they are refused.
+        Oumi takes all its fields together, so such files exist. FROZEN_AWARE is not Oumi's: with it they are refused.
         """
         if self.auto_wrap_policy is AutoWrapPolicy.FROZEN_AWARE:
             return ()
@@ -248,7 +248,7 @@ class FSDPParams(Params):
 
 
 def _check_compiler(language: str, *, variable: str, usual: tuple[str, ...]) -> None:
-    """Raise ParamError if this machine has no compiler of a language: that of the variable, or else a usual one."""
+    """Raise ParamError if this machine has no compiler of a language: what the variable names, or a usual one."""
     commands = (os.environ[variable],) if variable in os.environ else usual
     for command in commands:
         if shutil.which(command.partition(" ")[0]):  # options may follow

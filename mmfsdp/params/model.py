@@ -105,11 +105,11 @@ class ModelParams(Params):
 
     weights: str | None = None
     """Source of the weights of a model of transformers: a folder, a hub name, or `generated` (pretrained here and
-    cached). Default unset: those of `name`; random without one."""
+    cached). Default unset: the weights of `name`; random without one."""
 
     config: dict[str, JsonValue] = {}
     """The architecture of a model of transformers, in the keys of its config.json. With it, planning needs no
-    download. Default none: that of `name`."""
+    download. Default none: the architecture of `name`."""
 
     picture: dict[str, JsonValue] = {}
     """What the processor of a model of transformers makes of a picture, for a peak where there is only `config`: its
@@ -135,7 +135,7 @@ class ModelParams(Params):
     mlp."""
 
     lora_rank: int | None = Field(None, ge=1)
-    """Rank of LoRA adapters beside the matrices of the language model, not of a flamingo (needs peft: pip install
+    """Rank of LoRA adapters on the matrices of the language model; not for a flamingo (needs peft: pip install
     peft). Default unset: none."""
 
     lora_targets: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ _MACHINES = (
     replace(_A100, bandwidth=3.1e9, latency=1e-4, inside=210e9, name="a100-ethernet"),
     replace(_RTX4090, latency=3e-5, name="rtx4090-pcie"),
 )
-# Memory: out-of-memory messages of torch name 79.1 to 79.3 GiB on cards of 80 GB, 23.6 to 23.7 on those of 24.
+# Memory: out-of-memory messages of torch name 79.1 to 79.3 GiB on cards of 80 GB, 23.6 to 23.7 on cards of 24 GB.
 # Matrix products: the best of many shapes, 794.5 of 989 and 271.2 of 312 TFLOP/s (stas00/ml-engineering,
 # compute/accelerator/README.md). Attention: FlashAttention-2, 35 % on the H100 (Shah et al. 2024, FlashAttention-3) and
 # 63 to 73 % on the A100 (Dao 2023). The RTX 4090 is assumed to be as the A100.

@@ -48,7 +48,7 @@ class Memory:
 
 
 def memory_at_rest(plan: WrapPlan) -> Memory:
-    """Return what a rank holds beside activations, with the most that is gathered and reduced at one time."""
+    """Return what a rank holds without activations, with the most that is gathered and reduced at one time."""
     parameters = optimizer = gradients = 0
     gathered = gather_buffer = reduce_buffer = 0
     gathered_for_a_while = []
@@ -177,7 +177,7 @@ class StepWalk:
 
     def __post_init__(self) -> None:
         self.peak = self.without_activations = self.constant
-        # The rest of `constant` is counted anew at each event.
+        # The rest of `constant` is counted again at each event.
         self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
         self.fsdp1 = self.plan.backend is Backend.FSDP1
 
@@ -190,7 +190,7 @@ class StepWalk:
             if event.event in ("pre_backward", "post_backward", "end"):
                 self.phase = "backward"
             self.when = f"{self.phase} of {unit.name}"
-            # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes its flat one anew each time.
+            # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.
             in_place = any(self.accumulated.values()) and not self.fsdp1
             self.activations, activations_after = event.peak, event.allocated
             if in_place:
@@ -203,13 +203,13 @@ class StepWalk:
             elif event.event == "end":
                 self.end()
             elif event.event == "post_backward" or unit.order in self.accumulated:
-                # Also without new gradients: those of earlier micro-steps are reduced then.
+                # Also without new gradients: the gradients of earlier micro-steps are reduced then.
                 self.post_backward(unit)
             else:  # no_gradient
                 self.reshard(unit)
 
     def compare(self, transient: int = 0) -> None:
-        """Compare what is allocated now to the peak. transient: bytes of buffers that are freed at once."""
+        """Compare what is allocated now to the peak. transient: bytes of buffers that are freed immediately."""
         now = {
             "gathered": sum(self.unsharded.values()),
             "gradients": self.constant.gradients + sum(self.accumulated.values()) + sum(self.reduced.values()),
@@ -307,7 +307,7 @@ class StepWalk:
             self.reduce(unit, computed, earlier)
 
     def reduce(self, unit: Unit, computed: int, earlier: int) -> None:
-        """Reduce-scatter gradients: bytes that this micro-step's backward computed, and those of earlier ones."""
+        """Reduce-scatter gradients: bytes that this micro-step's backward computed, and of earlier ones."""
         reduced = 0 if self.offload else gradient_bytes(self.plan, unit)
         gloo_copy = 0
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
@@ -317,7 +317,7 @@ class StepWalk:
                 ahead = self.plan.prefetched_in_backward.get(unit.order)
                 if ahead and ahead.order not in self.finished:  # _runtime_utils.py, _get_handle_to_prefetch
                     self.all_gather(ahead)
-            # The flat gradient is in the dtype of compute, and is cast to that of the reduction.
+            # The flat gradient is in the dtype of compute, and is cast to the reduction's.
             cast = 0
             if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):
                 cast = unit.reduced_bytes

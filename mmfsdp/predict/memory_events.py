@@ -172,7 +172,7 @@ class MemoryRecorder(TorchDispatchMode):
             self.allocate(tensor)
         if operator in (aten.convolution, aten.convolution_backward):
             inputs, weight = args[:2] if operator is aten.convolution else args[1:3]
-            scratch = weight.nbytes  # oneDNN on CPUs computes with packed copies, which it frees at once
+            scratch = weight.nbytes  # oneDNN on CPUs computes with packed copies, which it frees immediately
             if inputs.shape[1] > 4:  # it packs no input of so few channels, such as a picture
                 scratch += inputs.nbytes
             self.peak = max(self.peak, self.allocated + scratch)
@@ -238,7 +238,7 @@ class MemoryRecorder(TorchDispatchMode):
             # Hooks on the inputs would wait for the gradients of other units that have the same inputs.
             inputs = [leaves[i] for i in indices]
             if self.plan.backend is Backend.FSDP1 and not self.params[unit.order]:
-                # FSDP1 frees a frozen unit by hooks on its inputs, after those of the unit that these are outputs of
+                # FSDP1 frees a frozen unit by hooks on its inputs, after the hooks of the unit that returned them
                 # (_runtime_utils.py, _register_post_backward_reshard_only_hook): two units are gathered then.
                 # It registers none where forward runs again in backward: they would keep its activations.
                 if not in_backward():
@@ -257,7 +257,7 @@ class MemoryRecorder(TorchDispatchMode):
         """Note that the unit's last module has ended forward, and watch for the start of its backward."""
         self.modules_to_run[unit.order].discard(name)
         ended = [unit.order]
-        if not name:  # the model itself: with it ends each unit of which a module did not run
+        if not name:  # the model itself: this also ends units whose modules did not all run
             ended = list(self.modules_to_run)
         elif self.modules_to_run[unit.order]:
             return
@@ -288,7 +288,7 @@ class MemoryRecorder(TorchDispatchMode):
         """Note that the unit's backward is over, with or without gradients."""
         params = self.params[order]
         without_gradient = params and self.plan.units[order].sharded and all(p.grad is None for p in params)
-        # FSDP1's flat gradient comes when autograd has added up those of all the unit's calls.
+        # FSDP1's flat gradient comes when autograd has added up the gradients of all the unit's calls.
         is_over = self.in_backward.get(order) is False
         if is_over or (without_gradient and self.plan.backend is Backend.FSDP1):
             return

@@ -32,7 +32,7 @@ class Times:
     local: float
     """Of the GPU alone: compute and memory, or what the host takes to launch the operators if that is longer."""
     overlapped: float
-    """If all-gathers and reductions run beside compute, but for those of the first unit."""
+    """If all-gathers and reductions overlap with compute, except the first unit's."""
     inside: int = 0
     """Bytes that a rank sends to others of its node."""
     between: int = 0
@@ -43,7 +43,7 @@ class Times:
 
     @property
     def serial(self) -> float:
-        """If no collective runs beside compute."""
+        """If no collective overlaps with compute."""
         return self.local + self.network
 
     @property
@@ -123,7 +123,7 @@ def step_time(
     for wire in collectives(plan, train, sources):
         within, across, duration = _sent(plan, wire, machine)
         inside, between, network = inside + within, between + across, network + duration
-    # The first unit's all-gather and the last reduction have nothing to run beside.
+    # The first unit's all-gather and the last reduction have nothing to overlap with.
     first = next((u for u in plan.units if u.sharded and u.params), None)
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
     overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
@@ -168,7 +168,7 @@ def _loads(plan: WrapPlan, tokens: int | None) -> _Loads:
 def copied_bytes(plan: WrapPlan, micro_steps: int) -> int:
     """Return what FSDP2 reads and writes to copy gathered weights out of one buffer, and gradients into one.
 
-    FSDP1 gathers in place and DDP does not gather. The buffers are those of `_fsdp_collectives.py`.
+    FSDP1 gathers in place and DDP does not gather. See torch's `_fsdp_collectives.py` for the buffers.
     """
     if plan.backend is not Backend.FSDP2:
         return 0

@@ -1,6 +1,6 @@
 """Count the work of a micro-step: FLOPs that are needed and FLOPs that run, bytes that operators move, and kernels.
 
-The convention is that of torch's registry of formulas (torch/utils/flop_counter.py) and of torchtitan: a multiplication
+The convention is the one of torch's registry of formulas (torch/utils/flop_counter.py) and torchtitan: a multiplication
 and an addition are two FLOPs; only matrix products, convolutions and attention count; attention is counted in full,
 also where it is causal.
 """

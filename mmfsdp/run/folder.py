@@ -101,7 +101,7 @@ def read_file(path: PathLike) -> bytes:
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Replace a file at once: readers see the old text or the new one, also after a crash."""
+    """Replace a file in one step: readers see the old text or the new one, also after a crash."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     data = memoryview(text.encode("utf-8"))
@@ -172,7 +172,7 @@ def heartbeat_path(folder: PathLike, rank: int) -> Path:
 def read_heartbeat(folder: PathLike, rank: int) -> tuple[str, float] | None:
     """Return what a rank last reported that it does, and when by the clock of its machine; None if there is nothing.
 
-    The time of the file is that of the file server, whose clock may differ; only earlier versions need it.
+    The time of the file is the file server's, whose clock may differ; only earlier versions need it.
     """
     try:
         with open_regular(heartbeat_path(folder, rank)) as file:  # NFS asks its server at each open
@@ -307,7 +307,7 @@ def last_row(folder: PathLike, rank: int = 0) -> Row:
 
 
 class MetricsWriter:
-    """Append rows to a rank's metrics, one JSON line each, visible to readers at once.
+    """Append rows to a rank's metrics, one JSON line each, visible to readers immediately.
 
     With `after`, rows of later steps are removed first: a resumed run does these steps again.
     """

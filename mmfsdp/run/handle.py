@@ -47,7 +47,7 @@ class Run:
 
     @classmethod
     def open(cls, path: PathLike) -> Run:
-        """Return a handle on an existing run. Raises ParamError naming the runs beside it if there is none."""
+        """Return a handle on an existing run. Raises ParamError naming the runs in the same folder if there is none."""
         run = cls(path)
         if is_run(run.path):
             return run
@@ -158,7 +158,7 @@ class Run:
             time.sleep(0.2)
 
     def drill(self) -> None:
-        """Preempt it as a cluster would: its ranks save, end and start again. Returns at once.
+        """Preempt it as a cluster would: its ranks save, end and start again. Returns immediately.
 
         Raises ParamError if its ranks are not running.
         """
@@ -172,7 +172,7 @@ class Run:
         trust: bool = False,
         tell: Callable[[Finding], object] = warn,
     ) -> Run:
-        """Start it again where it ended, from its newest complete checkpoint or that of `step`, and return.
+        """Start it again where it ended, from its newest complete checkpoint or the one of `step`, and return.
 
         `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. `trust`: run
         what its folder names, though somebody else may have written that. Raises ParamError if it is still running or

@@ -1,9 +1,9 @@
 """Heartbeats of the ranks, and the detector that finds the rank that hangs: its number, what it was doing, its stack.
 
 A rank writes what it is about to do into logs/rank<N>.beat. The detector runs in the supervisor of a local run, and in
-the watchdog of a Slurm job: a process beside rank 0. Slurm itself notices ranks that die, nodes that fail and the time
-limit, but not a rank that hangs. To end the job the watchdog kills rank 0 (srun then ends the others), so that it works
-in containers without Slurm's commands.
+the watchdog of a Slurm job, a process on rank 0's node. Slurm itself notices ranks that die, nodes that fail and the
+time limit, but not a rank that hangs. To end the job the watchdog kills rank 0 (srun then ends the others), so that
+it works in containers without Slurm's commands.
 """
 
 from __future__ import annotations

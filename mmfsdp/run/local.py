@@ -192,7 +192,7 @@ def _silence(folder: Path) -> float:
     """Return the seconds since a run on another machine last gave a sign of life.
 
     The supervisor writes the time of its machine into status.json, and rank 0 into its metrics. The time of a file is
-    that of the file server, whose clock may differ; only earlier versions need it.
+    the file server's, whose clock may differ; only earlier versions need it.
     """
     alive = status_values(folder).get("alive")
     if alive is not None:
@@ -202,7 +202,7 @@ def _silence(folder: Path) -> float:
 
 
 def _state_after_death(folder: Path, record: RunRecord) -> RunState:
-    """Return the state of a run of which no process is left, from what the ranks reported."""
+    """Return the state of a run that has no process left, from what the ranks reported."""
     if (folder / "cancel").exists():
         return cancelled_state(folder, record)
     statuses = rank_statuses(folder, record)

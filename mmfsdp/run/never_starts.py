@@ -1,6 +1,6 @@
 """Jobs that Slurm refuses, or accepts and will never start: the field to change.
 
-The reasons are those of https://slurm.schedmd.com/job_reason_codes.html. Slurm leaves such a job in the queue for ever,
+The reasons are listed in https://slurm.schedmd.com/job_reason_codes.html. Slurm leaves such a job in the queue forever,
 since an administrator might still raise the limit.
 """
 

@@ -45,7 +45,7 @@ def has_driver() -> bool:
 def with_ranks(params: RunParams) -> RunParams:
     """Return the parameters with a number of ranks: the one that is set, else one for each GPU, else 2.
 
-    The GPUs are those of this machine, or on Slurm those that the job asks for. Raises ParamError if the number does
+    The GPUs are this machine's, or on Slurm the ones that the job asks for. Raises ParamError if the number does
     not fit the other parameters, or if there is no such profile of a cluster.
     """
     if params.launch.ranks is not None:
@@ -88,7 +88,7 @@ def trains_on(params: RunParams) -> str:
 def place_of(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool = False) -> str:
     """Return a line that says where a run trains, and why.
 
-    gpus: those of this machine or job. is_default: the number of ranks was unset.
+    gpus: of this machine or job. is_default: the number of ranks was unset.
     """
     launch = params.launch
     ranks = launch.world_size

@@ -67,7 +67,7 @@ def preemption_requested(*numbers: int) -> bool:
 
 
 def simulate_preemption(folder: Path) -> None:
-    """Send PREEMPT_SIGNAL to every rank of a run, as a cluster would: a drill. Returns at once.
+    """Send PREEMPT_SIGNAL to every rank of a run, as a cluster would: a drill. Returns immediately.
 
     Raises ParamError if not all ranks are running, if they cannot be signalled from this machine, or if the job that
     the folder names is another run's.

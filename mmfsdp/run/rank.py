@@ -105,7 +105,7 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
         cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // local_ranks
         os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
         if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"} & os.environ.keys():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # this job has no GPU: those of the node are other jobs'
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # this job has no GPU: the node's GPUs are other jobs'
         os.environ[RUN_VARIABLE] = record.identity
         if job.num_nodes == 1:
             _set_master_address(LOOPBACK)  # nothing outside the node needs to connect

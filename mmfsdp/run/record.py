@@ -1,4 +1,4 @@
-"""The records of a run: who runs it (run.json), how it is (status.json), and what each rank reports."""
+"""The records of a run: who runs it (run.json), its state (status.json), and what each rank reports."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ RANK_TYPES: Types = {
 
 
 def rank_status(folder: Path, rank: int) -> dict[str, Any]:
-    """Return what a rank last reported: state (running, preempted, failed, done), pid, time, and more; else {}."""
+    """Return what a rank last reported: state (running, preempted, failed, done), pid, time and so on; {} if it
+    has not reported."""
     return of_types(read_json(folder / "logs" / f"rank{rank}.json") or {}, RANK_TYPES)
 
 

@@ -130,7 +130,7 @@ def _after_ranks(logs: Path) -> list[str]:
 
 
 def check_slurm(params: RunParams) -> None:
-    """Raise ParamError if there is no sbatch here, and for fields of which no batch file can be made."""
+    """Raise ParamError if there is no sbatch here, and for fields that cannot be written into a batch file."""
     if not shutil.which("sbatch"):
         words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
         raise ParamError("launch.executor", words)

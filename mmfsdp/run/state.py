@@ -113,7 +113,7 @@ class RankProgress:
 
 
 def read_ranks(path: PathLike, ranks: int, state: RunState) -> list[RankProgress]:
-    """Return every rank of a run as it is now; `state` is that of the run."""
+    """Return every rank of a run as it is now; `state` is the state of the run."""
     return [_read_rank(Path(path), rank, state) for rank in range(ranks)]
 
 

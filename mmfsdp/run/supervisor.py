@@ -50,7 +50,7 @@ def supervise(folder: Path) -> None:
     record = wait_for_record(folder)
     try:
         state = Supervisor(folder, record).run()
-        write_status(folder, replace(state, status=Status.STARTING))  # the cause at once, the end once all is stopped
+        write_status(folder, replace(state, status=Status.STARTING))  # the cause now, the end once all is stopped
     except Exception as error:
         reason = f"the supervisor failed: {error}{advice(str(error))}"
         state = RunState(Status.FAILED, reason, traceback=traceback.format_exc())

@@ -1,8 +1,8 @@
-"""sweep(): many runs that differ in a few parameters, a few at once, and one table of their results.
+"""sweep(): many runs that differ in a few parameters, a few at the same time, and one table of their results.
 
-A sweep is a folder of ordinary runs, 000, 001 and on, beside base.yaml (the parameters that they share) and sweep.json
-(those in which they differ). A process of its own starts them, so that closing the notebook does not stop it; on Slurm
-it submits them as one job array.
+A sweep is a folder of ordinary runs, 000, 001 and on, with base.yaml (the parameters that they share) and sweep.json
+(the parameters in which they differ). A process of its own starts them, so that closing the notebook does not stop it;
+on Slurm it submits them as one job array.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _cell(value: Any) -> str:
 
 
 def run_sweep(folder: Path) -> None:
-    """Start the members of a sweep, no more at once than it says, until all have ended or it is cancelled."""
+    """Start the members of a sweep, no more at a time than `at_once`, until all have ended or it is cancelled."""
     members = Sweep.open(folder)
     with FileLock(folder / LOCK, timeout=5):  # held as long as members may start
         if members.shared.launch.executor.value == "slurm":
@@ -353,7 +353,7 @@ def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) 
     for task, name in enumerate(names):  # each task finds its member by its own number
         (folder / f"{task:03d}").symlink_to(Path("..", name))
     write_text(folder / "array.sh", array_text(members, folder, names))
-    dependency = [f"--dependency=afterany:{after}"] if after else []  # no more at once than was asked
+    dependency = [f"--dependency=afterany:{after}"] if after else []  # no more at a time than was asked
     return run_command(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
 
 

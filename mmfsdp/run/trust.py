@@ -1,6 +1,6 @@
 """Trust in a run folder: a digest of its parameters under a key of the user's own.
 
-To resume a run is to run what its params.yaml names: on Slurm a Python, modules and setup commands, also those of a
+To resume a run is to run what its params.yaml names: on Slurm a Python, modules and setup commands, also from a
 cluster's profile. Somebody may have handed the folder over, and who owns it says nothing: an unpacked archive is owned
 by whoever unpacked it. So `launch` leaves a digest of the parameters in run.json that only a key in the user's home can
 make. Where it does not fit, `resume` shows what it would run, and goes on only if it is told to trust that.
@@ -71,7 +71,7 @@ def _distrust(folder: Path) -> str:
 
 
 def what_runs(params: RunParams) -> list[str]:
-    """Return the parameters that are not the defaults, as `name: value`; those of a cluster's profile, too."""
+    """Return the parameters that are not the defaults, as `name: value`; also from a cluster's profile."""
     resolved = params.to_dict() | {"launch": with_cluster(params.launch).to_dict()}
     defaults, lines = leaves(RunParams().to_dict()), []
     for name, value in leaves(resolved).items():

@@ -47,7 +47,7 @@ class _RankLog:
         """The unfinished line at the end of the file."""
 
     def read(self, limit: int, *, last: bool) -> list[LogLine]:
-        """Return the lines finished since the last call, from at most `limit` bytes; with `last` also an unfinished."""
+        """Return the lines finished since the last call, at most `limit` bytes; with `last` also an unfinished one."""
         data = self.file.read(limit, newest=True)
         lines = []
         if self.file.restarted or self.file.skipped:
@@ -111,7 +111,7 @@ class Progress:
         self.path = path
 
     def line(self, state: RunState) -> str:
-        """Return such as `RUNNING   [####......]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
+        """Return a line such as `RUNNING   [####......]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
         self.add(read_metrics(self.path, last_bytes=20_000))
         text = f"{state.status:<9} {bar(state.step / max(1, state.steps))}  {state.step}/{state.steps}"
         newest = self.recent[-1] if self.recent else {}
@@ -168,14 +168,14 @@ def clock(seconds: float) -> str:
 
 
 def follow(path: PathLike) -> Iterator[str]:
-    """Yield lines to print while a run goes on: those of its logs, its events but saves, one at each tenth of the
+    """Yield lines to print while a run goes on: its logs, its events except saves, one at each tenth of the
     steps, and why it waits in a queue.
 
     Ends when the run ends, with the traceback of a failed rank.
     """
     reader, progress, last_tenth, events_read, queued = LogReader(path), Progress(path), -1, 0, ""
     while True:
-        state = run_state(path)  # before the look at the logs: those of a finished run are complete
+        state = run_state(path)  # before the logs are read: the logs of a finished run are complete
         events = read_events(path)
         for event in events[events_read:]:
             if event["kind"] != "saved":

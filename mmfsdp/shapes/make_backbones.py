@@ -1,8 +1,8 @@
 """Make the backbones that the package ships: `python -m mmfsdp.shapes.make_backbones`, some minutes on two cores.
 
-They are those of the presets `tiny` and `tiny_llava`, pretrained as `ensure_backbones` does it, in 16 bits, in
-`mmfsdp/shapes/backbones/`. `about.json` beside them has what they know of pictures and texts that the pretraining did
-not show them. Run it again after each change of the generated pictures or of the recipe (`RECIPE_VERSION`).
+They are the backbones of the presets `tiny` and `tiny_llava`, pretrained as `ensure_backbones` does it, in 16 bits, in
+`mmfsdp/shapes/backbones/`. `about.json` in that folder says how well they know pictures and texts that the pretraining
+did not show them. Run it again after each change of the generated pictures or of the recipe (`RECIPE_VERSION`).
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Recipe:
 def ensure_backbones(params: RunParams, progress: Progress | None = None, *, recipe: Recipe | None = None) -> None:
     """Pretrain the backbones whose weights are `generated`, unless that was done before.
 
-    Any number of processes may call it at once: one works, the others wait. A folder is complete or not there. Raises
-    ParamError naming the field for a backbone that cannot be pretrained here.
+    Any number of processes may call it at the same time: one works, the others wait. A folder is complete or not there.
+    Raises ParamError naming the field for a backbone that cannot be pretrained here.
     """
     if not needs_backbones(params.model):
         return

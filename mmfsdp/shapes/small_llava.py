@@ -61,7 +61,7 @@ def write_llava(params: ModelParams, folder: Path) -> None:
     tokenizer = load_tokenizer(language)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
     if tokenizer.convert_tokens_to_ids(IMAGE) != config.image_token_id:
-        raise ParamError("model.config.image_token_id", f"is not the id of {IMAGE}; take that of the preset tiny_llava")
+        raise ParamError("model.config.image_token_id", f"is not the id of {IMAGE}; take it from the preset tiny_llava")
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     side = {"height": encoder.image_size, "width": encoder.image_size}

@@ -62,7 +62,7 @@ class Callback:
         return {}
 
     def due(self, step: int) -> bool:
-        """Return True if the row of this step must be read at once, which waits for the GPU."""
+        """Return True if the row of this step must be read immediately, which waits for the GPU."""
         return False
 
     def on_step_end(self, row: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class Callbacks:
         return figures
 
     def due(self, step: int) -> bool:
-        """Return True if the row of a step must be read at once."""
+        """Return True if the row of a step must be read immediately."""
         return any(callback.due(step) for callback in self._all)
 
     def on_step_end(self, row: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from .callbacks import Callback, Training
 from .features import FeatureCache
 
 CAPTION_BATCH = 50
-"""Prompts that are answered at once."""
+"""Prompts that are answered in one batch."""
 MAX_NEW_TOKENS = 24
 MAX_WEIGHTS_SHARE = 0.9
 """Share of a GPU's free memory that the weights may have when captions are made; the rest is for activations."""
@@ -153,12 +153,12 @@ def train_and_caption(folder: Path) -> None:
 
 
 def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dict[str, Any]:
-    """Caption new pictures, write result.json and the first pictures beside it. Returns the result.
+    """Caption new pictures, write result.json and the first pictures in the folder. Returns the result.
 
     `alive` is called before each batch.
 
-    Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: that of the checkpoint,
-    the last one's unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
+    Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: of the checkpoint,
+    the last one unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
     unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares of samples whose whole text
     is right; captions: picture file, truth, caption and split of the first few.
     """
@@ -308,7 +308,7 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 def captions(
     model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, alive: Callable[[], object] = bool
 ) -> list[str]:
-    """Return what the model says to each sample's prompt. Fewer are answered at once where a GPU has too little memory.
+    """Return what the model says to each sample's prompt. Batches are smaller where a GPU has too little memory.
 
     Raises torch.OutOfMemoryError if a single prompt needs more.
     """

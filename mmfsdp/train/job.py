@@ -93,7 +93,7 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
         # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # nccl then never guesses a rank's GPU, and connects at once, so that a mistake shows here.
+    # nccl then never guesses a rank's GPU, and connects immediately, so that a mistake shows here.
     bound_device = device if device.type == "cuda" else None
     if RUN_VARIABLE in os.environ and os.environ["MASTER_ADDR"] == LOOPBACK:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -128,7 +128,7 @@ def pick_device(params: RunParams) -> torch.device:
         return torch.device("cpu")
     is_job = params.launch.executor is Executor.SLURM
     gpus, allocated = torch.cuda.device_count(), int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if is_job else 0
-    # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or those beside its socket, numbered from 0.
+    # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or the GPUs next to its socket, numbered from 0.
     if gpus >= ranks or (gpus and allocated >= ranks):
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
     if wanted is Device.CUDA or allocated:

@@ -1,6 +1,6 @@
 """Measure a step: what its collectives send, and its peak memory.
 
-The peak is on a GPU the allocator's own count, on the CPU that of torch's profiler.
+On a GPU the peak comes from the allocator, on the CPU from torch's profiler.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Collectives:
 
 
 class WireMeter(Callback):
-    """Adds the bytes that this rank sent in each step, and those of the last step to the result."""
+    """Adds the bytes that this rank sent to the row of each step, and the last step's to the result."""
 
     def __init__(self, training: Training) -> None:
         self._counted = Collectives()
@@ -232,7 +232,7 @@ class MemoryMeter(Callback):
         return self._memory.figures()
 
     def on_train_end(self, result: dict[str, Any]) -> None:
-        """Add the predicted peak: the plan's is that of the longest texts. With a feature cache nobody knows it."""
+        """Add the predicted peak. The plan predicts it for the longest texts, and not with a feature cache."""
         training = self._training
         if dist.get_rank() == 0 and self._memory.largest and training.features is None:
             from .prepare import peak_of

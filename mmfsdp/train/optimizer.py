@@ -82,7 +82,7 @@ class Scaler:
     """The loss scale of fp16 (Micikevicius et al. 2018), with the constants and the growth of torch.amp.GradScaler.
 
     All ranks have the same scale: an overflow shows in the global gradient norm, so nothing more is sent.
-    torch 2.11's own scalers refuse DTensors beside plain tensors, which a plan with REPLICATE has.
+    torch 2.11's own scalers refuse DTensors together with plain tensors, which a plan with REPLICATE has.
     """
 
     def __init__(self, device: torch.device | str = "cpu", *, scale: float = 2.0**16, interval: int = 2000) -> None:

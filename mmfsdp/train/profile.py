@@ -1,6 +1,6 @@
 """Profile some steps of a run.
 
-The profile tells how much of a step's communication is exposed: no compute runs beside it.
+The profile tells how much of a step's communication is exposed: no compute runs at the same time.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class StepLog(Callback):
 
 
 class SkippedSteps(Callback):
-    """Ends a run of which no step changes a weight."""
+    """Ends a run in which no step changes a weight."""
 
     def __init__(self, training: Training) -> None:
         self.limit = training.setup.params.train.max_skipped

@@ -78,7 +78,8 @@ class TrainState:
 
 
 def resume(setup: TrainSetup) -> TrainState:
-    """Load model, optimizer, schedule, scaler and random states from the newest complete checkpoint, or start anew.
+    """Load model, optimizer, schedule, scaler and random states from the newest complete checkpoint, or start from
+    the beginning.
 
     Every rank must call it. Raises what `checkpoint.resume` raises, and ParamError for other frozen weights.
     """

@@ -95,7 +95,7 @@ class ViewerPresence:
 def receive_while_busy(widget: w.Widget) -> None:
     """Let input of a widget, and of all inside it, take effect while a cell runs.
 
-    JupyterLab 4.4 and ipykernel 7 handle widget messages in a subshell, beside the one that runs cells. Since 7.4
+    JupyterLab 4.4 and ipykernel 7 handle widget messages in a subshell, next to the shell that runs cells. Since 7.4
     ipykernel routes them back to the shell that made the widget, without a public switch; remove this when it has one.
     """
     if hasattr(widget.comm, "_reply_subshell_for"):

@@ -1,4 +1,4 @@
-"""One parameter in a form: its input, made from the field of its model, with help, reason or error beside it."""
+"""One parameter in a form: its input, made from the field of its model, with help, reason or error next to it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FieldRow(w.HBox):
         return TRUTH_VALUES[typed] if self.kind is bool else typed
 
     def show(self, params: RunParams) -> None:
-        """Show the field's value, and disable the field if it has no effect beside these parameters."""
+        """Show the field's value, and disable the field if it has no effect with these parameters."""
         self._disabled_reason = params.unavailable(self.name).partition(";")[0]  # without the advice
         typed = plain(attrgetter(self.name)(params))
         if typed is None:
@@ -96,7 +96,7 @@ class FieldRow(w.HBox):
             typed = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
         elif self.optional:
             typed = str(typed)
-        self._not_now = ""  # choices that cannot be made beside these parameters, with the reason
+        self._not_now = ""  # choices that these parameters do not allow, with the reason
         for choice in getattr(self._input, "options", ()):
             reason = params.unavailable(self.name, self._parse(choice)).partition(";")[0]
             if reason and choice != typed:
@@ -107,7 +107,7 @@ class FieldRow(w.HBox):
         self.mark("")
 
     def mark(self, error: str) -> None:
-        """Show an error beside the field; without one why it has no effect, or what its value means."""
+        """Show an error next to the field; without one why it has no effect, or what its value means."""
         if error:
             html = note(error, "error", role="alert")
         elif self._disabled_reason:

@@ -79,7 +79,7 @@ class RunForm(CellWidget):
         self._note.value = ""
 
     def flag(self, error: ParamError | None) -> None:
-        """Show a mistake that only the plan of the present choices found, beside its field. None: it is mended."""
+        """Show a mistake that only the plan of the present choices found, next to its field. None clears it."""
         if not self.error:
             self._mark(error)
 
@@ -122,7 +122,7 @@ class RunForm(CellWidget):
             self._note.value = note(error, "error", role="alert")
 
     def _edited(self) -> None:
-        """Take the rows as they stand: valid parameters, or the error beside its field."""
+        """Take the rows as they stand: valid parameters, or the error next to its field."""
         try:
             self.show(self.params.change(**{name: row.value for name, row in self.rows.items()}))
         except ParamError as error:
@@ -130,7 +130,7 @@ class RunForm(CellWidget):
             self._mark(error)
 
     def _mark(self, error: ParamError | None) -> None:
-        """Show a mistake beside its field, which is unfolded, or on top if it belongs to no field."""
+        """Show a mistake next to its field, which is unfolded, or on top if it belongs to no field."""
         field = ""
         if error:  # of a plan: without the section
             field = next((name for name in field_names() if f".{name}".endswith(f".{error.field}")), "")

@@ -35,7 +35,7 @@ class Launcher(CellWidget):
         self._follow(form)
 
     def launch(self) -> None:
-        """Press the button, and return at once. A run that goes on, or has completed, is not launched again."""
+        """Press the button, and return immediately. A run that goes on, or has completed, is not launched again."""
         failed = self.panel is not None and self.panel.state.done and not self.panel.state.ok
         if self._launched != self._form.params or failed:
             self._start()

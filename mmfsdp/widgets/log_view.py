@@ -14,7 +14,7 @@ from .markup import note
 
 MAX_SHOWN_LINES = 300
 MAX_SHOWN_CHARACTERS = 100_000
-"""Limits of what is shown at once, so that no log can fill the browser's memory."""
+"""Limits of what is shown at a time, so that no log can fill the browser's memory."""
 MAX_KEPT_LINES = 5000
 """Lines that the filters reach; older ones are in the run folder."""
 
@@ -32,7 +32,7 @@ class LogView(w.VBox):
         self._search = w.Text(placeholder="search the log", tooltip="Show lines with this text", layout=narrow)
         controls = [self._rank, self._search]
         for control in controls:
-            control.observe(lambda _: self.draw(anew=True), "value")
+            control.observe(lambda _: self.draw(refiltered=True), "value")
         self._note, self._text = w.HTML(), w.HTML()
         # A box that is laid out from its bottom keeps the newest line in view.
         layout = w.Layout(height="20em", overflow="auto", flex_flow="column-reverse", flex="0 0 auto")
@@ -46,10 +46,10 @@ class LogView(w.VBox):
             self._added += len(lines)
             self._lines.extend(lines)
 
-    def draw(self, *, anew: bool = False) -> None:
-        """Bring the page up to date; costs nothing where it is. anew: since a filter has changed."""
+    def draw(self, *, refiltered: bool = False) -> None:
+        """Bring the page up to date; does nothing if it is. refiltered: a filter has changed."""
         with self._lock:
-            if self._added == self._drawn and not anew:
+            if self._added == self._drawn and not refiltered:
                 return
             added = self._drawn = self._added
             lines = list(self._lines)

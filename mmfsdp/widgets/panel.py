@@ -34,7 +34,7 @@ MAX_LOG_BYTES = 1 << 20
 MAX_TRACEBACKS = 24
 """Tracebacks that are shown; the log files have all."""
 RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
-"""Signs beside the colors, so that nobody needs to tell colors apart."""
+"""Signs in addition to the colors, so that nobody needs to tell colors apart."""
 
 
 class RunPanel(CellWidget):

@@ -212,7 +212,7 @@ def profiles(folder: Path) -> str:
             for key in ("compute", "communication", "exposed"):
                 parts.append(f"{key} {profile[f'{key}_s']:.3g} s")
             html += timeline(profile["lanes"], seconds=profile["seconds"], title=", ".join(parts))
-    return html + note("exposed: communication with no compute beside it.") if html else ""
+    return html + note("exposed: communication with no compute at the same time.") if html else ""
 
 
 def timeline(lanes: Mapping[str, Sequence[Sequence[float]]], *, seconds: float, title: str) -> str:

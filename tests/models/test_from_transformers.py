@@ -337,7 +337,7 @@ def test_a_published_configuration_names_all_keys_that_are_left_over(folders):
     config = json.loads((folders["llava"] / "config.json").read_text())
     assert build_model(ModelParams(kind="transformers", config=config), meta=True)
     config |= {"ignore_index": -100, "mm_hidden_size": 1024}
-    left = "published, of which transformers does not read ignore_index, mm_hidden_size; remove them, or put the file"
+    left = "published, in which transformers does not read ignore_index, mm_hidden_size; remove them, or put the file"
     with pytest.raises(ParamError, match=f"model.config: config.json as {left} into a folder and set model.name to it"):
         build_model(ModelParams(kind="transformers", config=config), meta=True)
     qwen = json.loads((folders["qwen2_5_vl"] / "config.json").read_text())
