@@ -51,10 +51,8 @@ class Resumed:
         if dropped:
             text += f"; optimizer states dropped: {len(dropped)} parameters frozen now, such as {dropped[0]}"
         if self.newly_trained:
-            text += (
-                f"; optimizer states start from 0: {len(self.newly_trained)} parameters that did not train before, such as "
-                f"{self.newly_trained[0]}"
-            )
+            text += f"; optimizer states start from 0: {len(self.newly_trained)} parameters that did not train before, "
+            text += f"such as {self.newly_trained[0]}"
         return text
 
 

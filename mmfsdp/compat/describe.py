@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core.lint import lint
 from ..core.names import plain_name
-from ..core.plan import Unit, WrapPlan, plan_of
+from ..core.plan import Unit, UnitKind, WrapPlan, plan_of
 from ..core.trace import Trace, trace_registration
-from ..core.units import buffer_bytes, kind_of, torch_dtype, unit_name, with_bytes
+from ..core.units import buffer_bytes, torch_dtype, unit_name, with_bytes
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
 from ..predict.cost_lint import lint_cost
 from .describe_flat import precision_of, read_ddp, read_fsdp1, read_param
@@ -100,14 +100,15 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
         if p in parameter_names:
             params.append(read_param(parameter_names[p], p, model, fsdp_param._orig_size))
     reshards = group._reshard_after_forward and not (auto_reshard and modules == ("",))
-    kind, dtype = kind_of(params), group.fsdp_params[0].mp_policy.param_dtype
+    kind = UnitKind.of(p.trainable for p in params)
+    dtype = group.fsdp_params[0].mp_policy.param_dtype
     # A unit around a trainable parameter returns what requires a gradient.
     returns_grad = not trace.grad_flow.isdisjoint(param.name for param in params)
     for module in group.modules:
         returns_grad = returns_grad or any(p.requires_grad for p in module.parameters())
     grad_flow = group.unshard_in_backward and returns_grad
     policy = None
-    if kind == "frozen":
+    if kind is UnitKind.FROZEN:
         policy = FrozenPolicy.KEEP if grad_flow and not reshards else FrozenPolicy.SHARD
     return Unit(
         name=unit_name(modules),

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from ..core.names import plain_name
-from ..core.plan import Param, Unit, WrapPlan
+from ..core.plan import Param, Unit, UnitKind, WrapPlan
 from ..core.trace import Trace, trace_registration
-from ..core.units import buffer_bytes, decays, kind_of, unit_name, with_bytes
+from ..core.units import buffer_bytes, decays, unit_name, with_bytes
 from ..params import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, Precision, ShardingStrategy
 
 FREES_AFTER_FORWARD = (TorchStrategy.FULL_SHARD, TorchStrategy.HYBRID_SHARD)
@@ -51,7 +51,7 @@ def read_fsdp1(model: nn.Module, wrappers: Mapping[str, FullyShardedDataParallel
     # All parameters of a mixed unit are views of one flat parameter that trains, the frozen ones, too.
     also_trainable: set[str] = set()
     for params in held.values():
-        if kind_of(params) == "mixed":
+        if UnitKind.of(p.trainable for p in params) is UnitKind.MIXED:
             for param in params:
                 also_trainable.update((param.name, *param.aliases))
     trace = trace_registration(model, plain_name=plain_name, also_trainable=also_trainable)
@@ -120,11 +120,11 @@ def _left_out(model: nn.Module, units: list[Unit], trace: Trace) -> list[Unit]:
 
 def _unit(modules: tuple[str, ...], params: list[Param], trace: Trace, *, sharded: bool) -> Unit:
     """Return a unit of these parameters. Its place and its bytes are found later."""
-    kind = kind_of(params)
+    kind = UnitKind.of(p.trainable for p in params)
     names = [param.name for param in params] + [f"{module}._flat_param" for module in modules]
     trains = any(param.trainable for param in params)
     policy = None
-    if kind == "frozen":
+    if kind is UnitKind.FROZEN:
         policy = FrozenPolicy.SHARD if sharded else FrozenPolicy.REPLICATE
     return Unit(
         name=unit_name(modules),

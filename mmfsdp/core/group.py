@@ -16,6 +16,7 @@ from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_po
 from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError
 from ..params.base import did_you_mean
 from .names import ancestors, tied_names
+from .plan import UnitKind
 from .trace import Trace, has_forward
 
 MIN_UNIT_PARAMETERS = 1_000_000
@@ -27,12 +28,10 @@ def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[l
 
     Raises ParamError if `transformer_layer_cls` names no class of the model that has a forward.
     """
+    groups: list[list[str]] = []
     if params.auto_wrap_policy is AutoWrapPolicy.FROZEN_AWARE:
         groups = FrozenAware(model, trace).groups()
-    elif params.auto_wrap_policy is AutoWrapPolicy.NO_WRAP:
-        groups = []
-    else:
-        groups = []
+    elif params.auto_wrap_policy is not AutoWrapPolicy.NO_WRAP:
         for name in chosen_by_torch(model, params):
             if trace.calls[name]:  # a unit gathers in its module's forward
                 groups.append([name])
@@ -116,7 +115,9 @@ class FrozenAware:
         if self.never_merged & {*a, *b} or self.calls[a[0]] > 1 or self.calls[b[0]] > 1:
             return False
         of_a, of_b = self._parameters(a), self._parameters(b)
-        return self._kind(of_a) == self._kind(of_b) and min(_numel(of_a), _numel(of_b)) < MIN_UNIT_PARAMETERS
+        return (
+            self._cost_class(of_a) == self._cost_class(of_b) and min(_numel(of_a), _numel(of_b)) < MIN_UNIT_PARAMETERS
+        )
 
     def _outside_layers(self, name: str) -> list[list[str]]:
         """Return the groups of a module that is not inside a repeated layer."""
@@ -136,7 +137,7 @@ class FrozenAware:
                 inside = self._parameters(group)
                 small = _numel(inside) < MIN_UNIT_PARAMETERS and self.never_merged.isdisjoint(group)
                 # The module's own unit also gathers small groups of its kind, such as the patch embedding of a ViT.
-                if not (own and self.calls[name] and small and self._kind(inside) == self._kind(own)):
+                if not (own and self.calls[name] and small and self._cost_class(inside) == self._cost_class(own)):
                     groups.append(group)
         if own and not self._is_gathered_above(name):
             self.never_merged.add(name)
@@ -156,25 +157,24 @@ class FrozenAware:
                     scattered.append(piece)
             if scattered:
                 largest = max(scattered, key=lambda piece: _numel(self._parameters(piece)))
-                largest[:] = [name]  # in place: `pieces` holds this list
+                pieces = [[name] if piece is largest else piece for piece in pieces]
         # The layer itself comes after the modules inside it.
         return sorted(pieces, key=lambda piece: name in piece)
 
-    def _pieces(self, name: str) -> dict[tuple[frozenset[bool], int], list[str]]:
+    def _pieces(self, name: str) -> dict[tuple[UnitKind, int], list[str]]:
         """Return the outermost modules that hold one kind only, by (kind, number of calls): a unit has one of each."""
-        # {True}: all train; {False}: all are frozen; both: the module has to be split.
-        kind = _trainable(self.modules[name].parameters())
-        if len(kind) == 1 and self.calls[name]:
-            return {(kind, self.calls[name]): [name]}
-        pieces: dict[tuple[frozenset[bool], int], list[str]] = {}
-        if not kind:  # no parameters
+        kind = _kind(self.modules[name].parameters())
+        pieces: dict[tuple[UnitKind, int], list[str]] = {}
+        if kind is UnitKind.EMPTY:
             return pieces
+        if kind is not UnitKind.MIXED and self.calls[name]:
+            return {(kind, self.calls[name]): [name]}
         for child in self._children(name):
             for key, modules in self._pieces(child).items():
                 pieces.setdefault(key, []).extend(modules)
-        own = _trainable(self._own_parameters(name))
+        own = _kind(self._own_parameters(name))
         # If the module does not run, one further up gathers its own parameters.
-        if own and self.calls[name]:
+        if own is not UnitKind.EMPTY and self.calls[name]:
             pieces[own, self.calls[name]] = [name]
         return pieces
 
@@ -207,10 +207,10 @@ class FrozenAware:
             parameters += self.modules[name].parameters()
         return parameters
 
-    def _kind(self, parameters: list[nn.Parameter]) -> tuple[frozenset[bool], bool]:
-        """Return whether they are trainable or not (or both), and whether backward passes through frozen ones."""
+    def _cost_class(self, parameters: list[nn.Parameter]) -> tuple[UnitKind, bool]:
+        """Return their kind, and whether backward passes through frozen ones: units alike in both cost the same."""
         grad_flow = any(self.first_names[p] in self.trace.grad_flow for p in parameters)
-        return _trainable(parameters), grad_flow
+        return _kind(parameters), grad_flow
 
 
 def is_layer_list(module: nn.Module) -> bool:
@@ -221,8 +221,8 @@ def is_layer_list(module: nn.Module) -> bool:
     return min_layers is not None and len(layers) >= min_layers and all(list(layer.children()) for layer in layers)
 
 
-def _trainable(parameters: Iterable[nn.Parameter]) -> frozenset[bool]:
-    return frozenset(p.requires_grad for p in parameters)
+def _kind(parameters: Iterable[nn.Parameter]) -> UnitKind:
+    return UnitKind.of(p.requires_grad for p in parameters)
 
 
 def _numel(parameters: Iterable[nn.Parameter]) -> int:
@@ -324,8 +324,7 @@ def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> 
     """
     split: list[list[str]] = []
     for group in groups:
-        for module in group:
-            split.append([module])
+        split += [[module] for module in group]
     replicated: set[str] = set()
     for first_name, names in tied_names(model).items():
         owners = owning_groups(names, split)

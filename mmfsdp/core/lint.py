@@ -21,19 +21,13 @@ from ..params import AutoWrapPolicy, Backend
 from .collectives import rank
 from .group import guessed_layer_classes
 from .names import class_name, plain_name
-from .plan import MAX_SINGLE_LINES, Finding, WrapPlan
+from .plan import MAX_SINGLE_LINES, Finding, UnitKind, WrapPlan
 from .trace import Trace, need_gradient
 
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel, CheckpointWrapper)
 
 
-def lint(
-    model: nn.Module,
-    plan: WrapPlan,
-    *,
-    trace: Trace | None = None,
-    wrapped: bool = False,
-) -> tuple[Finding, ...]:
+def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrapped: bool = False) -> tuple[Finding, ...]:
     """Return the findings, errors first. What costs more than it need is found by predict/cost_lint.py.
 
     trace: of the plan's example. wrapped: the plan was read from the model, which is wrapped.
@@ -235,8 +229,8 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
                 f"collective has one dtype; {fix} before make_plan",
             )
             return
-        if fsdp1 and unit.kind == "mixed":
-            mixed = [other.name for other in plan.sharded_units if other.kind == "mixed"]
+        if fsdp1 and unit.kind is UnitKind.MIXED:
+            mixed = [other.name for other in plan.sharded_units if other.kind is UnitKind.MIXED]
             frozen = [p.name for p in unit.params if not p.trainable]
             yield _warning(
                 "mixed-unit",

@@ -23,7 +23,7 @@ ONE_ROW_A_SAMPLE = ("input_ids", "labels", "inputs_embeds", "decoder_input_ids")
 """Keys of tensors with a row for each sample. Pictures of several samples may lie in one tensor, patch by patch."""
 
 
-class Batch(Protocol):
+class StepBatch(Protocol):
     """The methods that a step needs of a micro-batch of B samples.
 
     Leave it on the CPU: counting its label tokens then waits for no device.
@@ -45,7 +45,7 @@ class Batch(Protocol):
     def label_tokens(self) -> int:
         """Tokens that the loss of a causal language model is a mean over; see `label_tokens`."""
 
-    def to(self, device: torch.device, /) -> Batch:
+    def to(self, device: torch.device, /) -> StepBatch:
         """Return the batch on a device."""
 
     def inputs(self) -> dict[str, Any]:
@@ -101,20 +101,20 @@ class MappingBatch:
         return dict(self.mapping)
 
 
-def as_batches(model: nn.Module, micro_batches: Sequence[Batch | Mapping[str, Any]]) -> list[Batch]:
+def as_batches(model: nn.Module, micro_batches: Sequence[StepBatch | Mapping[str, Any]]) -> list[StepBatch]:
     """Return micro-batches as batches. In a model's first step, compare them with the other ranks'.
 
     Raises ParamError, then on all ranks, if a rank has more of them, or other sources.
     """
     if isinstance(micro_batches, Mapping):  # its items would be the keys
         raise ParamError("micro_batches", "is one mapping; give a list: train_step(model, [batch], optimizer)")
-    batches: list[Batch] = []
+    batches: list[StepBatch] = []
     for batch in micro_batches:
         if not isinstance(batch, Mapping) and not hasattr(batch, "label_tokens"):
             kind = type(batch).__name__
             raise ParamError(
                 "micro_batches",
-                f"holds a {kind}; give a mapping of the forward's arguments, such as a dict, or a Batch",
+                f"holds a {kind}; give a mapping of the forward's arguments, such as a dict, or a StepBatch",
             )
         batches.append(MappingBatch(batch) if isinstance(batch, Mapping) else batch)
     if not hasattr(model, "mmfsdp_loss_checked"):  # the first step
@@ -123,7 +123,7 @@ def as_batches(model: nn.Module, micro_batches: Sequence[Batch | Mapping[str, An
     return batches
 
 
-def compare_over_ranks(batches: Sequence[Batch]) -> None:
+def compare_over_ranks(batches: Sequence[StepBatch]) -> None:
     """Raise ParamError if ranks have different numbers of micro-batches, or other sources. Every rank must call it.
 
     Otherwise the collectives of one rank would wait for another rank's until they time out.
@@ -149,7 +149,7 @@ def compare_over_ranks(batches: Sequence[Batch]) -> None:
             )
 
 
-def tell_of_missing_labels(model: nn.Module, batches: Sequence[Batch]) -> None:
+def tell_of_missing_labels(model: nn.Module, batches: Sequence[StepBatch]) -> None:
     """Warn on rank 0 if mappings have no labels, so that the loss is weighed by samples."""
     inner = getattr(model, "module", model)
     if rank() > 0 or hasattr(inner, "count_label_tokens"):
@@ -163,7 +163,7 @@ def tell_of_missing_labels(model: nn.Module, batches: Sequence[Batch]) -> None:
         )
 
 
-def label_tokens(model: nn.Module, batch: Batch) -> int:
+def label_tokens(model: nn.Module, batch: StepBatch) -> int:
     """Return the tokens that the model's loss is a mean over.
 
     An encoder-decoder and a masked language model predict every label, a causal language model all but the first of a

@@ -29,10 +29,30 @@ from typing import Any, NamedTuple
 
 from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamError
 from ..params.base import from_plain, plain
+from ..params.enums import Choice
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
 """Bytes of one element, by torch's dtype name."""
 ROOT = "(root)"
+
+
+class UnitKind(Choice):
+    """How much of a unit trains."""
+
+    FROZEN = "frozen", "None of its parameters trains: it has no gradients, and is never reduced."
+    TRAINABLE = "trainable", "All of its parameters train."
+    MIXED = "mixed", "Some of its parameters train."
+    EMPTY = "empty", "It has no parameters: a root that only starts the other units."
+
+    @classmethod
+    def of(cls, trainable: Iterable[bool]) -> UnitKind:
+        """Return the kind of some parameters; trainable: for each, whether it trains."""
+        values = set(trainable)
+        if not values:
+            return cls.EMPTY
+        if len(values) == 2:
+            return cls.MIXED
+        return cls.TRAINABLE if True in values else cls.FROZEN
 
 
 @dataclass(frozen=True)
@@ -51,8 +71,8 @@ class Param:
     """AdamW's weight decay applies: a matrix that is no embedding, norm, bias or gate."""
     unused: bool = False
     """Trainable, but the example's backward gives it no gradient: it is not reduced and has no optimizer states."""
-    weights: int | None = None
-    """Weights of the model that it holds, where it is quantized: codes hold those of the matrix, scales 0."""
+    num_weights: int | None = None
+    """Number of model weights it stands for if quantized: all of the matrix's for codes, 0 for scales. Else None."""
 
     @property
     def numel(self) -> int:
@@ -67,7 +87,7 @@ class Param:
     @property
     def is_floating(self) -> bool:
         """False for the codes of quantized weights, which no cast may touch."""
-        return not self.weights and self.dtype.startswith(("float", "bfloat"))
+        return not self.num_weights and self.dtype.startswith(("float", "bfloat"))
 
     def padded(self, shards: int) -> int:
         """Elements after FSDP2 pads the first dim so that all shards have as many rows."""
@@ -80,6 +100,7 @@ class Param:
 class Unit:
     """Modules whose parameters one FSDP call groups: one all-gather fetches them all."""
 
+    # ---- what it holds, and when it runs ----
     name: str
     modules: tuple[str, ...]
     """Dotted names of the modules; an empty one is the model itself."""
@@ -88,12 +109,19 @@ class Unit:
     """Place in the order in which units begin forward; from 0."""
     forward_end: int
     """Place in the order in which units end forward; from 0."""
-    kind: str
+    kind: UnitKind
     """frozen, trainable, mixed, or empty: a root without parameters, which only starts the others."""
     compute_dtype: str
     """The dtype in which its parameters are gathered and computed, by torch's name; empty: each in its own."""
     grad_flow: bool
     """Backward passes through it, so its weights are needed there."""
+    recomputed: bool = False
+    """Runs again in backward (activation checkpointing), so its weights are needed there even without grad flow."""
+    reduced_twice: bool = False
+    """Its backward runs more than once in a micro-step, so with accumulated micro-steps it is reduced twice: first what
+    earlier micro-steps left, then what is new."""
+
+    # ---- what the wrapper does with it ----
     frozen_policy: FrozenPolicy | None = None
     """SHARD, KEEP or REPLICATE for a frozen unit; None for others."""
     sharded: bool = True
@@ -107,17 +135,14 @@ class Unit:
     """All-gathers in one micro-step's forward."""
     gathers_backward: int = 0
     """All-gathers in one micro-step's backward."""
+
+    # ---- bytes ----
     bytes_at_rest: int = 0
     """Bytes of parameters at rest on each rank."""
     unsharded_bytes: int = 0
     """Bytes of the whole unit once gathered, in the compute dtype; padding included."""
     reduced_bytes: int = 0
     """Bytes of gradients that one reduction takes in; padding included."""
-    recomputed: bool = False
-    """Runs again in backward (activation checkpointing), so its weights are needed there even without grad flow."""
-    reduced_twice: bool = False
-    """Its backward runs more than once in a micro-step, so with accumulated micro-steps it is reduced twice: first what
-    earlier micro-steps left, then what is new."""
 
     @property
     def is_root(self) -> bool:
@@ -132,7 +157,7 @@ class Unit:
     @property
     def numel(self) -> int:
         """Weights of all parameters."""
-        return sum(p.numel if p.weights is None else p.weights for p in self.params)
+        return sum(p.numel if p.num_weights is None else p.num_weights for p in self.params)
 
     @property
     def trainable_numel(self) -> int:

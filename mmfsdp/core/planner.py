@@ -12,9 +12,9 @@ from torch import nn
 
 from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError, Precision
 from .group import group_modules
-from .plan import Unit, WrapPlan
+from .plan import Unit, UnitKind, WrapPlan
 from .trace import Trace, trace
-from .units import assign_parameters, buffer_bytes, build_units, kind_of
+from .units import assign_parameters, buffer_bytes, build_units
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,8 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
         # FSDP1 makes one parameter of a mixed unit, and computes gradients of all of it: backward passes through more.
         trained_too: list[str] = []
         for _, members in assign_parameters(model, params, groups, replicated, first_trace):
-            if kind_of(members) == "mixed":
-                for p in members:
-                    if p.is_floating:
-                        trained_too.append(p.name)
+            if UnitKind.of(p.trainable for p in members) is UnitKind.MIXED:
+                trained_too += [p.name for p in members if p.is_floating]
         if trained_too:
             second_trace = trace(model, example, trained_too)
             first_trace.grad_flow |= second_trace.grad_flow
@@ -53,8 +51,7 @@ def plan_units(
     replicate, shard = mesh_shape(params, world_size)
     units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)
     check_units(params, units)
-    plan = WrapPlan(params, world_size, replicate, shard, units, buffer_bytes=buffer_bytes(model, params))
-    return plan
+    return WrapPlan(params, world_size, replicate, shard, units, buffer_bytes=buffer_bytes(model, params))
 
 
 def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
@@ -64,14 +61,15 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
         # DDP computes under autocast, which takes weights of any 16 bits.
         compute = params.frozen_precision
     for unit in units:
-        if params.use_orig_params is False and unit.kind == "mixed":
+        if params.use_orig_params is False and unit.kind is UnitKind.MIXED:
             raise ParamError(
                 "use_orig_params",
                 f"False needs units that are all frozen or all trainable, and {unit.name} is mixed; remove it or set "
                 "auto_wrap_policy to FROZEN_AWARE",
             )
         # FSDP casts the inputs of the units that it shards. Nothing casts the inputs of a replicated unit.
-        if unit.kind in ("frozen", "mixed") and not unit.sharded and params.frozen_precision not in (None, compute):
+        holds_frozen = unit.kind in (UnitKind.FROZEN, UnitKind.MIXED)
+        if holds_frozen and not unit.sharded and params.frozen_precision not in (None, compute):
             raise ParamError(
                 "frozen_dtype",
                 f"every rank holds all of {unit.name} and computes with it in {params.frozen_dtype}, its inputs are in "

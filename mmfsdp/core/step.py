@@ -21,20 +21,23 @@ from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
 from .inference import reshard
 from .lint import lint_loss, list_all, model_changed
-from .micro_batch import Batch, as_batches, check_loss, label_tokens, loss_of
+from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, loss_of
 from .names import plain_name
-from .plan import plan_of, stop_at_errors
+from .plan import UnitKind, plan_of, stop_at_errors
+
+FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale")
+"""The figures of a step, in the order in which they travel to the host; then the mean loss of each source."""
 
 
 def train_step(
     model: nn.Module,
-    micro_batches: Sequence[Batch | Mapping[str, Any]],
+    micro_batches: Sequence[StepBatch | Mapping[str, Any]],
     optimizer: Optimizer,
     *,
     schedule: LambdaLR | None = None,
     max_grad_norm: float | None = None,
-    scaler: Scaler | None = None,
-    stop_requested: Callable[[], bool] = bool,  # bool() is False
+    scaler: LossScale | None = None,
+    stop_requested: Callable[[], bool] | None = None,
 ) -> StepMetrics:
     """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`.
 
@@ -62,7 +65,8 @@ def train_step(
             (loss_sum * (world_size() * token_weights[source]).float() * scale).backward()
 
     # 3. One norm over the whole gradient. The losses and the ranks' votes to stop travel in the same all-reduce.
-    squares, stop_vote = squared_grad_norm(model, device), to_device([stop_requested()], device)
+    votes_to_stop = stop_requested is not None and stop_requested()
+    squares, stop_vote = squared_grad_norm(model, device), to_device([votes_to_stop], device)
     totals = sum_over_ranks(torch.cat([loss_sums, squares, stop_vote]))
     loss_sums, grad_norm, stop_votes = totals[:-2], totals[-2].sqrt() / scale, totals[-1]
     loss = loss_sums @ token_weights
@@ -73,13 +77,13 @@ def train_step(
     step_if(finite, optimizer, scaler)
     if schedule is not None:
         schedule.step()
-    # In the order of StepMetrics.figures.
+    # In the order of FIGURES.
     figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *(loss_sums / tokens.clamp(min=1))]
     on_host, arrived = send_to_host(figures, device)
     return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr)
 
 
-class Scaler(Protocol):
+class LossScale(Protocol):
     """The loss scale of fp16, as a step needs it; `train.optimizer` has one."""
 
     scale: torch.Tensor
@@ -89,7 +93,7 @@ class Scaler(Protocol):
         """Grow the scale or back off after a step; finite: (), False after an overflow."""
 
 
-def check_step(model: nn.Module, optimizer: Optimizer, scaler: Scaler | None) -> None:
+def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None) -> None:
     """Raise before a step that would train wrongly. A forward without a backward is resharded first.
 
     ParamError if the optimizer lacks a trainable parameter, or has a frozen one of a planned model; ValueError
@@ -172,7 +176,7 @@ def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Te
 
 
 def count_labels(
-    batches: Sequence[Batch], rank_tokens: list[int], device: torch.device
+    batches: Sequence[StepBatch], rank_tokens: list[int], device: torch.device
 ) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the names of the sources, their weights and label tokens, both (sources,), and all samples, ().
 
@@ -215,7 +219,7 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
         plan = plan_of(model)  # None for a model that others wrapped
         for unit in plan.sharded_units if plan else ():
             module: Any = model.get_submodule(unit.modules[0])
-            if unit.kind == "frozen":
+            if unit.kind is UnitKind.FROZEN:
                 # torch 2.11 fails after a backward without sync if a unit has not run, such as a cached encoder.
                 module.set_requires_gradient_sync(True, recurse=False)
             if not unit.reshard_after_backward:
@@ -282,7 +286,7 @@ def clip_gradients(
         torch._foreach_mul_(grads, factor.to(grads[0].device))  # one kernel for all
 
 
-def step_if(finite: torch.Tensor, optimizer: Optimizer, scaler: Scaler | None) -> None:
+def step_if(finite: torch.Tensor, optimizer: Optimizer, scaler: LossScale | None) -> None:
     """Step if `finite`, tell the scaler, and drop the gradients."""
     if optimizer.defaults.get("fused"):
         # The fused kernel does nothing if found_inf is 1: the host need not know, so it does not wait.
@@ -323,8 +327,7 @@ class StepMetrics:
     """
 
     figures: torch.Tensor
-    """(6 + sources,) float64 on the CPU: loss, gradient norm, label tokens, samples, votes to stop, the loss scale, and
-    the mean losses of the sources."""
+    """(len(FIGURES) + sources,) float64 on the CPU: FIGURES, then the mean losses of the sources."""
     arrived: torch.cuda.Event | None
     """On a GPU, passed once the figures are there."""
     scaled: bool
@@ -341,42 +344,45 @@ class StepMetrics:
             self.arrived.synchronize()
         return self.figures.tolist()
 
+    def _figure(self, name: str) -> float:
+        return self._values[FIGURES.index(name)]
+
     @property
     def loss(self) -> float:
         """Mean over the label tokens of all ranks and micro-batches; with several sources, their weighted sum."""
-        return self._values[0]
+        return self._figure("loss")
 
     @property
     def grad_norm(self) -> float:
         """2-norm of the whole gradient, before clipping."""
-        return self._values[1]
+        return self._figure("grad_norm")
 
     @property
     def tokens(self) -> int:
         """Label tokens of all ranks and micro-batches."""
-        return int(self._values[2])
+        return int(self._figure("tokens"))
 
     @property
     def samples(self) -> int:
         """Samples of all ranks and micro-batches."""
-        return int(self._values[3])
+        return int(self._figure("samples"))
 
     @property
     def stop_requested(self) -> bool:
         """Some rank was asked to stop: all ranks learn it in the same step."""
-        return self._values[4] > 0
+        return self._figure("stop_votes") > 0
 
     @property
     def losses(self) -> dict[str, float]:
         """The mean loss of each source, without its weight."""
-        return dict(zip(self.sources, self._values[6:], strict=True))
+        return dict(zip(self.sources, self._values[len(FIGURES) :], strict=True))
 
     @property
     def loss_scale(self) -> float | None:
         """The factor of the loss in backward; None without a scaler."""
         if not self.scaled:
             return None
-        return self._values[5]
+        return self._figure("loss_scale")
 
     @property
     def skipped(self) -> bool:

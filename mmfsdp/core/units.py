@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -13,7 +13,7 @@ from torch import nn
 from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
 from .names import ancestors, named_tensors
-from .plan import ITEMSIZE, ROOT, Param, Unit
+from .plan import ITEMSIZE, ROOT, Param, Unit, UnitKind
 from .quantize import count_weights, matrix_name
 from .recompute import recomputed_modules
 from .trace import Trace
@@ -43,8 +43,9 @@ def build_units(
     members = assign_parameters(model, fsdp, groups, replicated, trace)
     last = _last_units(model, [modules for modules, _ in members], trace)
     recomputed = recomputed_modules(model, fsdp, trace)
-    # Places in the order of ends, by place in the order of starts: a unit around others starts first and ends last.
-    ends = sorted(range(len(members)), key=lambda order: trace.last_end(members[order][0]))
+    # A unit around others starts first and ends last.
+    by_end = sorted(range(len(members)), key=lambda order: trace.last_end(members[order][0]))
+    end_places = {order: place for place, order in enumerate(by_end)}
     units = []
     for order, (modules, params) in enumerate(members):
         unit = Unit(
@@ -52,14 +53,14 @@ def build_units(
             modules=modules,
             params=tuple(params),
             order=order,
-            forward_end=ends.index(order),
-            kind=kind_of(params),
+            forward_end=end_places[order],
+            kind=UnitKind.of(p.trainable for p in params),
             compute_dtype=compute_dtype(params, fsdp),
             grad_flow=_has_grad_flow(modules, params, fsdp, trace),
             recomputed=_is_inside(params, recomputed),
             sharded=fsdp.effective_backend is not Backend.DDP,
         )
-        if unit.kind == "frozen":
+        if unit.kind is UnitKind.FROZEN:
             # What must be replicated has a unit of its own, so its first parameter tells.
             if not unit.sharded or params[0].name in replicated:
                 unit = _with_policy(unit, FrozenPolicy.REPLICATE)
@@ -113,10 +114,10 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
             dtype = "float32"
         decay = p.requires_grad and decays(model, [first, *aliases], ndim=p.ndim)
         # quantize.py: a frozen matrix may rest as two parameters, its codes and its scales, named after the matrix.
-        weights = count_weights(model, first, p)
-        if weights is not None:
+        count = count_weights(model, first, p)
+        if count is not None:
             aliases = [matrix_name(first)]
-        params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay, weights=weights))
+        params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay, num_weights=count))
     return params
 
 
@@ -142,16 +143,6 @@ def unit_name(modules: Modules) -> str:
     return f"{around}.{keys}".lstrip(".")
 
 
-def kind_of(params: Iterable[Param]) -> str:
-    """Return empty, frozen, trainable or mixed."""
-    kinds = {p.trainable for p in params}
-    if not kinds:
-        return "empty"
-    if len(kinds) == 2:
-        return "mixed"
-    return "trainable" if True in kinds else "frozen"
-
-
 def compute_dtype(params: list[Param], fsdp: FSDPParams) -> str:
     """Return mixed precision's dtype; else fp32 if frozen weights rest in fewer bits; else empty: each its own."""
     if fsdp.mixed_precision:
@@ -173,11 +164,10 @@ def _has_grad_flow(modules: Modules, params: list[Param], fsdp: FSDPParams, trac
 
 def _is_inside(params: list[Param], modules: list[str]) -> bool:
     """Return True if one of the parameters is inside one of the modules, by one of its names."""
+    names: list[str] = []
     for p in params:
-        for name in (p.name, *p.aliases):
-            if contains(modules, [name]):
-                return True
-    return False
+        names += [p.name, *p.aliases]
+    return contains(modules, names)
 
 
 def _with_policy(unit: Unit, policy: FrozenPolicy) -> Unit:
@@ -200,7 +190,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     """
     # The sharding strategy is for trainable and mixed units, the frozen policy for frozen ones.
     keep = unit.frozen_policy is FrozenPolicy.KEEP
-    if unit.kind != "frozen":
+    if unit.kind is not UnitKind.FROZEN:
         keep = not fsdp.sharding_strategy.reshard_after_forward
     # The root stays: backward would gather it again immediately. What backward does not need may always go.
     reshard = not unit.is_root and not (unit.needed_in_backward and (keep or stays))

@@ -23,7 +23,7 @@ from .fsdp2 import cast_inputs, wrap_fsdp2
 from .group import contains
 from .inference import reshard_without_gradients, serve_generate
 from .lint import frozen_later, lint, model_changed
-from .names import plain_name
+from .names import ancestors, plain_name
 from .plan import Unit, WrapPlan, stop_at_errors
 from .recompute import checkpoint_activations, in_backward
 from .trace import need_gradient
@@ -128,8 +128,7 @@ def replicate_frozen(
     units = [unit for unit in plan.units if not unit.sharded and unit.params]
     names: list[str] = []
     for unit in units:
-        for p in unit.params:
-            names.append(p.name)
+        names += [p.name for p in unit.params]
     fill(names)
     parameters = set()
     for name in names:
@@ -197,7 +196,10 @@ def cast_batch_norms(model: nn.Module, plan: WrapPlan) -> None:
 
 
 def batch_norm(module: _BatchNorm, forward: Any, x: torch.Tensor) -> torch.Tensor:
-    """Call a batch norm's forward with its weights cast to the dtype of its statistics."""
+    """Call a batch norm's forward with its weights cast to the dtype of its statistics.
+
+    Until it returns, the module's `weight` and `bias` are the casts; its registered parameters do not change.
+    """
     attributes = vars(module)
     views: dict[str, Any] = {key: attributes[key] for key in ("weight", "bias") if key in attributes}  # of FSDP1
     for key in ("weight", "bias"):
@@ -253,9 +255,8 @@ def refuse_parts_first(wrapped: nn.Module, plan: WrapPlan) -> None:
     for unit in plan.sharded_units:
         for p in unit.params:
             for name in (p.name, *p.aliases):
-                while "." in name:
-                    name = name.rpartition(".")[0]
-                    sharded.add(name)
+                sharded.update(ancestors(name))
+    sharded.discard("")  # the whole model
     hooks: list[RemovableHandle] = []
 
     def check(name: str, *_: Any) -> None:

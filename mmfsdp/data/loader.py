@@ -39,8 +39,8 @@ def batches(
 ) -> Batches:
     """Return the training batches of one rank, without end, the same for the same arguments.
 
-    Several sources take turns: each micro-step has a batch of each. `batch_size` is of the first, and of sources that set
-    none. `start` is the number of micro-steps already consumed: the stream continues exactly there. At each step
+    Several sources take turns: each micro-step has a batch of each. Sources that set no `batch_size` have the first's.
+    `start` is the number of micro-steps already consumed: the stream continues exactly there. At each step
     the ranks' batches of a source together are the single process's batch of world_size * batch_size, in order of rank.
     A corrupt record leaves its batch one sample smaller. pin_memory: where the batches go to a GPU, which reads pinned
     memory without waiting; it takes memory of that GPU. sources: what `open_sources` gives, if they are open. Raises

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
-from ..core.plan import WrapPlan
+from ..core.plan import UnitKind, WrapPlan
 from ..data.chat import ChatProcessor
 from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
@@ -97,7 +97,7 @@ def check_calls(model: nn.Module, plan: WrapPlan) -> None:
             per_picture = f"all-gathers {unit.name} for each picture, so ranks with different numbers would hang"
             if trained_before:  # FSDP2 also reshards, and reduces, after the backward of each call
                 raise ParamError("fsdp.backend", f"FSDP {per_picture}; set it to DDP")
-            if unit.reshard_after_forward and unit.kind == "frozen":
+            if unit.reshard_after_forward and unit.kind is UnitKind.FROZEN:
                 raise ParamError("fsdp.frozen_policy", f"SHARD {per_picture}; set it to KEEP or REPLICATE")
             if unit.reshard_after_forward:
                 strategy = plan.fsdp.sharding_strategy

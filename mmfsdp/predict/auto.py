@@ -91,13 +91,14 @@ class PolicySearch:
         changes = []
         for index, unit in enumerate(shard.units):
             freed = before - self.memory(changed(units, index, unit))
-            # The minus: of equal units, those that run last are sharded first.
-            changes.append((self.traffic((unit,)) / max(1, freed), -index, unit))
-        changes.sort(key=lambda change: change[:2])
+            sent_per_byte_freed = self.traffic((unit,)) / max(1, freed)
+            changes.append((sent_per_byte_freed, index, unit))
+        changes.reverse()  # of equal units, the ones that run last are sharded first: sorting keeps their order
+        changes.sort(key=lambda change: change[0])
         for _, index, unit in changes:
             if self.fits(units):
                 break
-            units = changed(units, -index, unit)
+            units = changed(units, index, unit)
         return units
 
     def improve(self, units: tuple[Unit, ...], *, by_density: bool) -> tuple[Unit, ...]:

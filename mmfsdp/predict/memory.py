@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ..core.plan import ITEMSIZE, Param, Unit, WrapPlan
+from ..core.plan import ITEMSIZE, Param, Unit, UnitKind, WrapPlan
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
 
 
@@ -68,7 +68,14 @@ def memory_at_rest(plan: WrapPlan) -> Memory:
         reduce_buffer = max(reduce_buffer, unit.reduced_bytes + unreduced_gradient_bytes(plan, unit))
     gathered += sum(sorted(gathered_for_a_while)[-2:])  # one unit runs while the next is prefetched
     buffers = gather_buffer + reduce_buffer
-    return Memory(parameters, plan.buffer_bytes, optimizer, gradients, gathered, buffers)
+    return Memory(
+        parameters=parameters,
+        module_buffers=plan.buffer_bytes,
+        optimizer=optimizer,
+        gradients=gradients,
+        gathered=gathered,
+        buffers=buffers,
+    )
 
 
 def memory_on_host(plan: WrapPlan, train: TrainParams) -> Memory | None:
@@ -81,7 +88,9 @@ def memory_on_host(plan: WrapPlan, train: TrainParams) -> Memory | None:
 
 def optimizer_bytes(plan: WrapPlan, unit: Unit) -> int:
     """Return the bytes of AdamW's two moments (Kingma and Ba 2015), each as large as the trainable shard."""
-    if plan.backend is Backend.FSDP1 and unit.sharded and unit.kind == "mixed":  # not of the frozen part of its shard
+    if (
+        plan.backend is Backend.FSDP1 and unit.sharded and unit.kind is UnitKind.MIXED
+    ):  # not of the frozen part of its shard
         return 2 * (unit.bytes_at_rest * unit.trainable_numel // unit.numel)
     return 2 * gradient_bytes(plan, unit)
 
@@ -104,7 +113,7 @@ def unreduced_gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
 
 def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
     """Return the parameters that get gradients: in a mixed unit of FSDP1 all, as views of one flat parameter."""
-    flat = plan.backend is Backend.FSDP1 and unit.sharded and unit.kind == "mixed"
+    flat = plan.backend is Backend.FSDP1 and unit.sharded and unit.kind is UnitKind.MIXED
     return [p for p in unit.params if p.trainable or (flat and p.is_floating)]
 
 
@@ -177,6 +186,10 @@ class StepWalk:
 
     def __post_init__(self) -> None:
         self.peak = self.without_activations = self.constant
+        self.phase, self.last = "forward", False
+        self.when = ""  # phase and unit of the event
+        self.activations = 0
+        self.finished: set[int] = set()  # orders of units whose backward is over, in this micro-step
         # The rest of `constant` is counted again at each event.
         self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
         self.fsdp1 = self.plan.backend is Backend.FSDP1
@@ -184,7 +197,7 @@ class StepWalk:
     def micro_step(self, *, last: bool) -> None:
         """Pass the events of a micro-step. last: its backward reduces the gradients."""
         self.phase, self.last = "forward", last
-        self.finished: set[int] = set()  # orders of units whose backward is over
+        self.finished.clear()
         for event in self.plan.memory_events:
             unit = self.plan.units[event.unit]
             if event.event in ("pre_backward", "post_backward", "end"):
@@ -198,15 +211,19 @@ class StepWalk:
                 activations_after -= event.grads
             self.compare()
             self.activations = activations_after
-            if event.event in ("pre_forward", "post_forward", "pre_backward"):
-                getattr(self, event.event)(unit)
-            elif event.event == "end":
-                self.end()
-            elif event.event == "post_backward" or unit.order in self.accumulated:
-                # Also without new gradients: the gradients of earlier micro-steps are reduced then.
-                self.post_backward(unit)
-            else:  # no_gradient
-                self.reshard(unit)
+            match event.event:
+                case "pre_forward":
+                    self.pre_forward(unit)
+                case "post_forward":
+                    self.post_forward(unit)
+                case "pre_backward":
+                    self.pre_backward(unit)
+                case "post_backward":
+                    self.post_backward(unit)
+                case "no_gradient":
+                    self.no_gradient(unit)
+                case "end":
+                    self.end()
 
     def compare(self, transient: int = 0) -> None:
         """Compare what is allocated now to the peak. transient: bytes of buffers that are freed immediately."""
@@ -305,6 +322,13 @@ class StepWalk:
             self.accumulated[unit.order] = computed if self.fsdp1 else unit.reduced_bytes
         elif unit.sharded:
             self.reduce(unit, computed, earlier)
+
+    def no_gradient(self, unit: Unit) -> None:
+        """End a backward that gave the unit no gradients: reduce those of earlier micro-steps, or only reshard."""
+        if unit.order in self.accumulated:
+            self.post_backward(unit)
+        else:
+            self.reshard(unit)
 
     def reduce(self, unit: Unit, computed: int, earlier: int) -> None:
         """Reduce-scatter gradients: bytes that this micro-step's backward computed, and of earlier ones."""

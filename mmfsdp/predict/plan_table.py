@@ -77,7 +77,7 @@ def _unit_lines(plan: WrapPlan, alike: list[Unit]) -> list[str]:
             kind += "*"
     at_rest = _shown_dtype(unit)
     computed = SHORT_DTYPES.get(unit.compute_dtype, unit.compute_dtype) or at_rest
-    if any(p.weights is not None for p in unit.params):
+    if any(p.num_weights is not None for p in unit.params):
         at_rest = str(plan.fsdp.frozen_dtype)
     dtype = f"{at_rest}>{computed}"
     gathered = size(unit.unsharded_bytes) if unit.gathers_forward else "-"
@@ -91,5 +91,5 @@ def _unit_lines(plan: WrapPlan, alike: list[Unit]) -> list[str]:
 
 def _shown_dtype(unit: Unit) -> str:
     """Return the dtype of a unit's parameters at rest; "mix" if there are several."""
-    dtypes = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params if p.is_floating or p.weights is None}
+    dtypes = {SHORT_DTYPES.get(p.dtype, p.dtype) for p in unit.params if p.is_floating or p.num_weights is None}
     return dtypes.pop() if len(dtypes) == 1 else "mix"

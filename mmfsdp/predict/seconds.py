@@ -127,7 +127,17 @@ def step_time(
     first = next((u for u in plan.units if u.sharded and u.params), None)
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
     overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
-    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread)
+    return Times(
+        compute=compute,
+        memory=memory,
+        network=network,
+        local=local,
+        overlapped=overlapped,
+        inside=inside,
+        between=between,
+        machine=machine.name,
+        spread=spread,
+    )
 
 
 def workload(plan: WrapPlan, params: RunParams) -> dict[str, Any]:
@@ -155,11 +165,11 @@ def _loads(plan: WrapPlan, tokens: int | None) -> _Loads:
         operations += 2 * (tokens or 0) * (unit.numel * products + unit.trainable_numel)
         read_bytes += unit.unsharded_bytes * products
         for p in unit.params:
-            if p.weights is not None:
+            if p.num_weights is not None:
                 # Before each product one kernel reads codes and scales, and writes the matrix in the format of compute;
                 # the product reads that. A forward that runs again in backward dequantizes again.
                 stored = p.numel * ITEMSIZE[unit.computed_dtype(p)]
-                written = p.weights * ITEMSIZE[unit.compute_dtype or "float32"]
+                written = p.num_weights * ITEMSIZE[unit.compute_dtype or "float32"]
                 dequantized_bytes += (stored + written) * (products + unit.recomputed)
                 read_bytes += (written - stored) * products
     return _Loads(operations, read_bytes, dequantized_bytes)

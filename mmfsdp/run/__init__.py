@@ -19,5 +19,12 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | plan.json, checkpoints/, result.json, report.html | the training |
 | cancel | whoever wants the run to stop; only its presence counts |
 
-Read in this order: folder, record, launch, supervisor and slurm, job, preempt, state (local, slurm_state), handle.
+Read in this order:
+
+1. folder, record: the files above, and the records in them.
+2. launch, start, placement, trust: from a person's call to a started run.
+3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them; hang: the rank that hangs.
+4. rank, preempt: what each rank does before and around the entry function.
+5. state, slurm_state: the state of a run, from any process.
+6. handle, watch, sweep: what a person has in hand.
 """

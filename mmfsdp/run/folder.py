@@ -356,6 +356,7 @@ OLD_NAMES = {
     "gathered_bytes": "unsharded_bytes",
     "ends": "forward_end",
     "idle": "unused",
+    "weights": "num_weights",
     "enter": "pre_forward",
     "leave": "post_forward",
     "back": "pre_backward",

@@ -138,10 +138,17 @@ class Run:
             raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
 
     def _end_job(self, errors: list[str]) -> None:
-        """End the Slurm job, for as long as it takes; `errors` receives what scancel says."""
+        """End the Slurm job, for as long as it takes; `errors` receives what scancel says.
+
+        Until the run has ended, each round is in one of three states:
+
+        1. The job has no number yet. The process that submits it sees the file `cancel`; wait.
+        2. The number is known, and scancel was not called or failed: call it, and again in the next round if it fails.
+        3. scancel has worked. Wait for the end of the job; after KILL_AFTER_S, kill its processes, once.
+        """
         number, kill_at, error = "", float("inf"), ""
         while (self.path / "cancel").exists():
-            if error or (not number and self.job):  # before, the process that submits it sees the file
+            if error or (not number and self.job):
                 number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
                 error = job_error(self.path, number) or scancel(number)
             elif number and time.monotonic() > kill_at:

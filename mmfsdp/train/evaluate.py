@@ -152,7 +152,7 @@ def train_and_caption(folder: Path) -> None:
         caption_held_out(folder, alive=lambda: beat("trained, captions"))
 
 
-def caption_held_out(folder: Path, *, alive: Callable[[], object] = bool) -> dict[str, Any]:
+def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures in the folder. Returns the result.
 
     `alive` is called before each batch.
@@ -306,7 +306,7 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 
 @torch.inference_mode()
 def captions(
-    model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, alive: Callable[[], object] = bool
+    model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, alive: Callable[[], object] | None = None
 ) -> list[str]:
     """Return what the model says to each sample's prompt. Batches are smaller where a GPU has too little memory.
 
@@ -315,7 +315,8 @@ def captions(
     texts: list[str] = []
     at_once = CAPTION_BATCH
     while len(texts) < len(samples):
-        alive()
+        if alive:
+            alive()
         try:
             _, new_ids = generate(model, processor, samples[len(texts) : len(texts) + at_once])
         except torch.OutOfMemoryError:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ..core.micro_batch import Batch
+from ..core.micro_batch import StepBatch
 from ..core.plan import ring_bytes
 from ..core.trace import tensors_of
 from ..predict.wire import CollectiveCount
@@ -92,7 +92,7 @@ class WireMeter(Callback):
         self._counted.__enter__()
 
     @contextmanager
-    def around_step(self, step: int, micro_batches: list[Batch]) -> Iterator[None]:
+    def around_step(self, step: int, micro_batches: list[StepBatch]) -> Iterator[None]:
         """Count the collectives of a step."""
         self._counted.reset()
         yield
@@ -182,7 +182,7 @@ class PeakMemory:
         self._watched = 0
 
     @contextmanager
-    def watch_step(self, model: nn.Module, optimizer: Optimizer, micro_batches: Sequence[Batch]) -> Iterator[None]:
+    def watch_step(self, model: nn.Module, optimizer: Optimizer, micro_batches: Sequence[StepBatch]) -> Iterator[None]:
         """Watch the step over the micro-batches; `peak_bytes` is known after it, with one micro-batch in it."""
         on_gpu = self.device.type == "cuda"
         if not on_gpu and self._watched == WATCHED_STEPS:
@@ -221,7 +221,7 @@ class MemoryMeter(Callback):
         self._memory = PeakMemory(training.device)
 
     @contextmanager
-    def around_step(self, step: int, micro_batches: list[Batch]) -> Iterator[None]:
+    def around_step(self, step: int, micro_batches: list[StepBatch]) -> Iterator[None]:
         """Watch a step."""
         setup = self._training.setup
         with self._memory.watch_step(setup.model, setup.optimizer, micro_batches):

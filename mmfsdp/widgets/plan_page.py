@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from ..core.plan import WrapPlan
+from ..core.plan import UnitKind, WrapPlan
 from ..params import RunParams
 from ..params.numbers import count, size
 from ..predict import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
@@ -79,7 +79,7 @@ def _memory(planned: PlannedRun, machine: str) -> str:
     """Return the memory of a rank as a bar with a legend, and whether it fits into the machine's."""
     plan, cost = planned.plan, planned.cost
     memory = cost.peak or cost.memory
-    frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind == "frozen")
+    frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind is UnitKind.FROZEN)
     parts = [("frozen weights", FROZEN, frozen_bytes)]
     parts.append(("trainable weights", TRAINABLE, memory.parameters - frozen_bytes))
     for field, (name, color) in MEMORY_KINDS.items():
