@@ -27,9 +27,18 @@ from .describe_flat import precision_of, read_ddp, read_fsdp1, read_param
 def describe(model: nn.Module) -> WrapPlan:
     """Return the plan of a model that was wrapped with DDP, FSDP1 or FSDP2, with the lint's findings. Changes nothing.
 
-    Where backward goes is assumed from the order in which modules were registered, as in a plan without an example, and
-    backward prefetches as FSDP2 does by default; a model that mmfsdp wrapped, with any backend, carries its plan.
-    Raises ValueError for a model that is not wrapped, or with FSDP2 only in part.
+    A model that mmfsdp wrapped carries its plan. For others, the units that backward passes through are assumed from
+    the order in which modules were registered, as in a plan without an example, and backward is assumed to prefetch as
+    FSDP2 does by default.
+
+    Args:
+        model: The wrapped model, by torch, accelerate or mmfsdp; it may be compiled.
+
+    Returns:
+        The plan, as `make_plan` returns one.
+
+    Raises:
+        ValueError: If the model is not wrapped, or with FSDP2 only in part.
     """
     while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):
         model = model._orig_mod

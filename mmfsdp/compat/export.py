@@ -208,9 +208,16 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
 
 
 def load_pretrained(folder: str | Path) -> tuple[MediaModel, SampleProcessor]:
-    """Return the model in a folder that `save_pretrained` wrote, in eval mode, and its processor.
+    """Return the model in a folder that `save_pretrained` wrote, and its processor.
 
-    Raises ParamError for another folder.
+    Args:
+        folder: The folder, as `mmfsdp export` writes it.
+
+    Returns:
+        The model on the CPU, in eval mode, and the processor of its samples.
+
+    Raises:
+        ParamError: If the folder holds no such model.
     """
     folder = Path(folder)
     config = json.loads((folder / CONFIG_FILE).read_text()) if (folder / CONFIG_FILE).is_file() else {}

@@ -26,13 +26,20 @@ def fsdp(
 ) -> nn.Module:
     """Wrap a model for data-parallel training, as zeta.training.fsdp does. Every rank must call it.
 
-    auto_wrap: shard each TransformerBlock by itself instead of the model as one unit. mp: bf16, fp16 or fp32, the
-    precision of computation, buffers and gradient sums (fp16 needs torch's ShardedGradScaler in the caller's loop, or
-    `build_scaler` with `train_step`). shard_strat: SHARD_GRAD (gradients and optimizer states are sharded; weights
-    between steps), FULL_SHARD (all are, always), NO_SHARD (nothing is). Returns torch's FullyShardedDataParallel, or
-    with NO_SHARD, as torch recommends, DistributedDataParallel.
+    Args:
+        model: The plain model.
+        auto_wrap: Shard each TransformerBlock by itself instead of the model as one unit.
+        mp: The precision of computation, buffers and gradient sums: bf16, fp16 or fp32. fp16 needs torch's
+            ShardedGradScaler in the caller's loop, or `build_scaler` with `train_step`.
+        shard_strat: SHARD_GRAD (gradients and optimizer states are sharded; weights between steps), FULL_SHARD (all
+            are, always), or NO_SHARD (nothing is).
+        TransformerBlock: The class of the layers, for `auto_wrap`.
 
-    Raises ParamError for another `mp` or `shard_strat`, and for `auto_wrap` without a TransformerBlock.
+    Returns:
+        torch's FullyShardedDataParallel, or with NO_SHARD, as torch recommends, DistributedDataParallel.
+
+    Raises:
+        ParamError: For another `mp` or `shard_strat`, and for `auto_wrap` without a TransformerBlock.
     """
     for name, value, choices in (("mp", mp, PRECISIONS), ("shard_strat", shard_strat, STRATEGIES)):
         if not isinstance(value, str) or value not in choices:

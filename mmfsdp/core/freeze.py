@@ -24,10 +24,19 @@ class FreezeReport:
 def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeReport:
     """Freeze the parameters whose names match, in place.
 
-    Patterns are shell-like (`*` also matches dots) and apply in order, as in a .gitignore: one that begins with `!`
-    makes trainable again; the name of a recipe (`params.RECIPES`: flamingo, llava_stage1, ...) stands for its patterns.
-    A tied parameter answers to each of its names; what no pattern matches stays as it is.
-    Raises ParamError for a pattern that matches nothing, and when nothing is left to train.
+    A tied parameter matches by each of its names. Parameters that no pattern matches stay as they are.
+
+    Args:
+        model: The model, before it is wrapped.
+        patterns: Shell-like patterns of parameter names (`*` also matches dots), applied in order, as in a .gitignore.
+            A pattern that begins with `!` makes parameters trainable again. The name of a recipe (`params.RECIPES`:
+            flamingo, llava_stage1, ...) stands for its patterns.
+
+    Returns:
+        The names of the frozen and of the trainable parameters, in the model's order.
+
+    Raises:
+        ParamError: If a pattern matches no parameter, or if nothing is left to train.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for pattern in freeze_patterns(patterns):

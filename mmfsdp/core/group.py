@@ -85,6 +85,21 @@ class FrozenAware:
     """Make each repeated layer a group, or two: its frozen and its trainable part. Merge other small neighbors.
 
     A unit of one kind costs what it must: a frozen one is never reduced, and often not gathered in backward.
+
+    For example, a layer of a Flamingo has a frozen and a trainable part:
+
+        layers.0                    FlamingoLayer
+        layers.0.cross_attention    GatedCrossAttention, trainable
+        layers.0.decoder_layer      LlamaDecoderLayer, frozen
+
+    1. `_outside_layers` walks down from the root to the list `layers`, and calls `_split` for each layer in it.
+    2. `_split("layers.0")` asks `_pieces` for the outermost modules of one kind. The layer itself is mixed, so its
+       children are: {(TRAINABLE, 1): ["layers.0.cross_attention"], (FROZEN, 1): ["layers.0.decoder_layer"]}. The 1 is
+       the number of calls in a forward: modules that are called different numbers of times do not share a unit.
+    3. The layer becomes two groups, ["layers.0.cross_attention"] and ["layers.0.decoder_layer"]. `groups` sorts all
+       groups by the start of their forward, and merges small neighbors, but never these: they are parts of a layer.
+
+    If every parameter of the layer were frozen, `_pieces` would return {(FROZEN, 1): ["layers.0"]}: one group.
     """
 
     def __init__(self, model: nn.Module, trace: Trace) -> None:

@@ -28,15 +28,26 @@ def make_plan(
     example: dict[str, Any] | None = None,
     train: TrainParams | None = None,
 ) -> WrapPlan:
-    """Plan how a model will be wrapped. Needs no process group and no weights: the meta device will do.
+    """Plan how a model will be wrapped. Needs no process group and no weights.
 
-    example: keyword arguments of one forward. Meta tensors are enough, except where forward reads values, such as masks
-    and grids of patches. With it, the order of units and the modules that backward passes
-    through are traced, not assumed from the order of registration; all-gathers of modules that run several times, or
-    again for activation checkpointing, are counted; AUTO needs it. train: the step that AUTO predicts, and the device
-    that the lint takes into account.
-    Raises ParamError for a choice that this model or world size does not allow, ValueError for an example that the
-    model does not take.
+    With an example, the order of the units and the modules that backward passes through are traced. All-gathers of
+    modules that run several times, or again for activation checkpointing, are counted. Without one, modules are assumed
+    to run in the order in which they were registered.
+
+    Args:
+        model: The plain model with its frozen parameters. It may be on the meta device, and is not changed.
+        params: How to group, shard and gather. Default: `FSDPParams()`.
+        world_size: Number of ranks.
+        example: Keyword arguments of one forward. Meta tensors are enough, except where forward reads values, such as
+            masks and grids of patches. The frozen policy AUTO needs it.
+        train: The step that AUTO predicts, and the device that the lint considers. Default: `TrainParams()`.
+
+    Returns:
+        The plan: units with their bytes and all-gathers, and the findings of the lint in `lint`. Print it for a table.
+
+    Raises:
+        ParamError: If this model or number of ranks does not allow one of `params`.
+        ValueError: If the model does not take the example.
     """
     from ..predict.auto import choose_policies
     from ..predict.cost_lint import lint_cost
@@ -73,9 +84,24 @@ def wrap_fsdp(
 ) -> nn.Module:
     """Plan, wrap and return the model. Every rank must call it, once the process group exists.
 
-    See `make_plan` for `example`, `apply_plan` for the other arguments. A HYBRID strategy without sizes has them from a
-    mesh of two axes, or else one replica per node, whose ranks LOCAL_WORLD_SIZE says (torchrun sets it). Rank 0 warns
-    of the lint's warnings.
+    Args:
+        model: The plain model with its frozen parameters, on the CPU or on `device`. Ranks other than 0 may have it on
+            the meta device: every rank starts from rank 0's weights.
+        params: How to group, shard and gather. Default: `FSDPParams()`. A HYBRID strategy without sizes takes them from
+            a mesh of two axes, or else makes one replica per node, with LOCAL_WORLD_SIZE ranks (torchrun sets it).
+        device: The device of this rank. Default: its current GPU with nccl, else the CPU.
+        mesh: A device mesh of one axis, or of two: replicas, then shards. Default: a mesh over all ranks.
+        example: Keyword arguments of one forward; see `make_plan`.
+
+    Returns:
+        The wrapped model. FSDP2 wraps in place; DDP and FSDP1 return a wrapper. Make the optimizer after this call.
+
+    Raises:
+        ValueError: If the lint finds errors, or if the mesh has another number of ranks. A ParamError for a choice that
+            this model or number of ranks does not allow.
+
+    Warns:
+        On rank 0, with each warning of the lint.
     """
     params = params or FSDPParams()
     if mesh is not None and mesh.ndim == 2:

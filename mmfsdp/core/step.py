@@ -39,9 +39,25 @@ def train_step(
     scaler: LossScale | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> StepMetrics:
-    """Do one optimizer step over this rank's micro-batches. Every rank must call it with as many; see `check_step`.
+    """Do one optimizer step over this rank's micro-batches. Every rank must call it, with as many of them.
 
-    micro_batches: mappings of the forward's keyword arguments, such as a collator returns, or objects as `Batch` says.
+    Args:
+        model: The wrapped model. Its forward returns a loss; see `loss_of`.
+        micro_batches: This rank's micro-batches: mappings of the forward's keyword arguments, as a collator returns
+            them, or objects with the methods of `StepBatch`. Leave them on the CPU.
+        optimizer: Holds the trainable parameters of the wrapped model, and no others.
+        schedule: Learning-rate schedule, stepped once.
+        max_grad_norm: The gradient's global 2-norm is clipped to it. Default: no clipping.
+        scaler: Loss scale; needed for fp16 (`build_scaler`).
+        stop_requested: Called once. If it returns True on one rank, `stop_requested` of the result is True on all.
+
+    Returns:
+        The figures of the step over all ranks: loss, gradient norm, tokens, samples. Reading one waits for the GPU.
+
+    Raises:
+        ParamError: If the optimizer does not fit the model, if ranks have different numbers of micro-batches or other
+            sources, or if the forward returns no scalar loss.
+        ValueError: For fp16 without a scaler.
     """
     check_step(model, optimizer, scaler)
     batches = as_batches(model, micro_batches)

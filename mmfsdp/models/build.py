@@ -16,9 +16,18 @@ from .weight_files import Weights
 def build_model(params: ModelParams, *, meta: bool = False) -> tuple[Any, SampleProcessor | None]:
     """Return the model of `params` and its processor. All parameters are trainable until `freeze`.
 
-    With `meta`, parameters are on the meta device and nothing is downloaded. The processor is None if there is no
-    tokenizer: for a language model without name and weights or, with `meta`, one that is not in a folder. New parts are
-    initialized from torch's random state. Raises ParamError naming the field that is wrong.
+    New parts are initialized from torch's random state.
+
+    Args:
+        params: The kind of model, its parts and their weights.
+        meta: Put parameters on the meta device, and download nothing.
+
+    Returns:
+        The model on the CPU or the meta device, and the processor of its samples. The processor is None if there is no
+        tokenizer: for a language model without name and weights or, with `meta`, one that is not in a folder.
+
+    Raises:
+        ParamError: Naming the field that is wrong.
     """
     built = kind_of(params).build(params, meta=meta, download=not meta, read=False)
     return built.model, built.processor

@@ -85,7 +85,14 @@ class Estimate:
 def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Estimate:
     """Return what each rank will hold and send in one optimizer step of `train.accumulation` micro-steps.
 
-    sources: of data; each has a batch of its own in each micro-step, and its loss is summed over ranks by itself.
+    Args:
+        plan: A plan. Only one that was made with an example has a peak that includes activations.
+        train: Micro-steps and device. Default: `TrainParams()`.
+        sources: Number of data sources. Each has a batch of its own in each micro-step, and its loss is summed over
+            ranks by itself.
+
+    Returns:
+        Memory by item and traffic by collective, in bytes. Print it for a table.
     """
     from .memory import memory_at_rest, memory_on_host, step_walk  # imports torch
 

@@ -15,12 +15,19 @@ if TYPE_CHECKING:
 
 
 def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[Finding], object] = warn) -> Run:
-    """Check and plan a run, start it, and return. Its ranks outlive the caller: interrupt, restart and death.
+    """Check and plan a run, start it, and return. Its ranks survive an interrupt, a restart or the end of the caller.
 
-    params: those of the run, or what `train.prepare` made of them. `entry` ("module:function", see record.py) is called
-    with the run folder on every rank, the variables of torch.distributed set; another than the training is not planned.
-    `tell` gets each finding of the plan, by default as a warning of Python. Raises ParamError if the run's name is
-    taken, for data that cannot be read, and for what cannot be planned.
+    Args:
+        params: The parameters of the run, or what `train.prepare` made of them.
+        entry: The function that every rank calls with the run folder, as "module:function" (see record.py). The
+            variables of torch.distributed are set. Only a training is planned.
+        tell: Called with each finding of the plan. Default: a Python warning.
+
+    Returns:
+        A handle on the run, which may still be starting: `run.wait()`, `run.logs()`, `run.cancel()`.
+
+    Raises:
+        ParamError: If the run's name is taken, if its data cannot be read, or if it cannot be planned.
     """
     entry = check_entry(entry)
     params, plan = prepared(params, entry, tell)

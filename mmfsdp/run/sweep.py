@@ -76,9 +76,21 @@ def sweep(
 ) -> Sweep:
     """Start a run for every combination of the grid's values, and return.
 
-    grid: values to try by dotted field name. at_once: how many run at a time. The sweep has params.launch's name and
-    folder; its members are runs in it. All members are checked and planned before the first starts; `tell` gets each
-    finding of their plans. Raises ParamError.
+    All members are checked and planned before the first starts.
+
+    Args:
+        params: The parameters that the members share. The sweep has the name and folder of `params.launch`; its members
+            are runs inside it.
+        grid: Values to try by dotted field name, such as {"train.lr": [1e-4, 1e-3]}.
+        at_once: Number of members that run at the same time.
+        entry: The function that every rank of a member calls; see `launch`.
+        tell: Called with each finding of the members' plans. Default: a Python warning.
+
+    Returns:
+        A handle on the sweep, whose members may still be starting.
+
+    Raises:
+        ParamError: If a member cannot be started, naming its field, or if the sweep's name is taken.
     """
     params = with_ranks(params)  # the same for all members that vary no ranks
     members = sweep_members(params, grid)
