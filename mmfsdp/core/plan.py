@@ -37,7 +37,7 @@ ROOT = "(root)"
 
 
 class UnitKind(Choice):
-    """How much of a unit trains."""
+    """Name the kind of a unit: how much of it trains."""
 
     FROZEN = "frozen", "None of its parameters trains: it has no gradients, and is never reduced."
     TRAINABLE = "trainable", "All of its parameters train."

@@ -127,17 +127,7 @@ def step_time(
     first = next((u for u in plan.units if u.sharded and u.params), None)
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
     overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
-    return Times(
-        compute=compute,
-        memory=memory,
-        network=network,
-        local=local,
-        overlapped=overlapped,
-        inside=inside,
-        between=between,
-        machine=machine.name,
-        spread=spread,
-    )
+    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread)
 
 
 def workload(plan: WrapPlan, params: RunParams) -> dict[str, Any]:
