@@ -20,9 +20,11 @@ from mmfsdp.core import quantize as q
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.trace import fake_mode, trace
 from mmfsdp.core.weights import QuantizedWeights
+from mmfsdp.core.wrap import apply_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
 from tests.processes import in_fresh_python
+from tests.ranks import fake_group
 
 FORMS = (FrozenDtype.INT8, FrozenDtype.NF4)
 
@@ -301,3 +303,32 @@ def test_plan_counts_the_weights_of_the_model():
         plan = make_plan(tiny_flamingo(), FSDPParams(frozen_dtype=form), world_size=2)
         assert [u.numel for u in plan.units] == [u.numel for u in plain.units]
         assert f"{form}>fp32" in str(plan) and "mix>" not in str(plan)
+
+
+class Fp8(q.Format):
+    """A third format: codes that are floating-point numbers themselves, a scale for each row."""
+
+    def quantize(self, matrix):
+        scales = matrix.abs().amax(dim=1, keepdim=True)
+        return (q.relative(matrix, scales) * 448).to(torch.float8_e4m3fn), scales
+
+    def dequantize(self, codes, scales, columns, dtype):
+        return (codes.float() * (scales.float() / 448)).to(dtype)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_codes_of_a_format_of_ones_own_are_cast_by_nothing(precision, monkeypatch):
+    monkeypatch.setattr(FrozenDtype, "load", lambda self: Fp8())
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 8))
+    model[0].requires_grad_(False)
+    x = torch.randn(4, 64)
+    exact = model(x)
+    fields = {"frozen_dtype": "int8", "mixed_precision": precision, "backend": "DDP", "sharding_strategy": "NO_SHARD"}
+    plan = make_plan(model, FSDPParams(**fields), world_size=1)
+    (codes,) = (p for p in plan.by_name.values() if p.name == "0.weight_codes")
+    assert codes.dtype == "float8_e4m3fn" and not codes.is_floating and codes.num_weights == 64 * 32
+    with fake_group(1):
+        q.quantize_model(model, plan.fsdp)
+        wrapped = apply_plan(model, plan, device="cpu")
+        assert model[0].weight_codes.dtype is torch.float8_e4m3fn
+        assert torch.allclose(wrapped(x).float(), exact, atol=0.1)

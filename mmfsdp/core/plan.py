@@ -32,6 +32,7 @@ from ..params.base import from_plain, plain
 from ..params.enums import Choice
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+ITEMSIZE |= {"float8_e4m3fn": 1, "float8_e5m2": 1}  # of codes
 """Bytes of one element, by torch's dtype name."""
 ROOT = "(root)"
 

@@ -105,7 +105,9 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
         if not isinstance(p, nn.Parameter):
             continue
         dtype = str(p.dtype).removeprefix("torch.")
-        if fsdp.frozen_precision and not p.requires_grad and p.is_floating_point():
+        # quantize.py: a frozen matrix may rest as two parameters, its codes and its scales, named after the matrix.
+        count = count_weights(model, first, p)
+        if fsdp.frozen_precision and not p.requires_grad and p.is_floating_point() and not count:
             dtype = fsdp.frozen_precision.torch_name
         if dtype not in ITEMSIZE:
             raise ParamError("model", f"{first} is {dtype}; make it a buffer, or cast it to {', '.join(ITEMSIZE)}")
@@ -113,8 +115,6 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"
         decay = p.requires_grad and decays(model, [first, *aliases], ndim=p.ndim)
-        # quantize.py: a frozen matrix may rest as two parameters, its codes and its scales, named after the matrix.
-        count = count_weights(model, first, p)
         if count is not None:
             aliases = [matrix_name(first)]
         params.append(Param(first, tuple(p.shape), dtype, p.requires_grad, tuple(aliases), decay, num_weights=count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -217,11 +218,22 @@ class DataSource(Choice):
 
 
 class Schedule(Choice):
-    """Shape of the learning rate after the warm-up."""
+    """Shape of the learning rate after the warm-up. A new one is a line here, and its formula below."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+
+    def factor(self, done: int, steps: int) -> float:
+        """Return the factor of the peak learning rate after `done` of `steps` steps since the warm-up."""
+        share = min(1.0, done / max(1, steps))
+        if self is Schedule.CONSTANT:
+            return 1.0
+        if self is Schedule.LINEAR:
+            return 1 - share
+        if self is Schedule.COSINE:
+            return 0.5 * (1 + math.cos(math.pi * share))  # Loshchilov and Hutter 2017, without restarts
+        raise NotImplementedError(f"Schedule.factor has no formula of {self}")
 
 
 class Device(Choice):

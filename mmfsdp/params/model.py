@@ -36,7 +36,7 @@ DEFAULT_FREEZE: dict[ModelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ModelKind.MULTIMODAL: (RECIPES["llava_stage1"], RECIPES["llava_lora"]),
     ModelKind.TRANSFORMERS: (("*", "!projector"), ("*", "!projector", "!lora")),
 }
-"""Patterns of each kind of model that are frozen unless told otherwise: without, and with LoRA."""
+"""Patterns that are frozen unless told otherwise, without and with LoRA; of another kind of model, none."""
 
 PARTS = ("vision", "projector", "language", "lora")
 """Parts of a model of transformers, which may stand for the patterns of their parameters, whatever these are called."""
@@ -197,5 +197,5 @@ class ModelParams(Params):
         if self.lora_targets and not self.lora_rank:
             raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
         if self.freeze == RECIPES["flamingo"]:
-            object.__setattr__(self, "freeze", DEFAULT_FREEZE[self.kind][bool(self.lora_rank)])
+            object.__setattr__(self, "freeze", DEFAULT_FREEZE.get(self.kind, ((), ()))[bool(self.lora_rank)])
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..core.names import named_tensors, plain_name
 from ..core.plan import plan_of
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
-from ..params import Schedule, TrainParams
+from ..params import TrainParams
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
@@ -67,15 +66,10 @@ def has_decay(model: nn.Module, names: list[str], p: torch.Tensor) -> bool:
 
 
 def lr_factor(step: int, params: TrainParams) -> float:
-    """Return the factor of the peak learning rate at a step, counted from 0: linear warm-up, then the schedule to 0."""
+    """Return the factor of the peak learning rate at a step, counted from 0: linear warm-up, then the schedule."""
     if step < params.warmup_steps:
         return (step + 1) / params.warmup_steps
-    progress = (step - params.warmup_steps) / max(1, params.steps - params.warmup_steps)
-    if params.schedule is Schedule.LINEAR:
-        return max(0.0, 1 - progress)
-    if params.schedule is Schedule.COSINE:
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))  # Loshchilov and Hutter 2017, without restarts
-    return 1.0
+    return params.schedule.factor(step - params.warmup_steps, params.steps - params.warmup_steps)
 
 
 class Scaler:
