@@ -81,7 +81,7 @@ def test_a_profile_is_announced_before_it_is_written(tmp_path):
         files_at_beat.append(os.path.exists(tmp_path / "profile"))
 
     setup = SimpleNamespace(folder=tmp_path, params=RunParams().change(**{"train.profile": 1}))
-    training = SimpleNamespace(setup=setup, device=torch.device("cpu"), beat=announce, profiled=False)
+    training = SimpleNamespace(setup=setup, device=torch.device("cpu"), beat=announce, profiled=False, ends=False)
     profile = StepProfile(training)
     with fake_group(1), contextlib.closing(profile):
         for step in range(1, WARMUP_STEPS + 2):
@@ -92,6 +92,26 @@ def test_a_profile_is_announced_before_it_is_written(tmp_path):
     assert files_at_beat == [False]
     assert json.loads((tmp_path / "profile" / "rank0.json").read_text())["steps"] == 1
     assert read_heartbeat(tmp_path, 0)[0] == "step 3 profile"
+
+
+@pytest.mark.parametrize("ends_at", ["the last step", "a preemption"])
+def test_a_training_that_ends_before_its_profile_writes_none_and_fails_of_nothing(ends_at, tmp_path):
+    setup = SimpleNamespace(folder=tmp_path, params=RunParams().change(**{"train.profile": 1}))
+    training = SimpleNamespace(setup=setup, device=torch.device("cpu"), beat=print, profiled=False, ends=False)
+    profile = StepProfile(training)
+    with fake_group(1):
+        for step in range(1, WARMUP_STEPS + 1):
+            training.ends = ends_at == "the last step" and step == WARMUP_STEPS
+            profile.after_step(step)
+        if ends_at == "the last step":
+            assert not training.profiled
+            profile.on_train_end({})
+        else:
+            assert training.profiled
+        profile.close()
+    assert not (tmp_path / "profile").exists()
+    with torch.profiler.profile():  # none is left active
+        pass
 
 
 @pytest.fixture

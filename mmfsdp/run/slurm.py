@@ -71,7 +71,8 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
         sbatch_options[name] = value if equals else True
     if launch.reservation:
         sbatch_options["reservation"] = launch.reservation
-    srun_options = ["--kill-on-bad-exit=1", "--distribution=block"]
+    # In blocks over nodes and over sockets: a rank that sees the GPUs of its socket takes its own by LOCAL_RANK.
+    srun_options = ["--kill-on-bad-exit=1", "--distribution=block:block"]
     if cpus:
         srun_options.append(f"--cpus-per-task={cpus}")
     same_name = {"nodes", "mem", "partition", "account", "qos", "constraint", "exclude"}

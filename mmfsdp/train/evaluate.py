@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,7 +229,8 @@ def caption_device(model: nn.Module, params: RunParams) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         is_cast = precision is not None and tensor.is_floating_point()
         needed += tensor.numel() * (precision.to_torch() if precision and is_cast else tensor.dtype).itemsize
-    torch.cuda.empty_cache()  # what a training in this process has left
+    gc.collect()  # a training in this process has left its model in cycles of references
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     if needed > MAX_WEIGHTS_SHARE * free:
         sizes = f"{needed / 2**30:.1f} GiB for its weights, and {free / 2**30:.1f} are free"

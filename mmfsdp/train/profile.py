@@ -54,7 +54,7 @@ class StepProfile(Callback):
             self._stop()
         elif self._profiler is not None:
             self._profiler.step()
-        elif self._done == WARMUP_STEPS:
+        elif self._done == WARMUP_STEPS and not self._training.ends:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self.device.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -65,13 +65,16 @@ class StepProfile(Callback):
         return {}
 
     def on_train_end(self, result: dict[str, Any]) -> None:
-        """End where the run was shorter than the profile."""
-        self.close()
-
-    def close(self) -> None:
-        """End, and write what was recorded."""
+        """Write what was recorded where the run was shorter than the profile."""
         if self._profiler is not None:
             self._stop()
+
+    def close(self) -> None:
+        """End without writing: an error, or a preemption, has ended the training."""
+        if self._profiler is not None:
+            with silent():
+                self._profiler.stop()
+            self._profiler = None
 
     def _stop(self) -> None:
         assert self._profiler is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import masking_utils
 
 from mmfsdp.bench.bench_models import copy_to
 from mmfsdp.core.plan import WrapPlan
@@ -80,14 +81,33 @@ def waits_of(plan: WrapPlan, accumulation: int, *, mask: bool) -> dict[str, Any]
     with noted_waits() as places:  # all of them: in the mode "error" the first would hide the others
         step()
     row = counts(places)
-    if not places:
+    if mask:  # transformers reads it, whatever we do
+        return row
+    with without_reads_of_transformers():
+        return row | issued_ahead(step, plan.kernels * accumulation, is_clean=not row["waits of mmfsdp"])
+
+
+@contextmanager
+def without_reads_of_transformers() -> Iterator[None]:
+    """Leave out the one value that transformers reads in each forward without a mask: whether samples are packed."""
+    find = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = find
+
+
+def issued_ahead(step: Callable[[], None], operators: int, *, is_clean: bool) -> dict[str, Any]:
+    """Return whether the host is done with a step before the GPU begins it; raise at a wait where none was found."""
+    if is_clean:
         with debug_mode("error"):
             step()  # raises at the first wait
     # The debug mode does not see copies by pageable memory, nor collectives. But a step of more than about a thousand
     # kernels fills the queue of launches, and then the host waits for that; so does FSDP1 before a third all-gather.
     # The first time, pinned memory for copies that all wait at once is still to be had from the driver, which may wait.
     is_done_before_gpu(step)
-    return row | {"done before the GPU": is_done_before_gpu(step), "operators": plan.kernels * accumulation}
+    return {"done before the GPU": is_done_before_gpu(step), "operators": operators}
 
 
 def counts(places: Counter[str]) -> dict[str, Any]:
