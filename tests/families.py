@@ -59,7 +59,7 @@ def media_tensor(kind: str, value: Any) -> torch.Tensor:
 
 
 FAMILIES: dict[str, Family] = {}
-for family, entry in yaml.safe_load((Path(__file__).parent / "data/families.yaml").read_text()).items():
+for family, entry in yaml.safe_load((Path(__file__).parent / "files/families.yaml").read_text()).items():
     if family != "shared":
         FAMILIES[family] = Family(**entry)
 

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mmfsdp.bench.spawn_ranks import in_processes, on_ranks
 
 __all__ = ["WAYS", "fake_group", "in_processes", "on_ranks"]
-WAYS = yaml.safe_load((Path(__file__).parent / "data/ways_to_wrap.yaml").read_text(encoding="utf-8"))
+WAYS = yaml.safe_load((Path(__file__).parent / "files/ways_to_wrap.yaml").read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

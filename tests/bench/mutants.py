@@ -5,7 +5,7 @@ collects the fast tests. For each mutant, a fork of it puts the changed function
 tests that call it, the fastest first, so most mutants take a second. What is outside of functions (constants,
 defaults) is not changed. `--real` runs survivors against real tests, too, in a copy of the repository: that takes
 minutes for each. `--again OUT` tries the survivors of an earlier run, such as against all fast tests (`--tests tests`).
-Survivors in tests/data/equal_mutants.yaml are not tried: they have the same effect, and the file says why.
+Survivors in tests/files/equal_mutants.yaml are not tried: they have the same effect, and the file says why.
 """
 
 from __future__ import annotations
@@ -39,52 +39,56 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("mmfsdp/core", "mmfsdp/predict")
-EQUAL = "tests/data/equal_mutants.yaml"
+EQUAL = "tests/files/equal_mutants.yaml"
 CPU_LIMIT_S = 300
 """Processor time of one mutant's tests: a change may make a loop that never ends."""
 
 FAST_TESTS = [
     "tests/plan",
-    "tests/test_estimate.py",
-    "tests/test_fake_ranks.py",
-    "tests/test_freeze.py",
-    "tests/test_loading.py",
-    "tests/test_measure.py",
-    "tests/test_options.py",
-    "tests/test_quantize.py",
-    "tests/test_scaler.py",
-    "tests/test_several_sources.py",
-    "tests/test_step.py",
-    "--deselect=tests/plan/test_vlms.py",
-    "--deselect=tests/plan/test_plan.py::test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead",
-    "--deselect=tests/test_estimate.py::test_the_chapter_on_scaling_shows_what_its_code_prints",
+    "tests/predict/test_estimate.py",
+    "tests/core/test_fake_ranks.py",
+    "tests/core/test_freeze.py",
+    "tests/models/test_loading.py",
+    "tests/train/test_measure.py",
+    "tests/core/test_options.py",
+    "tests/core/test_quantize.py",
+    "tests/core/test_scaler.py",
+    "tests/core/test_several_sources.py",
+    "tests/core/test_step.py",
+    "--deselect=tests/predict/test_vlms.py",
+    "--deselect=tests/core/test_plan.py::test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead",
+    "--deselect=tests/predict/test_estimate.py::test_the_chapter_on_scaling_shows_what_its_code_prints",
 ]
 """The fast tests that concern these rooms; without 50 model families and the large presets, which take a minute."""
 
 REAL_TESTS = {
-    "mmfsdp/core/collectives.py": ["tests/test_checkpoint.py", "tests/test_own_loop.py"],
-    "mmfsdp/core/freeze.py": ["tests/test_wrap.py"],
-    "mmfsdp/core/fsdp1.py": ["tests/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
-    "mmfsdp/core/fsdp2.py": ["tests/test_wrap.py", "tests/test_reshard.py"],
-    "mmfsdp/core/group.py": ["tests/plan/test_random_trees.py", "tests/test_wrap.py"],
-    "mmfsdp/core/inference.py": ["tests/test_own_loop.py", "tests/test_wrap.py"],
-    "mmfsdp/core/int8.py": ["tests/test_quantize.py", "tests/test_wrap.py"],
-    "mmfsdp/core/lint.py": ["tests/test_wrap.py", "tests/plan/test_random_trees.py"],
-    "mmfsdp/core/make_plan.py": ["tests/test_wrap.py"],
-    "mmfsdp/core/micro_batch.py": ["tests/test_several_sources.py", "tests/test_own_loop.py"],
-    "mmfsdp/core/names.py": ["tests/test_wrap.py"],
-    "mmfsdp/core/nf4.py": ["tests/test_quantize.py", "tests/test_wrap.py"],
-    "mmfsdp/core/nf4_kernel.py": ["tests/test_quantize.py"],
-    "mmfsdp/core/plan.py": ["tests/plan/test_random_trees.py", "tests/test_measure.py"],
-    "mmfsdp/core/planner.py": ["tests/plan/test_random_trees.py", "tests/test_wrap.py"],
-    "mmfsdp/core/quantize.py": ["tests/test_wrap.py"],
-    "mmfsdp/core/recompute.py": ["tests/plan/test_recompute.py", "tests/test_predicted_equals_measured.py"],
-    "mmfsdp/core/step.py": ["tests/test_several_sources.py", "tests/test_scaler.py", "tests/test_own_loop.py"],
-    "mmfsdp/core/trace.py": ["tests/plan/test_random_trees.py", "tests/test_wrap.py"],
-    "mmfsdp/core/units.py": ["tests/plan/test_random_trees.py", "tests/test_predicted_equals_measured.py"],
-    "mmfsdp/core/weights.py": ["tests/test_wrap.py", "tests/test_loading.py"],
-    "mmfsdp/core/wrap.py": ["tests/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
-    "mmfsdp/predict": ["tests/test_predicted_equals_measured.py", "tests/test_measure.py"],
+    "mmfsdp/core/collectives.py": ["tests/checkpoint/test_checkpoint.py", "tests/core/test_own_loop.py"],
+    "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
+    "mmfsdp/core/fsdp1.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
+    "mmfsdp/core/fsdp2.py": ["tests/core/test_wrap.py", "tests/core/test_reshard.py"],
+    "mmfsdp/core/group.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/inference.py": ["tests/core/test_own_loop.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/int8.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/lint.py": ["tests/core/test_wrap.py", "tests/core/test_random_trees.py"],
+    "mmfsdp/core/make_plan.py": ["tests/core/test_wrap.py"],
+    "mmfsdp/core/micro_batch.py": ["tests/core/test_several_sources.py", "tests/core/test_own_loop.py"],
+    "mmfsdp/core/names.py": ["tests/core/test_wrap.py"],
+    "mmfsdp/core/nf4.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/nf4_kernel.py": ["tests/core/test_quantize.py"],
+    "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
+    "mmfsdp/core/planner.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/quantize.py": ["tests/core/test_wrap.py"],
+    "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
+    "mmfsdp/core/step.py": [
+        "tests/core/test_several_sources.py",
+        "tests/core/test_scaler.py",
+        "tests/core/test_own_loop.py",
+    ],
+    "mmfsdp/core/trace.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/units.py": ["tests/core/test_random_trees.py", "tests/predict/test_predicted_equals_measured.py"],
+    "mmfsdp/core/weights.py": ["tests/core/test_wrap.py", "tests/models/test_loading.py"],
+    "mmfsdp/core/wrap.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
+    "mmfsdp/predict": ["tests/predict/test_predicted_equals_measured.py", "tests/train/test_measure.py"],
 }
 """Real tests of a file, or of all files of a folder."""
 COMPILED = "mmfsdp/core/nf4_kernel.py"

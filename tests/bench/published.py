@@ -1,6 +1,6 @@
 """`python -m tests.bench.published`: predict what others have measured, and write notebooks/reference/published.md.
 
-The measurements are in tests/data/published.yaml. Models are on the meta device; no GPU is needed.
+The measurements are in tests/files/published.yaml. Models are on the meta device; no GPU is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmfsdp.predict import Times, estimate, machine_of, step_time
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "notebooks" / "reference" / "published.md"
-DATA = yaml.safe_load((ROOT / "tests" / "data" / "published.yaml").read_text())
+DATA = yaml.safe_load((ROOT / "tests" / "files" / "published.yaml").read_text())
 Row = dict[str, Any]
 LORA_TARGETS = {
     64: ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj", "gate_proj"],

@@ -66,7 +66,7 @@ def by_file(found: Counter[str]) -> dict[str, int]:
 
 
 def trained_families() -> list[str]:
-    """Return the model types that `kind: transformers` trains, of those in tests/data/families.yaml."""
+    """Return the model types that `kind: transformers` trains, of those in tests/files/families.yaml."""
     return [name for name in families.FAMILIES if name not in NOT_TRAINED]
 
 

@@ -1,4 +1,4 @@
-"""What learners answer to each exercise: tests/data/answers.yaml, and here what only Python can write."""
+"""What learners answer to each exercise: tests/files/answers.yaml, and here what only Python can write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from mmfsdp.params import ShardingStrategy
 
-DATA = yaml.safe_load((Path(__file__).resolve().parent.parent / "data/answers.yaml").read_text(encoding="utf-8"))
+DATA = yaml.safe_load((Path(__file__).resolve().parent.parent / "files/answers.yaml").read_text(encoding="utf-8"))
 CELLS, RUNS = DATA["cells"], DATA["runs"]
 
 Given = tuple[Any, ...]

@@ -11,7 +11,7 @@ from mmfsdp.compat.openflamingo import load_open_flamingo, save_open_flamingo
 from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams
 
-REFERENCE = json.loads((Path(__file__).parent.parent / "data" / "open_flamingo_gpt_neox.json").read_text())
+REFERENCE = json.loads((Path(__file__).parent.parent / "files" / "open_flamingo_gpt_neox.json").read_text())
 
 
 def rule(name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -26,11 +26,11 @@ SPARE = "127.0.0.3"
 """A third node, unknown to Slurm until it is started."""
 NOWHERE = "0nowhere"
 """A node that is unknown to Slurm until it is started; its name has no address. Slurm sorts it before the others."""
-FILES = Path(__file__).resolve().parent.parent / "data/slurm"
+FILES = Path(__file__).resolve().parent.parent / "files/slurm"
 
 
 def configuration(file: str, **values: Any) -> str:
-    """Return a file of tests/data/slurm with these values in it. Its squeue is out of order while a file says so."""
+    """Return a file of tests/files/slurm with these values in it. Its squeue is out of order while a file says so."""
     return (FILES / file).read_text().format(**values)
 
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from mmfsdp import Run, launch
+from tests.run.test_preempt import kinds
 from tests.slurm.cluster import NODES, SPARE
-from tests.test_preempt import kinds
-from tests.test_resume import curve, final, rows
 from tests.tiny_run import tiny_run
+from tests.train.test_resume import curve, final, rows
 from tests.waiting import until
 
 pytestmark = pytest.mark.real

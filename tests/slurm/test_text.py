@@ -21,8 +21,8 @@ from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
 from mmfsdp.run.sweep import largest_array
+from tests.run.test_runs import record
 from tests.slurm.cluster import FILES
-from tests.test_runs import record
 from tests.waiting import until
 
 SLURM = {"launch.executor": "slurm", "launch.ranks": 8, "launch.nodes": 2, "train.device": "cuda"}

@@ -7,8 +7,8 @@ import pytest
 
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.run.folder import add_event, read_events
-from tests.test_resume import curve, final, rows
 from tests.tiny_run import tiny_run
+from tests.train.test_resume import curve, final, rows
 from tests.waiting import until
 
 RESULT = ("frozen_parameters_changed", "wire_bytes_predicted", "wire_bytes_measured", "wire_measured")

@@ -13,7 +13,7 @@ from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.record import RunRecord, Status
 from mmfsdp.run.state import age, find_runs
 from tests.processes import in_fresh_python
-from tests.test_runs import record
+from tests.run.test_runs import record
 from tests.waiting import runs_of, until
 
 RECORD = record(host="elsewhere", steps=8, created=time.time() - 7200)

@@ -1,4 +1,4 @@
-"""Run folders that an older version wrote (tests/data/old_runs) still open, report, resume and export."""
+"""Run folders that an older version wrote (tests/files/old_runs) still open, report, resume and export."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from mmfsdp.run.trust import UntrustedRun
 from tests.ranks import in_processes
 from tests.tiny_run import as_rank, free_port
 
-OLD = Path(__file__).resolve().parent / "data/old_runs"
+OLD = Path(__file__).resolve().parent.parent / "files/old_runs"
 RUNS = {
     "finished": ("COMPLETED", 6, 6),
     "preempted": ("CANCELLED", 8, 20),

@@ -272,7 +272,7 @@ def test_the_best_mesh_fits():
 
 
 def test_the_chapter_on_scaling_shows_what_its_code_prints(capsys):
-    page = (Path(__file__).parent.parent / "notebooks" / "reference" / "scaling.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "notebooks" / "reference" / "scaling.md").read_text()
     (code,), (shown,) = (re.findall(rf"```{kind}\n(.*?)```", page, flags=re.S) for kind in ("python", "text"))
     exec(code, {})
     assert capsys.readouterr().out == shown

@@ -10,8 +10,8 @@ from mmfsdp import RunParams, cli
 from mmfsdp.run.folder import MetricsWriter, read_json, write_json
 from mmfsdp.widgets import show_comparison
 from mmfsdp.widgets.compare import comparison
-from tests.test_report import Page
-from tests.test_runs import GONE, record
+from tests.run.test_runs import GONE, record
+from tests.widgets.test_report import Page
 
 HOSTILE = "<script>alert(1)<"
 

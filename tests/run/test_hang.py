@@ -17,7 +17,7 @@ from mmfsdp.run.hang import HangDetector, Heartbeat
 from mmfsdp.train.job import wrap
 from mmfsdp.train.profile import WARMUP_STEPS, StepProfile
 from tests.ranks import fake_group
-from tests.test_runs import GONE, record
+from tests.run.test_runs import GONE, record
 from tests.tiny import tiny_flamingo
 
 LIMIT_S = 60

@@ -63,7 +63,7 @@ def recorded_event(name, device, start, end, annotation):
 
 
 def test_annotations_on_the_gpus_timeline_hide_no_communication():
-    path = Path(__file__).with_name("data") / "gpu_events.json"
+    path = Path(__file__).parent.parent.joinpath("files") / "gpu_events.json"
     events = [recorded_event(*values) for values in json.loads(path.read_text())["events"]]
     found = summary(work_events(events), steps=1)
     # The gather from 0 to 40 us is exposed but for nothing; that from 50 to 90 runs beside the product from 40 to 80;

@@ -11,7 +11,7 @@ from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import TRAIN, RunRecord
 from mmfsdp.run.start import make_folder, make_record
 from mmfsdp.run.trust import UntrustedRun, check_trusted, key_path, params_digest
-from tests.test_runs import GONE
+from tests.run.test_runs import GONE
 
 SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0, "launch.ranks": 2}
 

@@ -15,7 +15,7 @@ from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.widgets.compare import comparison
 from mmfsdp.widgets.panel import rank_grid, tracebacks
 from mmfsdp.widgets.report import report_html
-from tests.test_runs import GONE, record
+from tests.run.test_runs import GONE, record
 
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x1b\\\x1b[31m\x9b2J\r\x08"
 """To the clipboard, to the window's title, and over what stands there."""

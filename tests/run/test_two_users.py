@@ -10,7 +10,7 @@ import pytest
 
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
-from tests.test_runs import record
+from tests.run.test_runs import record
 
 pytestmark = pytest.mark.real
 

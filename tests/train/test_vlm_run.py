@@ -21,9 +21,9 @@ from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.run.folder import read_json, read_metrics, write_json
 from mmfsdp.train.evaluate import HeldOut, caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
-from tests.test_resume import final
 from tests.tiny_run import free_port, train_runs
 from tests.tiny_vlms import save_vlm
+from tests.train.test_resume import final
 
 HELD_OUT_SHARE = 0.3
 

@@ -18,7 +18,7 @@ from mmfsdp.widgets import RunPanel
 from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
 from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
 from mmfsdp.widgets.panel import rank_grid, tracebacks
-from tests.test_runs import record
+from tests.run.test_runs import record
 from tests.waiting import light, runs_of, until
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -9,8 +9,8 @@ from PIL import Image
 from mmfsdp.train.answers import answer
 from mmfsdp.train.evaluate import captions
 from mmfsdp.widgets import Captioner
-from tests.test_panel import shown
-from tests.test_train import go  # noqa: F401  # a fixture
+from tests.train.test_train import go  # noqa: F401  # a fixture
+from tests.widgets.test_panel import shown
 
 
 def upload(captioner, name: str, content: bytes) -> None:

@@ -17,7 +17,7 @@ from tests.processes import in_fresh_python
 from tests.tiny_run import tiny_run
 from tests.waiting import light, runs_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2}
 
 

@@ -14,10 +14,10 @@ from mmfsdp.cli.running import grid_values
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import Status
-from tests.test_runs import GONE, record
+from tests.run.test_runs import GONE, record
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 ENTRY = "tests.launch_entries:member"
 GRID = {"train.lr": [1, 2, 3], "fsdp.frozen_policy": ["SHARD", "KEEP"]}
 

@@ -51,7 +51,7 @@ def test_strings_become_enums_and_absent_fields_keep_their_defaults():
     assert params.train == TrainParams()
 
 
-WRONG = yaml.safe_load((Path(__file__).parent / "data/wrong_params.yaml").read_text(encoding="utf-8"))
+WRONG = yaml.safe_load((Path(__file__).parent.parent / "files/wrong_params.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: mistake["field"])

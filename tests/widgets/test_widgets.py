@@ -9,8 +9,8 @@ from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.widgets import Launcher, PlanView, RunForm
 from mmfsdp.widgets.fields import FieldRow, field_names
 from mmfsdp.widgets.form import MAIN
-from tests.test_panel import shown, texts
 from tests.tiny import MODEL
+from tests.widgets.test_panel import shown, texts
 
 
 @pytest.fixture

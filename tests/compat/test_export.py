@@ -15,8 +15,8 @@ from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_metrics
 from mmfsdp.train.evaluate import load_run
 from tests.models.test_multimodal_run import MULTIMODAL
-from tests.test_train import go  # noqa: F401  # a fixture
 from tests.tiny_run import tiny_run
+from tests.train.test_train import go  # noqa: F401  # a fixture
 
 SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 32, "image_size": 16}
 SIGLIP |= {"num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}

@@ -20,7 +20,7 @@ from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
 from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.real

@@ -22,8 +22,8 @@ from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
+from tests.core.test_several_sources import trained
 from tests.parity import bytes_held, local, plain_name, whole, wire
-from tests.test_several_sources import trained
 
 pytestmark = pytest.mark.real
 

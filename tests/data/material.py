@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from mmfsdp.data import Sample, open_source
 from mmfsdp.params import DataParams
 
-PHOTOGRAPHS = Path(__file__).resolve().parent.parent / "data" / "photographs"
+PHOTOGRAPHS = Path(__file__).resolve().parent.parent / "files" / "photographs"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 

@@ -15,7 +15,7 @@ from tests.bench import gpu_wheels
 from tests.bench.gpu import goals, parts, waits
 from tests.processes import in_fresh_python
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 IMPORTED = """
 import sys
 before = set(sys.modules)
