@@ -110,7 +110,7 @@ def plan_parameters(model: nn.Module, fsdp: FSDPParams) -> list[Param]:
         if fsdp.frozen_precision and not p.requires_grad and p.is_floating_point() and not count:
             dtype = fsdp.frozen_precision.torch_name
         if dtype not in ITEMSIZE or (dtype.startswith("float8") and not count):
-            raise ParamError("model", f"{first} is {dtype}; make it a buffer, or cast it to float32, or bfloat16")
+            raise ParamError("model", f"{first} is {dtype}; make it a buffer, or cast it to float32 or bfloat16")
         if fsdp.mixed_precision and p.requires_grad and ITEMSIZE[dtype] == 2:
             # 16 bits would round the optimizer's small steps away (Micikevicius et al. 2018, section 3.1).
             dtype = "float32"

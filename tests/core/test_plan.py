@@ -390,5 +390,5 @@ def test_whole_numbers_beside_what_trains_are_planned_for_fsdp1():
 def test_a_parameter_of_another_dtype_is_named(dtype):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].mask = nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False)
-    with pytest.raises(ParamError, match=f"0.mask is {str(dtype)[6:]}; make it a buffer, or cast it to float32, "):
+    with pytest.raises(ParamError, match=f"0.mask is {str(dtype)[6:]}; make it a buffer, or cast it to float32 or "):
         make_plan(model, FSDPParams(), world_size=2)
