@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log2
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import Backend, ParamError, RunParams, TrainParams
+from ..params.numbers import WIDTH
 from .machines import Machine, machine_of
 from .wire import CollectiveCount, collectives
 
@@ -70,8 +72,8 @@ class Times:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in self.parts.items())
-        times = f"{self.expected}; at least {seconds(self.serial)} if nothing overlaps"
-        return f"a step on {self.machine}: {times}\n  bound by {self.bound} ({parts})"
+        times = f"a step on {self.machine}: {self.expected}; at least {seconds(self.serial)} if nothing overlaps"
+        return "\n".join(wrap(times, WIDTH, subsequent_indent="  ")) + f"\n  bound by {self.bound} ({parts})"
 
 
 def step_time(

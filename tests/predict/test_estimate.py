@@ -292,6 +292,7 @@ def test_page_and_command_tell_the_same_seconds_and_room(changes, tmp_path, caps
     told = capsys.readouterr().out
     times = step_time(planned.plan, machine="h100-infiniband", **workload(planned.plan, params))
     assert f"a step on h100-infiniband: {times.expected};" in told
+    assert max(map(len, told.splitlines())) <= 80
     page = plan_page(planned, machine="h100-infiniband")
     assert times.expected in page
     room = size(MACHINES["h100-infiniband"].capacity)
