@@ -1,14 +1,15 @@
 # make lab        opens the table of contents      make demo   the same job, no browser
 # make test       runs the tests                   make lint   ruff and mypy
 # make test-all   those, and more cases of some: every family of models on real ranks
-# make test-fast  those that start no process: no ranks, browser, kernels or Slurm
+# make test-fast  those of the small package (params, core, predict, checkpoint) that start no process
+# make test-light all that start no process: no ranks, browser, kernels or Slurm
 # make slides     the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
 BIN := .venv/bin
 # In a container one often is root, which JupyterLab refuses unless told.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab demo test test-all test-fast lint slides
+.PHONY: lab demo test test-all test-fast test-light lint slides
 .DEFAULT_GOAL := demo
 
 lab: .venv/.installed
@@ -25,8 +26,12 @@ test: .venv/.installed-test
 test-all: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2
 
+SMALL_PACKAGE := $(addprefix tests/,params core predict checkpoint test_style.py test_layers.py)
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 -m 'not real'
+	$(BIN)/python -m pytest -n 2 -m 'not real' $(SMALL_PACKAGE)
+
+test-light: .venv/.installed-test
+	$(BIN)/python -m pytest -n 2 -m 'not real and not extended'
 
 slides: .venv/.installed
 	$(BIN)/python slides/build.py
