@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
 from ..params import ParamError
@@ -203,3 +204,42 @@ def check_loss(model: nn.Module, loss: Any) -> None:
             f"{name} returns a loss of shape {tuple(loss.shape)}; it must be a scalar, the mean over what is learned"
         )
         raise ParamError("model", problem)
+
+
+def lint_loss(
+    model: nn.Module, loss: torch.Tensor, logits: torch.Tensor | None, labels: torch.Tensor | None, tokens: int
+) -> None:
+    """Warn on rank 0 if the loss is not a mean over as many label tokens as `train_step` counts.
+
+    `train_step` weighs each rank's loss by its label tokens. A mean over anything else would give another loss than one
+    process has.
+    """
+    if rank() > 0 or hasattr(model, "count_label_tokens") or logits is None or labels is None or not tokens:
+        return
+    if labels.dim() == 2 and logits.shape[:-1] == labels.shape and not is_token_mean(loss, logits, labels, tokens):
+        warnings.warn(
+            f"{class_name(model)}: its loss is not a mean over the {tokens} label tokens that train_step counts, and "
+            "by which it weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give "
+            "the model a method count_label_tokens(batch) that returns what its mean is over",
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def is_token_mean(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, tokens: int) -> bool:
+    """Return False if a loss is not the mean cross-entropy of logits (B, L, V) over so many of the labels (B, L).
+
+    A label belongs to the position before it, as in causal models, or to its own.
+    """
+    if labels.numel() and int(labels.max()) >= logits.shape[-1]:
+        return False  # a placeholder outside of the vocabulary, which cross_entropy must not be given
+    for shift in (1, 0):
+        total = torch.zeros_like(loss, dtype=torch.float32)
+        for row, targets in zip(logits, labels, strict=True):  # row by row: logits are large
+            row = row[: len(row) - shift].float()
+            total += cross_entropy(row, targets[shift:], ignore_index=-100, reduction="sum")
+        counted = int((labels[:, shift:] != -100).sum())
+        rounding = max(1e-4, torch.finfo(loss.dtype).eps)
+        if counted == tokens and torch.isclose(total / tokens, loss.float(), rtol=rounding):
+            return True
+    return not bool(torch.isfinite(loss))

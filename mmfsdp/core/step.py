@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
 from .inference import reshard
-from .lint import lint_loss, list_all, model_changed
-from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, loss_of
+from .lint import list_all, model_changed
+from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, loss_of
 from .names import plain_name
 from .plan import UnitKind, plan_of, stop_at_errors
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import SGD
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from mmfsdp.core.lint import lint_loss
-from mmfsdp.core.micro_batch import MappingBatch, label_tokens
+from mmfsdp.core.micro_batch import MappingBatch, label_tokens, lint_loss
 from mmfsdp.core.step import train_step
 from mmfsdp.params import ParamError, Schedule, TrainParams
 from mmfsdp.train.optimizer import build_optimizer, lr_factor
@@ -101,7 +100,7 @@ def test_a_loss_that_is_no_mean_over_the_counted_tokens_is_told_once(make, is_se
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             train_step(model, [batch], SGD(model.parameters(), lr=0.1))
-        told = [str(w.message) for w in warned if "no mean over" in str(w.message)]
+        told = [str(w.message) for w in warned if "not a mean over" in str(w.message)]
         assert bool(told) == (first and not is_served), told
         assert all(line.startswith(type(model).__name__) for line in told)
 
