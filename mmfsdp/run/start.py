@@ -66,13 +66,14 @@ def prepared(
     if not isinstance(params, RunParams):
         return params.params, params.to_dict()
     if entry in (TRAIN, TRAIN_AND_CAPTION):
-        from ..train.prepare import prepare  # imports torch
-
         try:
+            from ..train.prepare import prepare  # imports torch
+
             made: Prepared = prepare(params)
-        except (OSError, ImportError):
+        except (OSError, ImportError) as error:
             if params.launch.executor is not Executor.SLURM:
                 raise
+            tell(_not_planned(error))
             return with_ranks(params), {}
         for finding in made.plan.lint:
             tell(finding)
@@ -86,9 +87,17 @@ def prepared(
     return params, {}
 
 
+def _not_planned(error: Exception) -> Finding:
+    """Return the warning of a job that is submitted from a machine that lacks what planning needs."""
+    from ..core.plan import Finding
+
+    words = f"the plan and the data are not checked on this machine ({error}); the ranks check them when the job starts"
+    return Finding("warning", "not-planned", words)
+
+
 def warn(finding: Finding) -> None:
-    """Give a warning of Python."""
-    warnings.warn(finding.message, stacklevel=5)
+    """Give a warning of Python, at the line that calls `launch`, `sweep` or `Run.resume`."""
+    warnings.warn(finding.message, stacklevel=4)
 
 
 def check_place(params: RunParams) -> None:

@@ -160,12 +160,12 @@ def test_a_step_on_a_gpu_reads_nothing_in_the_layers(chat, recompute, monkeypatc
 STORED = json.loads(waits.STORED.read_text())
 
 
-@pytest.mark.skipif(transformers.__version__ != STORED["transformers"], reason="the counts are of another version")
 @pytest.mark.parametrize("name", waits.trained_families())
 def test_the_page_lists_what_transformers_reads(name):
     """`python -m tests.bench.waits` writes the list anew. Tensors on two devices are refused, as on a GPU."""
     found, on_gpu, on_cpu = waits.forward(name)
-    assert waits.by_file(found) == STORED["families"][name]
+    if transformers.__version__ == STORED["transformers"]:  # another version may read more or less
+        assert waits.by_file(found) == STORED["families"][name]
     torch.testing.assert_close(on_gpu.logits.values, on_cpu.logits, rtol=1e-4, atol=1e-4)
     if name in READS_NO_GRID:
         assert sum(found.values()) == 1

@@ -1,6 +1,7 @@
 """What every launch begins with: data opened once, the plan checked, the same findings, and nothing started before."""
 
 import importlib
+import sys
 from argparse import Namespace
 from itertools import pairwise
 
@@ -11,6 +12,8 @@ from mmfsdp import ParamError, launch, sweep
 from mmfsdp.cli import running
 from mmfsdp.data import records
 from mmfsdp.run.launch import start as real_start
+from mmfsdp.run.record import TRAIN
+from mmfsdp.run.start import prepared
 from mmfsdp.train.job import different_units
 from mmfsdp.train.prepare import prepare
 
@@ -59,6 +62,12 @@ def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_pa
         launch(ready, tell=pytest.fail)  # whoever prepared it has the findings
     assert opened == [path] * 2
 
+    with pytest.raises(InterruptedError), pytest.warns(UserWarning) as warned:
+        launch(params)
+    assert {warning.filename for warning in warned} == {__file__} and len(warned) == len(told)
+    opened.pop()
+    started.pop()
+
     with pytest.raises(InterruptedError):
         running.launch(Namespace(dry_run=False))
     by_command = capsys.readouterr().err
@@ -72,6 +81,16 @@ def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_pa
     for printed in (by_command, by_run):
         places = [" ".join(printed.split()).index(message[:60]) for message in told]
         assert all(before < after for before, after in pairwise(places))
+
+
+def test_a_job_may_be_submitted_from_a_machine_without_the_libraries_and_is_told_unplanned(tmp_path, monkeypatch):
+    params, told = tiny_run(tmp_path), []
+    monkeypatch.setitem(sys.modules, "mmfsdp.train.prepare", None)  # its import fails, as without torch
+    job, plan = prepared(params.change(**{"launch.executor": "slurm"}), TRAIN, told.append)
+    assert job.launch.ranks == 2 and not plan
+    assert [finding.code for finding in told] == ["not-planned"] and "prepare" in told[0].message
+    with pytest.raises(ImportError):
+        prepared(params, TRAIN, told.append)
 
 
 def test_ranks_name_the_units_that_a_launch_planned_otherwise(tmp_path):
