@@ -145,10 +145,10 @@ def params_of(values: argparse.Namespace, *, default: RunParams | None = None) -
     for name, field in fields(RunParams):
         if hasattr(values, name):
             value = getattr(values, name)
-            if isinstance(value, str) and is_yaml(field):
-                value = read_yaml(value, name=name)
-            elif value == "None" and type(None) in get_args(field.annotation):
+            if value == "None" and type(None) in get_args(field.annotation):
                 value = None
+            elif isinstance(value, str) and is_yaml(field):
+                value = read_yaml(value, name=name)
             changes[name] = value
     return params.change(**changes).change(**values.entries)
 
@@ -168,7 +168,8 @@ def is_yaml(field: FieldInfo) -> bool:
     kind = field.annotation
     if get_origin(kind) is tuple:
         kind = get_args(kind)[0]
-    return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Params))
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return any(get_origin(each) is dict or (isinstance(each, type) and issubclass(each, Params)) for each in kinds)
 
 
 def _metavar(field: FieldInfo) -> str:

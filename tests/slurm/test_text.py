@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -234,9 +235,14 @@ def test_a_requeued_jobs_script_leaves_no_exit_code_whatever_is_ended_first(fake
     script = psutil.Popen(["bash", "-c", "\n".join(["true", *_after_ranks(tmp_path)])])
 
     def sleeping():
-        return [process for process in [*script.children(), script] if "sleep" in process.cmdline()[:1]]
+        """Return the process that sleeps. Others of the script's end while one looks at them."""
+        for process in [*script.children(), script]:
+            with suppress(psutil.NoSuchProcess):  # as a zombie is, too
+                if process.cmdline()[:1] == ["sleep"]:
+                    return process
+        return None
 
-    (sleep,) = until(sleeping, seconds=20)
+    sleep = until(sleeping, seconds=20)
     sleep.terminate()
     script.wait(20)
     assert sorted(path.name for path in tmp_path.glob("ranks.*")) == [PREEMPTED_FILE]
