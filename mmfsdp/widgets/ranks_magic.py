@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def _stop() -> None:
     for server in _servers:
         if server.poll() is None:
             for rank in psutil.Process(server.pid).children():
-                rank.kill()
+                with suppress(psutil.NoSuchProcess):  # it ends by itself
+                    rank.kill()
             server.kill()
         server.wait()
     _servers.clear()

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 
-import psutil
 import pytest
 from PIL import Image
 
@@ -39,19 +38,19 @@ def stepping(run: Run) -> RunState | None:
 @pytest.mark.real
 def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
-    began = time.monotonic()
     run = start("talk", **{"launch.threads": 3, "train.device": "auto"})
-    returned = time.monotonic() - began
-    reader, lines, seen = LogReader(run), [], {}
+    returned, first_seen = time.time(), float("inf")
+    reader, lines = LogReader(run), []
     while not run.state().done:
-        for line in reader.poll():
-            lines.append(line)
-            if line.text.startswith("step"):
-                seen[line] = time.time() - float(line.text.split()[-1])
+        if new := reader.poll():
+            lines += new
+            if any(line.text.startswith("step") for line in new):
+                first_seen = min(first_seen, time.time())
         time.sleep(0.02)
     lines += reader.poll(last=True)
-    assert returned < 0.3
-    assert sorted(seen.values())[len(seen) // 2] < 0.7, "lines are seen while they are written"
+    written = [float(line.text.split()[-1]) for line in lines if line.text.startswith("step")]
+    assert returned < min(written), "the launch does not wait for its ranks"
+    assert first_seen < max(written), "lines are seen while others are written"
     assert run.wait() == RunState(Status.COMPLETED, step=5, steps=5) and run.state().ok
     for rank in range(2):
         environment, warning, *steps, last = [line.text for line in lines if line.rank == rank]
@@ -63,7 +62,7 @@ def test_two_ranks_stream_their_lines_and_complete(start, monkeypatch):
         assert [step.split()[1] for step in steps] == list("12345")
         assert [row["step"] for row in run.metrics(rank)] == [1, 2, 3, 4, 5]
         assert run.logs(rank).splitlines() == [environment, warning, *steps, last]
-    until(lambda: not processes_of(run.record, run.path), seconds=2)
+    until(lambda: not processes_of(run.record, run.path))
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     assert [stat.S_IMODE(path.stat().st_mode) for path in run.path.rglob("*.pkl")] == [0o600] * 3, "call and results"
     assert run.params.train.steps == 5 and run.result() is None
@@ -90,10 +89,11 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start,
 @pytest.mark.real
 def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
     run = start("die")
-    state = run.wait(20)
+    state = run.wait(60)
     died = next((run.path / "logs").glob("*_1_log.out")).stat().st_mtime
     assert state.status is Status.FAILED and state.rank == 1
-    assert read_json(run.path / "status.json")["finished"] - died < 2
+    noticed = read_json(run.path / "status.json")["finished"] - died
+    assert noticed < run.params.launch.silence_s, "nobody waits for it to answer"
     assert "died without a traceback" in state.reason and "connection closed by peer" in state.reason
     assert state.traceback == "last words of rank 1\n"
 
@@ -191,7 +191,7 @@ def test_ranks_outlive_their_launcher_and_a_cancel_from_another_process_ends_the
         members = until(lambda: len(found := processes_of(run.record, run.path)) >= 6 and found)
         state = run.cancel()
         assert state.status is Status.CANCELLED and run.wait() == state == run.cancel()
-        assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in members)
+        assert not any(process_start(p.pid) for p in members)
     finally:
         launcher.kill()
         stop_processes(run.record, run.path, grace_s=0)

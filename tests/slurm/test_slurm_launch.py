@@ -61,7 +61,7 @@ def test_a_run_is_followed_and_cancelled_from_a_process_on_another_node(submit, 
     done = cluster.ask(*there)
     assert done.returncode == 0 and re.match(r"RUNNING at [\d.]+\n", done.stdout), done.stdout + done.stderr
     assert run.state().status is Status.CANCELLED and run.wait() == run.cancel()
-    until(lambda: not [p for p in cluster.processes() if str(run.path) in " ".join(p.info["cmdline"])], seconds=5)
+    until(lambda: not [p for p in cluster.processes() if str(run.path) in " ".join(p.info["cmdline"] or ())])
 
 
 LAUNCHER = """

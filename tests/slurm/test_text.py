@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from contextlib import suppress
 
 import psutil
@@ -255,10 +254,9 @@ def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch
     folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
     record(executor="slurm").write(folder)
     write_json(folder / "status.json", {"status": "QUEUED", "job": "77"})
-    begun = time.monotonic()
     with pytest.raises(TimeoutError, match="first is not cancelled yet: squeue did not answer.*goes on trying"):
         Run(folder).cancel()
-    assert time.monotonic() - begun < 11 and (folder / "cancel").exists()
+    assert (folder / "cancel").exists()
     (fake_slurm / "scancel").write_text(f"#!/bin/bash\n{COMMANDS['scancel']}\n")
     (fake_slurm / "squeue").write_text(
         f"#!/bin/sh\ncase $* in *%o*) echo '77|{folder}/logs/submission.sh';; *) echo '77|CANCELLED';; esac\n"
