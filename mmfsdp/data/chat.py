@@ -16,15 +16,15 @@ from torch.nn.functional import pad
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..params import ParamError
-from .batch import IGNORE, QUESTION, Batch, Sample
+from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Sample
 from .corrupt import CorruptRecord
 from .pictures import to_rgb
-from .processor import IMAGE, SampleProcessor, check_placeholders
+from .processor import SampleProcessor, check_placeholders
 
 BEFORE_QUESTION, AFTER_QUESTION = QUESTION.split("{}")
-BLANK = Sample(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
+BLANK = Sample.of(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
 """The row that a batch without pictures gets, without loss: its rank enters the vision encoder as the others do."""
-TWO_TURNS = replace(BLANK, more=((QUESTION.format("and"), "blank"),))
+TWO_TURNS = Sample.of(IMAGE, "blank", BLANK.images, BLANK.name, [("and", "blank")])
 SEVERAL_TURNS = "several-turns"
 """Code of the warning of a template that changes earlier turns."""
 
@@ -208,8 +208,9 @@ class ChatProcessor(SampleProcessor):
         """Return a batch of the first questions to generate from, left-padded, without labels. Raises CorruptRecord."""
         rows = []
         for sample in samples:
-            question = self._messages(sample)[:1]
-            text = self._render(question, add_generation_prompt=True)
+            messages = self._messages(sample)
+            question = messages[: 1 + [message["role"] for message in messages].index(USER)]
+            text = self._render(question, sample.name, add_generation_prompt=True)
             rows.append(self._with_images(text, sample, list(sample.images[: sample.prompt.count(IMAGE)]), []))
         values, _ = self._process(rows, side="left")
         ids, mask = values.pop("input_ids"), values.pop("attention_mask")
@@ -218,47 +219,71 @@ class ChatProcessor(SampleProcessor):
     def _messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Return the conversation as chat templates take it. Raises CorruptRecord."""
         messages: list[dict[str, Any]] = []
-        for prompt, text in [(sample.prompt, sample.text), *sample.more]:
+        if sample.system:
+            messages.append({"role": SYSTEM, "content": [{"type": "text", "text": sample.system}]})
+        for question, text in sample.questions:
             if not text.strip() or IMAGE in text:
                 raise CorruptRecord(sample.name, f"has an answer without text, or with {IMAGE}, which is for questions")
-            question = prompt.removeprefix(BEFORE_QUESTION).removesuffix(AFTER_QUESTION)
+            if sample.verbatim:
+                question = question.removeprefix(BEFORE_QUESTION).removesuffix(AFTER_QUESTION)
             content = []
             for i, part in enumerate(question.split(IMAGE)):
                 if i:
                     content.append({"type": "image"})
                 if part.strip():
                     content.append({"type": "text", "text": part.strip()})
-            messages.append({"role": "user", "content": content})
-            messages.append({"role": "assistant", "content": [{"type": "text", "text": text.strip()}]})
+            messages.append({"role": USER, "content": content})
+            messages.append({"role": ASSISTANT, "content": [{"type": "text", "text": text.strip()}]})
         return messages
 
-    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """Return what the chat template makes of the messages. Raises ParamError if it fails."""
+    def _render(self, messages: list[dict[str, Any]], name: str, **options: Any) -> str:
+        """Return what the chat template makes of the messages.
+
+        Raises ParamError if it fails, and CorruptRecord with that name if it cannot take the system text.
+        """
         try:
-            return self.processor.apply_chat_template(messages, tokenize=False, **options)
+            text = self.processor.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template may raise any kind
+            if messages[0]["role"] == SYSTEM:
+                self._render(messages[1:], name, **options)  # raises where the system text is not the reason
+                raise self._no_system(name, f"fails with it ({type(error).__name__}: {error})") from None
             reason = f"fails with messages of user and assistant ({type(error).__name__}: {error})"
             raise ParamError("model.name", f"the chat template of {self.source!r} {reason}; correct it") from None
+        self._check_system(text, messages, name)
+        return text
+
+    def _check_system(self, text: str, messages: list[dict[str, Any]], name: str) -> None:
+        """Raise CorruptRecord with that name if a chat template has left out the system text of the messages."""
+        if messages[0]["role"] == SYSTEM and messages[0]["content"][0]["text"].strip() not in text:
+            raise self._no_system(name, "leaves it out")
+
+    def _no_system(self, name: str, reason: str) -> CorruptRecord:
+        fix = "write it into the first question, or correct the template in a copy of the model's folder"
+        return CorruptRecord(name, f"has a system text, and the chat template of {self.source!r} {reason}; {fix}")
 
     def _answers(self, messages: list[dict[str, Any]], name: str) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where each answer begins and ends in it.
 
-        Raises CorruptRecord with that name if the template changes earlier messages when one is added, and ParamError
-        if it fails.
+        Raises CorruptRecord with that name if the template changes earlier messages when one is added or takes no
+        system text, and ParamError if it fails.
         """
         template = self.processor.chat_template
         template = template["default"] if isinstance(template, dict) else template
         if template and "generation %}" in template:
             names: Any = self.tokenizer.special_tokens_map
+            if messages[0]["role"] == SYSTEM:
+                self._render(messages, name)  # raises if the template takes no system text
             marked: Any = render_jinja_template(
                 [messages], chat_template=template, return_assistant_tokens_mask=True, **names
             )
             return marked[0][0], marked[1][0]
-        text = self._render(messages)
+        text = self._render(messages, name)
         answers = []
-        for i in range(1, len(messages), 2):
-            before = self._render(messages[:i], add_generation_prompt=True)
-            after = self._render(messages[: i + 1])
+        for i, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            before = self._render(messages[:i], name, add_generation_prompt=True)
+            after = self._render(messages[: i + 1], name)
             if not (text.startswith(after) and after.startswith(before)):
                 words = "cannot be learned from: the chat template changes earlier messages when one is added; "
                 raise CorruptRecord(name, words + "mark the answers in it by {% generation %}")

@@ -13,11 +13,10 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from ..params import ParamError
-from .batch import IGNORE, Batch, Sample
+from .batch import IGNORE, IMAGE, Batch, Sample
 from .corrupt import CorruptRecord
 from .pictures import to_tensor
 
-IMAGE = "<image>"
 END_OF_CHUNK = "<|endofchunk|>"
 PAD = "<pad>"
 
@@ -36,11 +35,11 @@ def add_special_tokens(tokenizer: Any) -> None:
 def check_placeholders(sample: Sample) -> None:
     """Raise CorruptRecord unless a sample has as many placeholders as pictures."""
     placeholders = 0
-    for prompt, text in [(sample.prompt, sample.text), *sample.more]:
-        placeholders += prompt.count(IMAGE) + text.count(IMAGE)
+    for message in sample.messages:
+        placeholders += message.text.count(IMAGE)
     if placeholders != len(sample.images):
-        message = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
-        raise CorruptRecord(sample.name, message + "give one placeholder per picture")
+        words = f"has {placeholders} {IMAGE} placeholders but {len(sample.images)} pictures; "
+        raise CorruptRecord(sample.name, words + "give one placeholder per picture")
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ class Processor(SampleProcessor):
         check_placeholders(sample)
         begin = [token for token in self.tokenizer("").input_ids if token == self.tokenizer.bos_token_id]
         turns: list[tuple[list[int], list[int]]] = []
-        for prompt, text in [(sample.prompt, sample.text), *sample.more]:
+        for prompt, text in sample.turns:
             if not text.strip():
                 raise CorruptRecord(sample.name, "has no text; give it a caption")
             text_ids = self._tokens(text)

@@ -117,10 +117,7 @@ def sample_of(row: Mapping[str, Any], params: SourceParams, *, name: str, find: 
         sample = reader.document(row)
     else:
         sample = reader.caption(row)
-    texts = [sample.prompt, sample.text]
-    for turn in sample.more:
-        texts += turn
-    check_tags(texts, name=name)
+    check_tags([message.text for message in sample.messages], name=name)
     return sample
 
 
@@ -171,7 +168,7 @@ class _Reader:
     def caption(self, row: Mapping[str, Any]) -> Sample:
         """Return the sample of a picture with a caption."""
         picture = self._open(self.find(picture_name(row)))
-        return Sample(IMAGE, _first_text(row, TEXT_KEYS), (picture,), self.name)
+        return Sample.of(IMAGE, _first_text(row, TEXT_KEYS), (picture,), self.name)
 
     def conversation(self, row: Mapping[str, Any]) -> Sample:
         """Return the sample of LLaVA's `conversations`: questions are given, answers are learned, in every turn."""
@@ -197,7 +194,7 @@ class _Reader:
             raise self._corrupt(f"asks about an {IMAGE} but names no picture under 'image'")
         pictures = tuple(self._open(self.find(file)) for file in files)
         prompt, text = turns[0]
-        return Sample(prompt, text, pictures, self.name, tuple(turns[1:]))
+        return Sample.of(prompt, text, pictures, self.name, tuple(turns[1:]))
 
     def _picture_files(self, conversation: _Conversation) -> list[str]:
         """Return the files under `image` or `images`. Raises CorruptRecord if both have other ones."""
@@ -234,7 +231,7 @@ class _Reader:
         for info in infos:
             pictures.append(self._open(info.image_base64 or self.find(info.image_name or "")))
         before, text = document.split(IMAGE, 1)  # nothing is learned before the first picture
-        return Sample(before + IMAGE, text, tuple(pictures), self.name)
+        return Sample.of(before + IMAGE, text, tuple(pictures), self.name)
 
     def _open(self, picture: Path | bytes) -> Image.Image:
         return open_picture(picture, name=self.name, max_megapixels=self.params.max_megapixels)

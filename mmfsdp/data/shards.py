@@ -31,7 +31,7 @@ from .splits import (
     side_of,
     splits_note,
 )
-from .stream import DataSlice, Loaded, Source, epoch_order, load_or_corrupt
+from .stream import DataSlice, Loaded, Source, at_epoch, epoch_order, load_or_corrupt
 from .unread import unread_note
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
@@ -257,13 +257,13 @@ class ShardSource(Source):
             wanted = data_slice.positions(step)
             skipped = wanted.start - position  # positions of other ranks and workers
             own = islice(records, skipped, skipped + len(wanted))
-            loaded = [load_or_corrupt(record.load, self.params) for record in own]
+            loaded = [at_epoch(load_or_corrupt(record.load, self.params), epoch) for epoch, record in own]
             yield [*loaded, *damages]
             damages.clear()
             position = wanted.stop
 
-    def _stream(self, skip: int, damages: list[CorruptRecord]) -> Iterator[ShardRecord]:
-        """Yield the records of all epochs, without the first `skip`."""
+    def _stream(self, skip: int, damages: list[CorruptRecord]) -> Iterator[tuple[int, ShardRecord]]:
+        """Yield (epoch, record) of all epochs, without the first `skip`."""
         for epoch in count():
             order = epoch_order(len(self.shards), self.seed, epoch, self.params.resample)
             records_of_epoch = 0
@@ -272,7 +272,8 @@ class ShardSource(Source):
                 records = [record for record in listed if self.keep(record.name)]
                 random.Random(f"{self.seed}/{epoch}/{i}").shuffle(records)
                 damages += lost
-                yield from records[skip:]
+                for record in records[skip:]:
+                    yield epoch, record
                 skip = max(0, skip - len(records))
                 records_of_epoch += len(records)
             if not records_of_epoch:

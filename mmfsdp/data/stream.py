@@ -61,6 +61,11 @@ def epoch_order(length: int, seed: int, epoch: int, resample: bool) -> np.ndarra
     return rng.integers(length, size=length) if resample else rng.permutation(length)
 
 
+def at_epoch(loaded: Loaded, epoch: int) -> Loaded:
+    """Return what an epoch learns of a record: where a sample has several right answers, each epoch has the next."""
+    return loaded.for_epoch(epoch) if isinstance(loaded, Sample) else loaded
+
+
 class Source(ABC):
     """A stream of samples; `DataSlice` says how it is dealt to ranks and workers."""
 
@@ -117,11 +122,11 @@ class IndexedSource(Source):
         for step in data_slice.steps():
             batch = []
             for position in data_slice.positions(step):
-                index = position
+                index, epoch = position, 0
                 if self.length is not None:
                     epoch, offset = divmod(position, self.length)
                     if epoch != order_epoch:
                         order, order_epoch = epoch_order(self.length, self.seed, epoch, self.resample), epoch
                     index = int(order[offset])
-                batch.append(load_or_corrupt(self.load, index))
+                batch.append(at_epoch(load_or_corrupt(self.load, index), epoch))
             yield batch

@@ -41,4 +41,4 @@ class ShapesSource:
     def sample(self, index: int) -> Sample:
         """Return sample `index`: the picture with its caption."""
         scene = self.scene(index)
-        return Sample(IMAGE, caption(scene), (render(scene, self.image_size),), f"{self.split}/{index}")
+        return Sample.of(IMAGE, caption(scene), (render(scene, self.image_size),), f"{self.split}/{index}")

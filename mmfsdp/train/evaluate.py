@@ -289,8 +289,8 @@ def new_samples(
 
 
 def exact_match(texts: Sequence[str], samples: Sequence[Sample]) -> float:
-    """Return the share of texts that are the truth, word for word."""
-    right = sum(text == sample.text for text, sample in zip(texts, samples, strict=True))
+    """Return the share of texts that are a right answer, word for word."""
+    right = sum(text in sample.truths for text, sample in zip(texts, samples, strict=True))
     return right / len(samples)
 
 

@@ -120,6 +120,7 @@ class Captioner(CellWidget):
         """Take the picture that somebody has chosen on their machine."""
         if not self._upload.value or not self._samples:
             return
+        from ..data.batch import Sample
         from ..data.pictures import CorruptRecord, open_picture
 
         file, self._upload.value = self._upload.value[-1], ()
@@ -133,7 +134,11 @@ class Captioner(CellWidget):
             return
         like = next(iter(self._samples.values()))
         given = f"yours: {name}"
-        self._samples[given] = replace(like, images=(picture,) * len(like.images), name=name, text="?", more=())
+        asked = Sample.of(like.prompt, "?")
+        pictures = (picture,) * len(like.images)
+        self._samples[given] = replace(
+            like, messages=asked.messages, verbatim=asked.verbatim, images=pictures, name=name
+        )
         self._pick.options = list(self._samples)
         self._pick.value = given
 
@@ -160,7 +165,7 @@ class Captioner(CellWidget):
     def _answer_now(self) -> None:
         from ..train.answers import answer
 
-        sample = replace(self._samples[self._pick.value], prompt=self._prompt.value)
+        sample = self._samples[self._pick.value].with_prompt(self._prompt.value)
         if not self.processor.takes(sample):
             raise ValueError("prompt: needs one <image> for each picture, where the picture stands")
         seen, blank = (answer(self.model, self.processor, sample, blank=blank) for blank in (False, True))

@@ -137,7 +137,7 @@ def sample(index: int, split: str = "train") -> Sample:
     count, size = rng.randint(1, len(COUNTS)), rng.choice(list(SIZES))
     said = Combination(count, size, group.combination.color, group.combination.shape)
     name = f"{split}/{index}"
-    return HeardSample(
+    return HeardSample.of(
         f"{IMAGE} {AUDIO * TOKENS}", str(said), (render(scene, 48),), name, sounds=(sound(count, size, rng),)
     )
 
@@ -270,7 +270,7 @@ def document(index: int, *, pictures: int = 4, style: str = "", split: str = "tr
     scenes = [draw_scene(rng, split_combinations()[0]) for _ in range(pictures)]
     said = f"{END_OF_CHUNK}".join(f"{IMAGE} {STYLES[style](s.groups[0].combination)}" for s in scenes)
     images = tuple(render(scene, 48) for scene in scenes)
-    return Sample(IMAGE, said.removeprefix(IMAGE).strip(), images, f"{style}/{split}/{index}")
+    return Sample.of(IMAGE, said.removeprefix(IMAGE).strip(), images, f"{style}/{split}/{index}")
 
 
 @torch.no_grad()
@@ -288,11 +288,11 @@ def three() -> Sample:
     rng = random.Random("three")
     kinds = (("red", "circle", 2), ("black", "heart", 1), ("blue", "star", 3))
     scenes = [draw_scene(rng, (Combination(count, "large", color, shape),)) for color, shape, count in kinds]
-    return Sample("", "red circles, a black heart, blue stars", tuple(render(scene, 48) for scene in scenes))
+    return Sample.of("", "red circles, a black heart, blue stars", tuple(render(scene, 48) for scene in scenes))
 
 
 def ask(model: Any, processor: Any, prompt: Any, pictures: Sample) -> str:
     """What the model says after a prompt with these pictures; nothing to a prompt that does not fit them."""
     if not isinstance(prompt, str) or prompt.count(IMAGE) != len(pictures.images):
         return ""
-    return captions(model, processor, [replace(pictures, prompt=prompt)])[0]
+    return captions(model, processor, [pictures.with_prompt(prompt)])[0]

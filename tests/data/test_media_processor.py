@@ -17,9 +17,9 @@ def make(**changes) -> MultimodalProcessor:
 
 
 MIXED = [
-    Sample("<image> a", "red dog", (RED,), "one"),
-    Sample("<image> a <image>", "dog", (RED, RED), "two"),
-    Sample("a", "red dog", (), "text"),
+    Sample.of("<image> a", "red dog", (RED,), "one"),
+    Sample.of("<image> a <image>", "dog", (RED, RED), "two"),
+    Sample.of("a", "red dog", (), "text"),
 ]
 
 
@@ -52,12 +52,12 @@ def test_prompts_are_padded_on_the_left_and_end_as_they_should():
 
 
 def test_max_length_never_cuts_an_item_in_two():
-    batch = make(max_length=9)([Sample("a", "red <image> <image> dog", (RED, RED), "cut")])
+    batch = make(max_length=9)([Sample.of("a", "red <image> <image> dog", (RED, RED), "cut")])
     assert batch.input_ids.shape == (1, 6) and batch.media["vision"].shape[1] == 1
 
 
 def test_counts_that_do_not_match_are_named_with_the_sample():
     with pytest.raises(CorruptRecord, match="'x' has 2 <image> placeholders but 1 pictures"):
-        make()([Sample("<image> <image>", "dog", (RED,), "x")])
+        make()([Sample.of("<image> <image>", "dog", (RED,), "x")])
     with pytest.raises(ParamError, match="language.name: its tokenizer has no end token"):
         MultimodalProcessor(make_tokenizer(), 8, (0.5,) * 3, (0.5,) * 3, picture_tokens=4)

@@ -28,9 +28,9 @@ def learned(processor: Processor, sample: Sample) -> str:
 
 def test_loss_is_on_the_text_and_the_end_of_chunk_alone(small):
     samples = [
-        Sample(IMAGE + "is a", "red dog", (RED,)),
-        Sample("a", "dog"),
-        Sample("a" + IMAGE + IMAGE, "a dog", (RED, RED)),
+        Sample.of(IMAGE + "is a", "red dog", (RED,)),
+        Sample.of("a", "dog"),
+        Sample.of("a" + IMAGE + IMAGE, "a dog", (RED, RED)),
     ]
     batch = small(samples)
     assert [learned(small, s) for s in samples] == [s.text + " " + END_OF_CHUNK for s in samples]
@@ -54,16 +54,16 @@ def test_loss_is_on_the_text_and_the_end_of_chunk_alone(small):
     ],
 )
 def test_interleaved_text_learns_only_what_a_picture_precedes(small, prompt, text, pictures, expected):
-    assert learned(small, Sample(prompt, text, (RED,) * pictures)) == expected
+    assert learned(small, Sample.of(prompt, text, (RED,) * pictures)) == expected
 
 
 def test_a_first_token_that_nothing_precedes_has_no_label():
     plain = Processor(make_tokenizer(), 8, HALF, HALF)
-    assert learned(plain, Sample("", "red dog")) == f"dog {END_OF_CHUNK}"
+    assert learned(plain, Sample.of("", "red dog")) == f"dog {END_OF_CHUNK}"
 
 
 def test_batch_neighbors_change_nothing(small):
-    short, long = Sample(IMAGE, "a dog", (RED,)), Sample("a a a a", "red dog is a red dog")
+    short, long = Sample.of(IMAGE, "a dog", (RED,)), Sample.of("a a a a", "red dog is a red dog")
     alone, together = small([short]), small([long, short])
     length = alone.input_ids.shape[1]
     assert torch.equal(alone.input_ids[0], together.input_ids[1, :length])
@@ -72,30 +72,30 @@ def test_batch_neighbors_change_nothing(small):
 
 
 def test_long_text_is_cut_and_its_pictures_with_it(small):
-    row = small.encode(Sample(IMAGE, "red dog " * 5_000, (RED,)))
+    row = small.encode(Sample.of(IMAGE, "red dog " * 5_000, (RED,)))
     assert len(row.ids) == len(row.labels) == 16 and row.truncated and small.end_id not in row.ids
-    assert not small.encode(Sample(IMAGE, "red dog", (RED,))).truncated
-    late = small.encode(Sample(IMAGE, "red dog " * 10 + IMAGE + " red", (RED, RED)))
+    assert not small.encode(Sample.of(IMAGE, "red dog", (RED,))).truncated
+    late = small.encode(Sample.of(IMAGE, "red dog " * 10 + IMAGE + " red", (RED, RED)))
     assert len(late.pictures) == late.ids.count(small.image_id) == 1
 
 
 def test_a_training_batch_has_a_mask_only_where_the_model_needs_one(small):
     """Prompts keep theirs: they are padded on the left."""
     causal = replace(small, mask_padding=False)
-    padded = [Sample("a", "dog"), Sample("a", "red dog")]
+    padded = [Sample.of("a", "dog"), Sample.of("a", "red dog")]
     assert (small(padded).attention_mask == 0).any()
     assert causal(padded).attention_mask is None and "attention_mask" not in causal(padded).inputs()
     assert small(padded[:1]).attention_mask is None
-    assert causal.prompts([Sample("a", "dog"), Sample("a a", "dog")]).attention_mask is not None
+    assert causal.prompts([Sample.of("a", "dog"), Sample.of("a a", "dog")]).attention_mask is not None
 
 
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        (Sample(IMAGE, "a", (), "first"), "'first' has 1 <image> placeholders but 0 pictures"),
-        (Sample("", "a", (RED, RED), "second"), "'second' has 0 <image> placeholders but 2 pictures"),
-        (Sample(IMAGE, " \n", (RED,), "third"), "'third' has no text"),
-        (Sample(IMAGE + "a " * 20, "dog", (RED,), "fourth"), "'fourth' has no token to learn from .* max_length"),
+        (Sample.of(IMAGE, "a", (), "first"), "'first' has 1 <image> placeholders but 0 pictures"),
+        (Sample.of("", "a", (RED, RED), "second"), "'second' has 0 <image> placeholders but 2 pictures"),
+        (Sample.of(IMAGE, " \n", (RED,), "third"), "'third' has no text"),
+        (Sample.of(IMAGE + "a " * 20, "dog", (RED,), "fourth"), "'fourth' has no token to learn from .* max_length"),
     ],
 )
 def test_unusable_samples_are_named(small, sample, words):
@@ -104,7 +104,7 @@ def test_unusable_samples_are_named(small, sample, words):
 
 
 def test_prompts_are_the_beginning_of_training_rows(small):
-    samples = [Sample(IMAGE + "is a", "dog", (RED,)), Sample("a", "dog")]
+    samples = [Sample.of(IMAGE + "is a", "dog", (RED,)), Sample.of("a", "dog")]
     batch, training = small.prompts(samples), small(samples)
     assert batch.labels is None and "labels" not in batch.inputs()
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
@@ -115,7 +115,7 @@ def test_prompts_are_the_beginning_of_training_rows(small):
 
 
 def test_decode_drops_special_tokens(small):
-    batch = small([Sample(IMAGE, "a red dog", (RED,)), Sample("is", "a")])
+    batch = small([Sample.of(IMAGE, "a red dog", (RED,)), Sample.of("is", "a")])
     assert small.decode(batch.input_ids) == ["a red dog", "is a"]
     padded = torch.nn.functional.pad(batch.input_ids, (3, 0), value=small.pad_id)
     assert small.decode(padded) == ["a red dog", "is a"]
@@ -141,7 +141,7 @@ def test_special_tokens_are_added_once_and_what_is_there_stays():
 def test_augments_only_when_told_to(small):
     noisy = copy.copy(small)
     noisy.augment = True
-    sample = Sample(IMAGE, "a", (Image.effect_noise((20, 20), 90),))
+    sample = Sample.of(IMAGE, "a", (Image.effect_noise((20, 20), 90),))
     plain, moved, again = [p.encode(sample, seed=1).pictures[0] for p in (small, noisy, noisy)]
     assert torch.equal(moved, again) and not torch.equal(moved, plain)
     assert torch.equal(noisy.prompts([sample]).media["vision"][0, 0, 0], plain)

@@ -77,7 +77,10 @@ def test_model_and_processor_fit_each_other(params):
     assert torch.equal(model.get_input_embeddings().table.weight, table.weight)
 
     picture = Image.new("RGB", (20, 10), "red")
-    samples = [Sample("<image>", "a small red circle", (picture,)), Sample("<image> a", "blue square", (picture,))]
+    samples = [
+        Sample.of("<image>", "a small red circle", (picture,)),
+        Sample.of("<image> a", "blue square", (picture,)),
+    ]
     check_fit(model, processor, samples)
 
 
@@ -162,7 +165,10 @@ def test_a_multimodal_model_and_its_processor_fit_each_other(params):
     assert model.num_tokens == {"vision": processor.picture_tokens}
     assert model.placeholders == {"vision": processor.image_id}
 
-    samples = [Sample("<image> a", "red circle", (Image.new("RGB", (20, 10), "red"),)), Sample("a", "blue square")]
+    samples = [
+        Sample.of("<image> a", "red circle", (Image.new("RGB", (20, 10), "red"),)),
+        Sample.of("a", "blue square"),
+    ]
     check_fit(model, processor, samples)
 
 

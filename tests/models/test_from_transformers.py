@@ -31,9 +31,9 @@ def picture(width: int, height: int, color: str = "red") -> Image.Image:
     return Image.new("RGB", (width, height), color)
 
 
-ONE = Sample("<image> what is it ?", "a red circle", (picture(56, 84),), "one")
-TEXT = Sample(QUESTION.format("what is two ?"), "a shape", (), "text")
-TURNS = Sample(
+ONE = Sample.of("<image> what is it ?", "a red circle", (picture(56, 84),), "one")
+TEXT = Sample.of(QUESTION.format("what is two ?"), "a shape", (), "text")
+TURNS = Sample.of(
     "<image><image> and this ?",
     "two blue stars",
     (picture(28, 28), picture(112, 56, "blue"), picture(60, 60)),
@@ -130,19 +130,20 @@ def test_lora_takes_the_matrices_that_are_named(folders):
 
 def test_what_is_too_long_is_cut_or_skipped_by_name(folders):
     _, processor = build_model(params(folders["qwen2_5_vl"]), meta=True)
-    length = processor([replace(TEXT, text="a " * 30)]).input_ids.shape[1]
+    long = Sample.of(TEXT.prompt, "a " * 30, (), "text")
+    length = processor([long]).input_ids.shape[1]
     short = replace(processor, max_length=40)
-    wide = replace(ONE, images=(picture(112, 112),) * 3, prompt="<image>" * 3 + "?", name="wide")
-    chatty = replace(TEXT, prompt="what " * 30, name="chatty")
-    batch = short([replace(TEXT, text="a " * 30), wide, chatty])
+    wide = Sample.of("<image>" * 3 + "?", ONE.text, (picture(112, 112),) * 3, "wide")
+    chatty = Sample.of("what " * 30, TEXT.text, (), "chatty")
+    batch = short([long, wide, chatty])
     assert length > 40 == batch.input_ids.shape[1] and batch.truncated == 1 and batch.size == 1
     assert batch.skipped.keys() == {"wide", "chatty"}
     assert "pictures beyond the first 40" in batch.skipped["wide"] and "max_length" in batch.skipped["chatty"]
     for bad, reason in (
         (replace(ONE, images=()), "1 <image> placeholders but 0 pictures"),
-        (replace(ONE, text=" "), "an answer without text"),
-        (replace(ONE, text="<image>"), "an answer without text, or with <image>"),
-        (replace(TEXT, prompt="what is <image> ?", images=(picture(9, 9),), more=(("<|x|>", ""),)), "an answer"),
+        (Sample.of(ONE.prompt, " ", ONE.images), "an answer without text"),
+        (Sample.of(ONE.prompt, "<image>", ONE.images), "an answer without text, or with <image>"),
+        (Sample.of("what is <image> ?", "a shape", (picture(9, 9),), "text", (("<|x|>", ""),)), "an answer"),
     ):
         with pytest.raises(CorruptRecord, match=reason):
             processor.encode(bad)

@@ -79,7 +79,7 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start,
         run.cancel()
         add_event(run.path, "saved", step=1, text="")
         MetricsWriter(run.path, 7).write({"step": 1})
-        keep_pictures(run.path, "heldout", [Sample("", "a star", (Image.new("RGB", (8, 8)),))], ["a star"])
+        keep_pictures(run.path, "heldout", [Sample.of("", "a star", (Image.new("RGB", (8, 8)),))], ["a star"])
     finally:
         os.umask(before)
     loose = [path for path in (tmp_path / "work", *tmp_path.glob("work/**/*")) if path.stat().st_mode & 0o022]

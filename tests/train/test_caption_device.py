@@ -67,7 +67,10 @@ def test_a_family_answers_in_the_precision_of_its_run(family, tmp_path):
     model, processor = build_model(ModelParams(kind="transformers", name=folder, weights=folder))
     model.eval()
     picture = Image.new("RGB", (28, 28), "red")
-    samples = [Sample("<image> what is it", "red", (picture,)), Sample("<image> and what is this", "red", (picture,))]
+    samples = [
+        Sample.of("<image> what is it", "red", (picture,)),
+        Sample.of("<image> and what is this", "red", (picture,)),
+    ]
     inputs = processor.prompts(samples).inputs()
     check_in_16_bits(model, inputs)
     with computing_in(model, CPU, torch.bfloat16):
