@@ -16,6 +16,7 @@ from ..params import ParamError, preset_names
 from ..params.base import did_you_mean, without_controls
 from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
+from ..params.own import OwnCodeError
 from ..run.record import advice
 from .planning import bench, plan
 from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, watch
@@ -167,6 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(without_controls(traceback.format_exc()), file=sys.stderr)
             return 1
         print(f"mmfsdp {command}: {message}{hint}", file=sys.stderr)
+        if isinstance(error, OwnCodeError) and error.traceback:
+            print(error.traceback.rstrip(), file=sys.stderr)
         return 2
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..params import DataParams
+from ..params import DataParams, SourceParams
+from ..params.own import path_of
 from .batch import Batch
 from .corrupt import CorruptRecord, first_reasons
 from .pictures import stable_hash
@@ -64,12 +65,17 @@ def batches(
             generator=torch.Generator(),  # leaves the global random state, which checkpoints hold, alone
         )
         loaders.append(loader)
-        skipped[name] = SkippedRecords(source_params.path or str(source_params.source))
+        skipped[name] = SkippedRecords(place_of(source_params))
         if rank == 0:
             for note in source.notes:
-                print(f"{name}.path: {note}")
+                print(f"{name}.{source.field}: {note}")
         skipped[name].add(source.skipped)
     return Batches(loaders, skipped)
+
+
+def place_of(params: SourceParams) -> str:
+    """Return what names a source in a log: its path, its reader, or its kind."""
+    return params.path or (path_of(params.reader) if params.reader else str(params.source))
 
 
 @dataclass
@@ -164,13 +170,16 @@ class _EncodedBatches(IterableDataset):
             corrupt_in_a_row = 0 if usable else corrupt_in_a_row + len(loaded)
             if corrupt_in_a_row >= limit:
                 reasons = first_reasons(batch.skipped)
-                raise ValueError(f"{self.name}.path: the last {corrupt_in_a_row} records were all unusable: {reasons}")
+                raise ValueError(
+                    f"{self.name}.{self.source.field}: the last {corrupt_in_a_row} records were all unusable: {reasons}"
+                )
             yield batch
 
     def _batch(self, step: int, loaded: list[Loaded]) -> tuple[Batch, int]:
         """Return the batch, and the number of usable samples in it."""
         samples = []
         skipped: dict[str, str] = {}
+        item: Any
         for item in loaded:
             try:
                 if isinstance(item, CorruptRecord):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..params import DataParams, ParamError
+from ..params import DataParams, DataSource, ParamError
 from .stream import Source
 
 Splits = dict[str, Source]
@@ -17,18 +17,22 @@ OpenSource = Callable[..., Splits]
 usable record for a split. A picture that is drawn has `image_size` pixels a side; those that are read keep theirs."""
 
 
-def open_splits(params: DataParams, *, image_size: int, seed: int = 0, place: str = "data") -> Splits:
+def open_splits(
+    params: DataParams, *, image_size: int, seed: int = 0, place: str = "data", as_given: bool = False
+) -> Splits:
     """Return all splits of one source, which is read once.
 
     Real data are split as they were published, by the names of their files and folders (splits.py). Otherwise by a hash
     of each record's name, `heldout_fraction` of it held out and at least one usable record: neither the seed, nor the
     order, nor the number of ranks moves a record to the other split. Records of one picture stay together, except in
-    shards. `place` is the source's name in errors. Raises ParamError naming the path if it is missing, empty, or holds
+    shards. `place` is the source's name in errors. as_given: rows of a person's own reader are not turned into samples,
+    for a model of their own. Raises ParamError naming the path if it is missing, empty, or holds
     no usable record for a split.
     """
     open_kind: OpenSource = params.source.load()
+    options = {"as_given": as_given} if params.source is DataSource.OWN else {}
     try:
-        return open_kind(params, image_size=image_size, seed=seed)
+        return open_kind(params, image_size=image_size, seed=seed, **options)
     except ParamError as error:
         raise error.under(place) from None
 
@@ -43,12 +47,12 @@ def open_source(
     return splits[split]
 
 
-def open_sources(params: DataParams, *, image_size: int, seed: int = 0) -> dict[str, Splits]:
+def open_sources(params: DataParams, *, image_size: int, seed: int = 0, as_given: bool = False) -> dict[str, Splits]:
     """Return the splits of every source by its place: data, data.more.0, ... Raises ParamError as `open_splits`.
 
     Opening loads records until each split has a usable one.
     """
     sources = {}
     for i, (place, source) in enumerate(params.sources().items()):
-        sources[place] = open_splits(source, image_size=image_size, seed=seed + i, place=place)
+        sources[place] = open_splits(source, image_size=image_size, seed=seed + i, place=place, as_given=as_given)
     return sources

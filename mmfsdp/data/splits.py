@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from ..params import ParamError, SourceParams
-from .batch import Sample
-from .corrupt import first_reasons
+from .corrupt import CorruptRecord, first_reasons
 from .pictures import stable_hash
 from .stream import Loaded
 
@@ -74,34 +73,44 @@ def is_in_split(limit: int, split: str, name: str) -> bool:
     return (stable_hash(name) < limit) == (split == HELD_OUT)
 
 
-def heldout_limit(records: Iterable[tuple[str, Loaded]], params: SourceParams, skipped: dict[str, str]) -> int:
+def heldout_limit(
+    records: Iterable[tuple[str, Loaded]],
+    params: SourceParams,
+    skipped: dict[str, str],
+    *,
+    path: str | None = None,
+    field: str = "path",
+) -> int:
     """Return the limit below which a name's hash holds a record out, so that each split has a usable record.
 
     Reads until it has met one of either split. If all are in one, the record of the smallest hash is held out. Adds
-    the corrupt records that it meets to `skipped`. Raises ParamError if there are fewer than two.
+    the corrupt records that it meets to `skipped`. `path` and `field` are named in errors. Raises ParamError if there
+    are fewer than two.
     """
     limit = int(params.heldout_fraction * 2**32)
     hashes: list[int] = []
     for group, loaded in records:
-        if not isinstance(loaded, Sample):
+        if isinstance(loaded, CorruptRecord):
             skipped[loaded.label] = loaded.reason
             continue
         hashes.append(stable_hash(group))
         if min(hashes) < limit <= max(hashes):
             return limit
     if len(set(hashes)) < 2:
-        message = f"{params.path!r} holds {len(hashes)} usable records{_skipped_words(skipped)}; "
-        raise ParamError("path", message + "it takes two at least, one to train on and one to hold out")
+        message = f"{path or params.path!r} holds {len(hashes)} usable records{_skipped_words(skipped)}; "
+        raise ParamError(field, message + "it takes two at least, one to train on and one to hold out")
     return min(hashes) + 1
 
 
-def check_published(records: Iterable[Loaded], split: str, path: str | None, skipped: dict[str, str]) -> None:
+def check_published(
+    records: Iterable[Loaded], split: str, path: str | None, skipped: dict[str, str], *, field: str = "path"
+) -> None:
     """Raise ParamError if no record of a published split is usable; read until the first that is."""
     for loaded in records:
-        if isinstance(loaded, Sample):
+        if not isinstance(loaded, CorruptRecord):
             return
         skipped[loaded.label] = loaded.reason
-    raise ParamError("path", f"{path!r} holds 0 usable records in its split {split}{_skipped_words(skipped)}")
+    raise ParamError(field, f"{path!r} holds 0 usable records in its split {split}{_skipped_words(skipped)}")
 
 
 def _skipped_words(skipped: Mapping[str, str]) -> str:

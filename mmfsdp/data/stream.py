@@ -16,7 +16,21 @@ import numpy as np
 from .batch import Sample
 from .corrupt import CorruptRecord
 
-Loaded = Sample | CorruptRecord
+
+@dataclass(frozen=True)
+class GivenRow:
+    """A row as a person's reader gave it, for a processor of their own."""
+
+    row: Any
+    name: str
+
+    @property
+    def label(self) -> str:
+        """Return what tells this row from all others of its source."""
+        return self.name
+
+
+Loaded = Sample | GivenRow | CorruptRecord
 """The content of a position of a stream."""
 
 
@@ -47,7 +61,7 @@ class DataSlice:
         return range(first, first + self.batch_size)
 
 
-def load_or_corrupt(load: Callable[..., Sample], *args: Any) -> Loaded:
+def load_or_corrupt(load: Callable[..., Sample | GivenRow], *args: Any) -> Loaded:
     """Return `load(*args)`, or the CorruptRecord that it raises."""
     try:
         return load(*args)
@@ -77,6 +91,8 @@ class Source(ABC):
     """Number of records; None if unknown, or if they are generated without end."""
     has_turns: bool = False
     """It has conversations of several turns, as far as it was read to open it."""
+    field: str = "path"
+    """The parameter that names it, for errors and notes."""
 
     @abstractmethod
     def loaded(self) -> Iterator[Loaded]:
@@ -86,13 +102,13 @@ class Source(ABC):
     def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:
         """Yield the slice's batches, without end."""
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield the usable samples once, and count the others as skipped."""
         for item in self.loaded():
-            if isinstance(item, Sample):
-                yield item
-            else:
+            if isinstance(item, CorruptRecord):
                 self.skipped[item.label] = item.reason
+            else:
+                yield item
 
 
 @dataclass
@@ -102,7 +118,7 @@ class IndexedSource(Source):
     Without a length, the stream is the records 0, 1, 2, ... themselves.
     """
 
-    load: Callable[[int], Sample]
+    load: Callable[[int], Sample | GivenRow]
     """Loads one record by index; raises CorruptRecord."""
     length: int | None = None
     seed: int = 0

@@ -9,21 +9,27 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import DataSource
+from .own import OwnCode, path_of
 
 MAX_MEGAPIXELS = 89.5
 """PIL's own limit, beyond which it takes a picture for an attack by decompression."""
-_READ_FROM_DISK = tuple(source for source in DataSource if source is not DataSource.SHAPES)
+_READ_FROM_DISK = tuple(source for source in DataSource if source not in (DataSource.SHAPES, DataSource.OWN))
 
 
 class SourceParams(Params):
     """One source of samples."""
 
     source: DataSource = DataSource.SHAPES
-    """Kind of source: shapes (generated), folder, json, webdataset. Default shapes."""
+    """Kind of source: shapes (generated), folder, json, webdataset, own (`reader`). Default shapes."""
+
+    reader: OwnCode | None = None
+    """Import path of your own reader, my_data:read, or {call: my_data:read, size: 3} with arguments. It returns an
+    object with `__len__` and `__getitem__(i)`, such as a Dataset of torch; a row is a dict as in a JSON file, its
+    picture a PIL image, bytes or a path. With it, `source` is own. Default unset."""
 
     path: str | None = None
     """The folder (folder), the .json or .jsonl files (json) or the .tar shards (webdataset): braces as in
-    shards/{000..011}.tar, wildcards, or their folder. Needed by all but shapes. Default unset."""
+    shards/{000..011}.tar, wildcards, or their folder. Needed by all but shapes and own. Default unset."""
 
     pictures: str | None = None
     """Folder of the pictures that a JSON file names, if it is not the file's own. Default unset: the file's own."""
@@ -62,7 +68,14 @@ class SourceParams(Params):
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
-        if self.path is None and self.source is not DataSource.SHAPES:
+        if self.reader is not None and self.source is DataSource.SHAPES:
+            object.__setattr__(self, "source", DataSource.OWN)
+        if self.reader is not None and self.source is not DataSource.OWN:
+            words = f"{path_of(self.reader)!r} is the source own, but source is {self.source}; unset one of the two"
+            raise ParamError("reader", words)
+        if self.reader is None and self.source is DataSource.OWN:
+            raise ParamError("reader", "source own needs a reader, such as my_data:read; set it, or another source")
+        if self.path is None and self.source in _READ_FROM_DISK:
             raise ParamError("path", f"source {self.source} needs a path; set path to your data")
         return self
 

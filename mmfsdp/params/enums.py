@@ -215,6 +215,11 @@ class DataSource(Choice):
         "WebDataset .tar shards: .jpg or .png with .txt or .json (LAION), or documents (MMC4).",
         "mmfsdp.data.shards:open_shards",
     )
+    OWN = (
+        "own",
+        "Your own code: what the import path `reader` gives.",
+        "mmfsdp.data.reader:open_reader",
+    )
 
 
 class Schedule(Choice):

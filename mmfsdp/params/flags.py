@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from .base import ParamError, Params, did_you_mean, read_yaml
+from .own import names_own_code
 from .run import RunParams, load
 
 MAIN_FLAGS = (
@@ -26,6 +27,7 @@ MAIN_FLAGS = (
     "model.lora_rank",
     "data.source",
     "data.path",
+    "data.reader",
     "data.max_length",
     "train.steps",
     "train.batch_size",
@@ -166,6 +168,8 @@ def fields(cls: type[Params], prefix: str = "") -> Iterator[tuple[str, FieldInfo
 def is_yaml(field: FieldInfo) -> bool:
     """Return whether the field holds mappings, which a flag takes as YAML: '[{source: json, path: docs.jsonl}]'."""
     kind = field.annotation
+    if names_own_code(kind):
+        return True
     if get_origin(kind) is tuple:
         kind = get_args(kind)[0]
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
@@ -181,6 +185,8 @@ def _metavar(field: FieldInfo) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = ",".join(choice.value for choice in kind)
         return f"{{{choices}}}" if len(choices) < WIDTH // 2 else "NAME"  # else the help lists them
+    if names_own_code(field.annotation):
+        return "MODULE:NAME"
     if is_yaml(field):
         return "YAML"
     words = {int: "N", float: "X", bool: "{True,False}"}

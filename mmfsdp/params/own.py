@@ -1,23 +1,27 @@
-"""A person's own code, named by its import path: `my_data:read`, or `{call: my_data:read, path: a.json, size: 3}`."""
+"""A person's own code, named by its import path: `my_data:read`, or `{call: my_data:read, path: a.json, size: 3}`.
+
+Naming it runs nothing. `load_own` and `call_own` import and call it; own_modules.py says where modules are found.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from .base import ParamError, did_you_mean
+from pydantic import BeforeValidator
+
+from .base import ParamError, Params, did_you_mean, without_controls
+from .own_modules import finding, import_own, is_installed, is_of_package, module_names
 
 if TYPE_CHECKING:
     JsonValue = Any
 else:
     from pydantic import JsonValue
 
-OwnCode = str | dict[str, JsonValue]
-"""Type of a field that names a person's own code: an import path, or a mapping of it, under `call`, and arguments."""
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 EXAMPLE = "my_module:name, or {call: my_module:name, size: 3} for arguments"
 
@@ -27,23 +31,70 @@ class OwnCodeError(ParamError):
 
     def __init__(self, field: str, message: str, traceback: str = ""):
         super().__init__(field, message)
-        self.traceback = traceback
+        self.traceback = without_controls(traceback)
+
+    def under(self, prefix: str) -> OwnCodeError:
+        """Return the same error with the field named from one level up."""
+        return OwnCodeError(f"{prefix}.{self.field}", self.message, self.traceback)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback through this package."""
+        return [*self.traceback.splitlines(), f"OwnCodeError: {self}"]
 
 
-def check_own(value: OwnCode) -> OwnCode:
+def check_own(value: Any) -> Any:
     """Return a value that names own code. Raises ValueError if it is no import path, with or without arguments."""
     path = value.get("call") if isinstance(value, dict) else value
     if not isinstance(path, str) or not PATH.fullmatch(path):
         raise ValueError(f"{value!r} is no import path; write {EXAMPLE}")
     for name in value if isinstance(value, dict) else ():
-        if not name.isidentifier():
+        if not str(name).isidentifier():
             raise ValueError(f"{value!r} has {name!r}, which is no name of an argument; write {EXAMPLE}")
     return value
+
+
+def check_list(value: Any) -> Any:
+    """Return a list of what names own code; a single path stands for a list of one."""
+    return [value] if isinstance(value, (str, dict)) else value
+
+
+OwnCode = Annotated[str | dict[str, JsonValue], BeforeValidator(check_own)]
+"""Type of a field that names a person's own code: an import path, or a mapping of it, under `call`, and arguments.
+
+A field is `OwnCode | None` or `OwnCodes`, so that `own_fields` finds it.
+"""
+OwnCodes = Annotated[tuple[OwnCode, ...], BeforeValidator(check_list)]
+
+
+def names_own_code(annotation: Any) -> bool:
+    """Return True for the type of a field that holds one or several import paths."""
+    return OwnCode in get_args(annotation)
+
+
+def own_fields(params: Params) -> list[tuple[str, OwnCode]]:
+    """Return (dotted name, value) of all own code that parameters name. Each value of a list has the list's name."""
+    found: list[tuple[str, OwnCode]] = []
+    for name, field in type(params).model_fields.items():
+        value = getattr(params, name)
+        values = value if isinstance(value, tuple) else (value,)
+        if names_own_code(field.annotation):
+            found += [(name, each) for each in values if each is not None]
+            continue
+        for place, each in enumerate(values):
+            if isinstance(each, Params):
+                prefix = f"{name}.{place}" if isinstance(value, tuple) else name
+                found += [(f"{prefix}.{inner}", code) for inner, code in own_fields(each)]
+    return found
 
 
 def path_of(value: OwnCode) -> str:
     """Return the import path."""
     return str(value["call"]) if isinstance(value, dict) else value
+
+
+def module_of(value: OwnCode) -> str:
+    """Return the name of the module."""
+    return path_of(value).partition(":")[0]
 
 
 def arguments_of(value: OwnCode) -> dict[str, Any]:
@@ -53,46 +104,86 @@ def arguments_of(value: OwnCode) -> dict[str, Any]:
 
 def load_own(field: str, value: OwnCode) -> Callable[..., Any]:
     """Import and return what a field names, without its arguments. Raises OwnCodeError."""
-    module_name, _, name = path_of(value).partition(":")
-    with own_errors(field, f"{path_of(value)!r} cannot be imported"):
-        module = import_module(module_name)
+    path, module_name = path_of(value), module_of(value)
+    with own_errors(field, f"{path!r} cannot be imported"):
+        try:
+            module = import_own(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # of another module, which it imports
+            near = did_you_mean(module_name, module_names()).partition(" C")[0] if module_names() else ""
+            words = f"{path!r} cannot be imported: there is no module {error.name!r} in the current folder or installed"
+            raise OwnCodeError(field, words + (near if near.startswith("; did") else "")) from None
+    name = path.partition(":")[2]
     found = getattr(module, name, None)
     if not callable(found):
         there = [each for each, thing in vars(module).items() if callable(thing) and not each.startswith("_")]
         where = getattr(module, "__file__", None) or module_name
         kind = "is nothing to call" if found is not None else "is not there"
-        raise OwnCodeError(field, f"{path_of(value)!r}: {name} {kind} in {where}{did_you_mean(name, there)}")
+        raise OwnCodeError(field, f"{path!r}: {name} {kind} in {where}{did_you_mean(name, there)}")
     return found
+
+
+def check_call(field: str, value: OwnCode, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Import and return what a field names, without calling it.
+
+    Raises OwnCodeError also if it does not take these arguments and its own.
+    """
+    function = load_own(field, value)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return function
+    try:
+        signature.bind(*args, **kwargs, **arguments_of(value))
+    except TypeError as error:
+        name = path_of(value).partition(":")[2]
+        raise OwnCodeError(field, f"{path_of(value)!r}: {name}{signature} is called wrongly: {error}") from None
+    return function
 
 
 def call_own(field: str, value: OwnCode, *args: Any, **kwargs: Any) -> Any:
     """Import what a field names, and call it with its own arguments after those given. Raises OwnCodeError."""
-    function = load_own(field, value)
-    with own_errors(field, f"{path_of(value)!r} failed"):
+    function = check_call(field, value, *args, **kwargs)
+    with own_errors(field, f"{path_of(value)!r} raised"):
         return function(*args, **kwargs, **arguments_of(value))
 
 
 @contextmanager
 def own_errors(field: str, words: str) -> Iterator[None]:
-    """Raise what a person's code raises as an OwnCodeError of this field: words, the error, and its lines."""
+    """Run a person's code: what it raises becomes an OwnCodeError of this field of words, the error and its lines.
+
+    What it imports is found as `load_own` finds it. A ParamError that did not come through a person's code passes.
+    """
     try:
-        yield
-    except ParamError:
+        with finding():
+            yield
+    except OwnCodeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ParamError) and not any(map(_is_own, traceback.extract_tb(error.__traceback__))):
+            raise
         text = "".join(own_traceback(error))
-        raise OwnCodeError(field, f"{words}: {type(error).__name__}: {error}", text) from None
+        link = " " if words.endswith("raised") else ": "
+        raise OwnCodeError(field, f"{words}{link}{type(error).__name__}: {error}", text) from None
 
 
 def own_traceback(error: BaseException) -> list[str]:
-    """Return the lines of a traceback as Python prints it, from the first frame that is not ours on."""
+    """Return the lines of a traceback as Python prints it, from the first frame of a person's code on, without ours."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [place for place, frame in enumerate(frames) if _is_ours(frame.filename)]
-    own = frames[max(ours) + 1 if ours else 0 :]
-    return [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    first = next((place for place, frame in enumerate(frames) if _is_own(frame)), len(frames))
+    shown = [frame for frame in frames[first:] if not is_of_package(frame.filename)]
+    head = ["Traceback (most recent call last):\n"] if shown else []
+    return [*head, *traceback.format_list(shown), *traceback.format_exception_only(error)]
 
 
-def _is_ours(file: str) -> bool:
-    """Return True for a file of this package, of Python's import or of its contexts."""
-    package = __file__.rpartition("params")[0]
-    return file.startswith((package, "<frozen importlib")) or file.endswith(("importlib/__init__.py", "contextlib.py"))
+def own_place(error: BaseException) -> str:
+    """Return the last line of a person's code that an error came through, as `my_data.py, line 12`; "" if none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)]
+    return f"{frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno}" if frames else ""
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    """Return True for a frame of neither this package nor Python's library nor an installed package."""
+    file = frame.filename
+    return not (file.startswith("<frozen") or is_of_package(file) or is_installed(file))

@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import Device, Schedule
+from .own import OwnCodes
 
 
 class TrainParams(Params):
@@ -65,6 +66,11 @@ class TrainParams(Params):
     profile: int = Field(0, ge=0)
     """Steps that torch's profiler records, after two: a trace of each rank that opens in Perfetto, and in the report
     how long training waits for communication; a count. Default 0: none."""
+
+    callbacks: OwnCodes = ()
+    """Import paths of your own callbacks, [my_log:Log] or [{call: my_log:Log, size: 3}]: classes, called with these
+    arguments on every rank, whose methods on_train_begin, on_step_end(row), on_evaluate(scores), on_save(step) and
+    on_train_end(result) are called if they are there. Default none."""
 
     seed: int = Field(0, ge=0, lt=2**63)
     """Seeds new weights, data order and augmentation. Default 0."""

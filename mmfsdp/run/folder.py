@@ -27,6 +27,11 @@ from ..params.base import without_controls
 PathLike = str | os.PathLike[str]
 Row = dict[str, Any]
 
+HEARTBEAT_BYTES = 120
+"""Bytes of a heartbeat's text, which is followed by its time."""
+OLD_HEARTBEAT_BYTES = 40
+"""The same in folders of earlier versions."""
+
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of opening a file that does not exist."""
 
@@ -176,12 +181,14 @@ def read_heartbeat(folder: PathLike, rank: int) -> tuple[str, float] | None:
     """
     try:
         with open_regular(heartbeat_path(folder, rank)) as file:  # NFS asks its server at each open
-            text, at = file.read(100).decode("utf-8", "replace"), os.fstat(file.fileno()).st_mtime
+            text, at = file.read(2 * HEARTBEAT_BYTES).decode("utf-8", "replace"), os.fstat(file.fileno()).st_mtime
     except NO_FILE:
         return None
+    activity, _, written = text.partition("\n")[0].rpartition(" ")
     with suppress(ValueError):
-        at = float(text[40:])
-    return without_controls(text[:40]).strip(), at
+        if len(activity) >= OLD_HEARTBEAT_BYTES:
+            text, at = activity, float(written)
+    return without_controls(text).strip()[:HEARTBEAT_BYTES], at
 
 
 def log_paths(folder: PathLike) -> list[tuple[int, Path]]:

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from .folder import heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat
+from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat
 from .local import JOB_VARIABLE, process_start, signal_rank
 from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
@@ -25,10 +25,11 @@ SLOW_FACTOR = 5
 """Multiple of the limit that the first step, profiles and checkpoints may take; other steps, of the longest so far."""
 PHASES = ("starting", "joining", "building", "wrapping", "taking", "step", "trained")
 """First words of what ranks say that they do, in the order in which they do it."""
-STEP_PARTS = ("data", "compute", "profile", "held-out", "save")
+STEP_PARTS = ("data", "compute", "profile", "held-out", "callback", "save")
 """Words after `step N`, in order."""
-WRITING = ("profile", "save")
-"""Those that write files: they may take longer than a step, and do not tell how long a step takes."""
+OF_ANY_LENGTH = ("profile", "callback", "save")
+"""Those that write files, or run a person's own code: they may take longer than a step, and do not tell how long a step
+takes."""
 NOT_STARTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 STACK_DUMP_S = 0.5
@@ -47,7 +48,8 @@ class Heartbeat:
 
     def __call__(self, activity: str) -> None:
         """Report what this rank does from now on, such as `step 5 compute`."""
-        os.pwrite(self._file.fileno(), f"{activity[:40]:<40} {time.time():.3f}\n".encode(), 0)
+        words = activity.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
+        os.pwrite(self._file.fileno(), f"{words:<{HEARTBEAT_BYTES}} {time.time():.3f}\n".encode(), 0)
 
 
 class HangDetector:
@@ -117,9 +119,9 @@ def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
 
 
 def _computes(activity: str) -> bool:
-    """Return whether a rank that reports this is in a step, and writes no files."""
+    """Return whether a rank that reports this is in a part of a step that tells how long steps take."""
     words = activity.split()
-    return words[:1] == ["step"] and not any(part in words for part in WRITING)
+    return words[:1] == ["step"] and not any(part in words for part in OF_ANY_LENGTH)
 
 
 def _progress(activity: str) -> tuple[int, int, int]:

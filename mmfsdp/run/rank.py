@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 from submitit import JobEnvironment
 
+from ..params.own import OwnCodeError
 from .folder import add_event, last_row, touch, write_json
 from .hang import start_watchdog
 from .local import LOOPBACK, RUN_VARIABLE, process_start
@@ -70,9 +71,12 @@ def run_rank(folder: str) -> None:
         raise SystemExit(0) from None
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        lines = traceback.format_exc()
+        if isinstance(error, OwnCodeError):
+            text, lines = str(error), error.traceback or lines
         if "No space left on device" in text and is_full(SHARED_MEMORY):
             text = f"{SHARED_MEMORY} is full: {text}"
-        report(state="failed", error=text[:500], traceback=traceback.format_exc()[-20_000:])
+        report(state="failed", error=text[:500], traceback=lines[-20_000:])
         raise
     report(state="done")
 

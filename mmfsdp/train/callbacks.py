@@ -33,6 +33,7 @@ CALLBACKS = {
     "metrics": "mmfsdp.train.step_rows:MetricsFile",
     "log": "mmfsdp.train.step_rows:StepLog",
     "skipped steps": "mmfsdp.train.step_rows:SkippedSteps",
+    "own": "mmfsdp.train.own_callbacks:own_callbacks",  # a row is complete, and written, before a person gets it
     "checkpoints": "mmfsdp.train.checkpoints:Checkpoints",
 }
 """Name: import path of what gives the callback of a Training, or None where it is not asked for; called in order."""

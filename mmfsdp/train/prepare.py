@@ -29,6 +29,7 @@ from ..predict import Estimate, estimate
 from ..predict.memory_events import Recording, record_memory, with_memory_events, with_recording
 from ..run.placement import with_ranks
 from ..run.start import check_place
+from .own_callbacks import check_callbacks
 
 _building = threading.Lock()
 _recordings: dict[Hashable, Recording] = {}
@@ -58,6 +59,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     """
     params = with_ranks(params)
     check_place(params)
+    check_callbacks(params)
     sources = open_sources(params.data, image_size=1)  # pictures as they are, and resized later
     stages = previews(params)
     plan, cost = next(stages)
@@ -104,9 +106,9 @@ def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
     turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
     for place, splits in sources.items():
         source = splits["train"]
-        lint += [Finding("warning", "data", f"{place}.path: {note}") for note in source.notes]
+        lint += [Finding("warning", "data", f"{place}.{source.field}: {note}") for note in source.notes]
         if source.has_turns and turns:
-            words = f"{place}.path has conversations of several turns: {turns}"
+            words = f"{place}.{source.field} has conversations of several turns: {turns}"
             lint.insert(0, Finding("error", SEVERAL_TURNS, words))
     return replace(plan, lint=tuple(lint))
 

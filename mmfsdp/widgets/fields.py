@@ -14,6 +14,7 @@ import yaml
 
 from ..params import RunParams
 from ..params.base import leaves, plain, read_yaml
+from ..params.own import names_own_code
 from .markup import note
 
 UNSET = "unset"
@@ -23,6 +24,16 @@ TRUTH_VALUES = {"true": True, "false": False}
 def field_names() -> list[str]:
     """Return the dotted names of all fields that a form can show, section by section."""
     return list(leaves(RunParams().to_dict()))
+
+
+def one_line(value: Any) -> str:
+    """Return import paths as a person writes them: my_data:read, {call: my_data:read, size: 3}, or a list of these."""
+    if isinstance(value, list) and len(value) < 2:
+        value = value[0] if value else ""
+    if isinstance(value, str):
+        return value
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10**6)
+    return text.strip()
 
 
 class FieldRow(w.HBox):
@@ -42,7 +53,8 @@ class FieldRow(w.HBox):
         types = get_args(info.annotation) or (info.annotation,)
         self.optional = NoneType in types
         annotation = types[0] if self.optional else info.annotation
-        self.kind: type = get_origin(annotation) or annotation
+        self.is_own_code = names_own_code(info.annotation)
+        self.kind: type = str if self.is_own_code and self.optional else get_origin(annotation) or annotation
         self.help = " ".join((info.description or "").split())
         self._filling = False
         self._disabled_reason = self._not_now = ""
@@ -64,6 +76,8 @@ class FieldRow(w.HBox):
             choices = list(TRUTH_VALUES)
         if choices:
             return w.Dropdown(options=[UNSET, *choices] if self.optional else choices)
+        if self.is_own_code:
+            return w.Text(placeholder="my_module:name", continuous_update=False)
         if self.kind in (dict, tuple):
             return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
         if self.kind is int and not self.optional:
@@ -80,6 +94,8 @@ class FieldRow(w.HBox):
     def _parse(self, typed: Any) -> Any:
         if self.optional and typed in ("", UNSET):
             return None
+        if self.is_own_code:  # an import path, or YAML of one with arguments, or of several
+            return read_yaml(typed, name=self.name) or self.kind()
         if self.kind in (dict, tuple):
             return read_yaml(typed, name=self.name) or self.kind()
         return TRUTH_VALUES[typed] if self.kind is bool else typed
@@ -92,6 +108,8 @@ class FieldRow(w.HBox):
             typed = UNSET if isinstance(self._input, w.Dropdown) else ""
         elif isinstance(typed, bool):
             typed = str(typed).lower()
+        elif self.is_own_code:
+            typed = one_line(typed)
         elif self.kind in (dict, tuple):
             typed = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
         elif self.optional:

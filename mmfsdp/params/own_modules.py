@@ -1,0 +1,286 @@
+"""Import a person's own modules: those in the current folder first, as in a notebook, then as Python finds them.
+
+A kernel keeps what it has imported. So before own code runs again, modules whose files were edited since are forgotten,
+with all that belong to them, and imported afresh; what was executed is what is copied into a run folder. The ranks of a
+run find that copy, its code/, first.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib import import_module, invalidate_caches
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+MAX_BYTES = 5 << 20
+"""Bytes of own code that a run folder takes."""
+
+_lock = threading.RLock()
+_instead: ContextVar[Path | None] = ContextVar("_instead", default=None)
+"""The folder that stands for the current one, inside `code_from`."""
+_code: Path | None = None
+"""In a rank: the copy of the own code, which is first on sys.path."""
+_loaded: dict[str, tuple[str, bytes]] = {}
+"""Module -> its file, and the source that was executed."""
+_executed: set[str] = set()
+"""Modules that the present import has executed."""
+_late: dict[str, set[str]] = {}
+"""Module -> modules that were imported with it, and that its source does not show."""
+
+
+def use_code(folder: Path) -> None:
+    """Make a copy of own code the first place of imports, for the rest of this process: a rank, or its data worker."""
+    global _code
+    if _code != folder:
+        _code = folder
+        sys.path.insert(0, str(folder))
+        sys.dont_write_bytecode = True  # a digest covers all that the copy holds
+
+
+def code_in_use() -> Path | None:
+    """Return the folder of `use_code`; None before it was called."""
+    return _code
+
+
+@contextmanager
+def code_from(folder: Path | None) -> Iterator[None]:
+    """Find own modules in a folder, such as a run's code/, in place of the current one. None: change nothing."""
+    token = _instead.set(folder or _instead.get())
+    try:
+        yield
+    finally:
+        _instead.reset(token)
+
+
+def first_folder() -> Path:
+    """Return the folder in which own modules are looked for first."""
+    return _instead.get() or _code or Path.cwd()
+
+
+def module_names() -> list[str]:
+    """Return the modules that are files of the current folder, for hints."""
+    return sorted(path.stem for path in first_folder().glob("*.py") if path.stem.isidentifier())
+
+
+def is_of_package(file: str) -> bool:
+    """Return True for a file of this package."""
+    return file.startswith(PACKAGE)
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Return True for a file of Python's library or of an installed package: a version names what it holds."""
+    parts = Path(file).parts
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return "site-packages" in parts or "dist-packages" in parts or any(file.startswith(f"{each}/") for each in standard)
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a module's source whenever it is imported, and keeps it.
+
+    Python's cache of bytecode would miss an edit within the same second that does not change the file's length.
+    """
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        """Raise OSError: there is no cache."""
+        raise OSError(path)
+
+    def get_data(self, path: Any) -> bytes:
+        """Return the source."""
+        data = super().get_data(path)
+        _loaded[self.name] = (str(path), data)
+        _executed.add(self.name)
+        return data
+
+
+class _Finder:
+    """Finds modules in the first folder, then on sys.path, and leaves those that are installed to Python."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where the module is; see importlib.abc.MetaPathFinder."""
+        spec = PathFinder.find_spec(name, [str(first_folder()), *sys.path] if path is None else path, target)
+        for finder in sys.meta_path if spec is None else ():  # such as that of an editable installation
+            if finder is not self and finder is not PathFinder:
+                spec = spec or finder.find_spec(name, path, target)
+        origin = spec.origin if spec else None
+        if spec is None or (origin and (is_installed(origin) or is_of_package(origin))):
+            return None
+        if origin and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(name, origin)
+        return spec
+
+
+_FINDER: Any = _Finder()
+
+
+@contextmanager
+def finding() -> Iterator[None]:
+    """Let imports find own modules. In a rank nothing changes: they are on sys.path there."""
+    if _code is not None:
+        yield
+        return
+    place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
+    sys.meta_path.insert(place, _FINDER)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_FINDER)
+
+
+def import_own(name: str) -> ModuleType:
+    """Return a module, imported afresh if its file, or one of its own that it imports, was edited since.
+
+    Raises what the import raises, and ImportError for a file that has the name of a module of others.
+    """
+    if _code is not None:
+        return import_module(name)
+    with _lock:
+        invalidate_caches()  # a file may have been written a moment ago
+        sources = _sources(name)[0]
+        for each, file in sources.items():
+            if each in sys.stdlib_module_names or _is_of_others(sys.modules.get(each)):
+                raise ImportError(f"{file} has the name of another module, {each}, so one hides the other; rename it")
+        modules = {*sources, *_late.get(name, ()), name, *_parents(name)}
+        if any(map(_is_stale, modules)):
+            for each in modules:
+                sys.modules.pop(each, None)
+                _loaded.pop(each, None)
+        is_kept = name in sys.modules
+        _executed.clear()
+        with finding():
+            module = import_module(name)
+        if not is_kept:
+            _late[name] = _executed - set(sources)
+        return module
+
+
+def _parents(name: str) -> list[str]:
+    """Return the packages that a module is in."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def _is_of_others(module: ModuleType | None) -> bool:
+    """Return True for a module that was imported, and is installed or built into Python."""
+    file = getattr(module, "__file__", None)
+    if module is None or (file is None and hasattr(module, "__path__")):
+        return False
+    return file is None or is_installed(file) or is_of_package(file)
+
+
+def _is_stale(name: str) -> bool:
+    """Return True for a module that was imported from another file or text than is there now, as far as is known."""
+    module = sys.modules.get(name)
+    if module is None or _is_of_others(module):
+        return False
+    spec = _FINDER.find_spec(name, getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", None))
+    if getattr(module, "__file__", None) is None:  # a folder without __init__.py
+        return spec is None or list(spec.submodule_search_locations or ()) != list(module.__path__)
+    file, data = _loaded.get(name, ("", b""))
+    try:
+        return spec is None or spec.origin != file or Path(file).read_bytes() != data
+    except OSError:
+        return True
+
+
+def _sources(name: str) -> tuple[dict[str, Path], set[str]]:
+    """Return the file of each own module that a module imports, itself included, and which installed ones they import.
+
+    Reads the sources without running them, functions too, so that it knows of imports that only a rank will reach.
+    """
+    folders = [str(first_folder()), *(folder or str(Path.cwd()) for folder in sys.path)]
+    own_folders = [folder for folder in folders if not is_installed(f"{folder}/")]
+    files: dict[str, Path] = {}
+    others: set[str] = set()
+    waiting, met = [name], {name}
+    while waiting:
+        module = waiting.pop()
+        spec = _spec(module, own_folders)
+        if spec is None:
+            others.add(module.partition(".")[0])
+        elif spec.origin and spec.origin.endswith(".py") and not is_of_package(spec.origin):
+            files[module] = Path(spec.origin)
+            package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
+            names = {*_imports(files[module].read_bytes(), package), *_parents(module)} - met
+            waiting += names
+            met |= names
+    return files, others - {module.partition(".")[0] for module in files}
+
+
+def _spec(module: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Return where a module is in these folders; None if it is not there."""
+    path: Sequence[str] | None = folders
+    spec = None
+    for name in [*_parents(module), module]:
+        spec = PathFinder.find_spec(name, path) if path else None
+        path = spec.submodule_search_locations if spec else None
+    return spec
+
+
+@lru_cache(1000)
+def _imports(source: bytes, package: str) -> tuple[str, ...]:
+    """Return the modules that a source may import, functions included, and names in them, which may be modules."""
+    names: list[str] = []
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # who imports it says so
+        return ()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tuple(name for name in names if name and not name.startswith("."))
+
+
+@dataclass(frozen=True)
+class OwnSources:
+    """The own code that a run needs: what is copied into its folder, and what is known by a version."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Path below the folder of the modules -> content."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """Installed package that the files import -> its version."""
+
+
+def own_sources(modules: Iterable[str]) -> OwnSources:
+    """Return the sources of these modules, and of all own modules that they import, as they were executed.
+
+    Raises ValueError if they are larger than a run folder takes.
+    """
+    files: dict[str, bytes] = {}
+    others: set[str] = set()
+    for name in dict.fromkeys(modules):
+        sources, imported = _sources(name)
+        others |= imported
+        for late in _late.get(name, set()):
+            sources[late] = Path(_loaded[late][0])
+        for each, file in sources.items():
+            end = "/__init__.py" if file.name == "__init__.py" else ".py"
+            files[each.replace(".", "/") + end] = _loaded[each][1] if each in _loaded else file.read_bytes()
+    size = sum(map(len, files.values()))
+    if size > MAX_BYTES:
+        words = f"the own code and what it imports are {len(files)} files of {size / 2**20:.1f} MB; a run folder takes"
+        raise ValueError(f"{words} {MAX_BYTES >> 20} MB: install what does not change as a package")
+    packages = {}
+    names = packages_distributions() if others else {}
+    for other in sorted(others):
+        for distribution in names.get(other, ()):
+            packages[distribution] = version(distribution)
+    return OwnSources(dict(sorted(files.items())), packages)
