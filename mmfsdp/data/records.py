@@ -1,44 +1,51 @@
-"""Records named by JSON: a folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention), LLaVA
-conversations, COCO captions, JSON lines."""
+"""Records of rows: an index of where each row is, split into train and held out. A row is parsed when it is loaded.
+
+Rows come from JSON, tables and folders of pictures (find_files.py).
+"""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+import re
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from glob import glob
+from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from braceexpand import braceexpand
+import numpy as np
 
-from ..params import DataParams, DataSource, ParamError, SourceParams
+from ..params import DataParams, DataSource, SourceParams
 from .batch import Sample
 from .corrupt import CorruptRecord, shorten
-from .first_bytes import START_BYTES, what_it_is
-from .rows import check_file_name, check_row, has_turns, keys_not_read, parse_row, picture_name, sample_of
+from .find_files import find_row_files
+from .first_bytes import what_it_is
+from .json_rows import JsonLines
+from .picture_folder import unread_pictures_note
+from .pictures import stable_hash
+from .row_files import FoundRow, RowFile
+from .rows import MAX_FILE_NAME, check_file_name, check_row, has_turns, keys_not_read, picture_name, sample_of
 from .splits import (
     HELD_OUT,
     TRAIN,
     check_published,
     heldout_limit,
-    is_in_split,
     published_heldout,
     published_split,
     side_of,
     splits_note,
 )
-from .stream import IndexedSource, Source, load_or_corrupt
+from .stream import IndexedSource, Loaded, Source, load_or_corrupt
 from .unread import unread_note
 
-METADATA = "metadata.jsonl"
+PLAIN_NAME = re.compile(r"[\w-][\w .-]*(/[\w-][\w .-]*)*")
+"""A relative path as nearly all are, without `.`, `..`, drives and empty parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row of JSON; its pictures are not loaded yet."""
+    """A row with what names it; its pictures are not loaded."""
 
     name: str
     where: str
@@ -48,24 +55,57 @@ class Record:
     split: str
     """The published split that it belongs to, by the names of its file and folders; "" if they name none."""
     row: dict[str, Any]
-    pictures: Path
-    """The folder of the pictures that it names."""
-    params: SourceParams
-
-    def load(self) -> Sample:
-        """Return the sample. Raises CorruptRecord."""
-        find = partial(path_inside, self.pictures, self.name)
-        try:
-            sample = sample_of(self.row, self.params, name=self.name, find=find)
-        except CorruptRecord as error:
-            raise error.at(self.where) from None
-        return replace(sample, where=self.where)
 
 
-def path_inside(folder: Path, name: str, file: str) -> Path:
-    """Return the path of a relative name inside a folder. Raises CorruptRecord for record `name` if it is none."""
+def describe(file: RowFile, found: FoundRow, params: SourceParams) -> Record:
+    """Return the record of a row. Raises CorruptRecord if it is none, or names no usable picture."""
+    key, where, content = found
+    if isinstance(content, CorruptRecord):
+        raise content
+    name = f"{file.relative.as_posix()}:{key}"
+    try:
+        row = content if isinstance(content, dict) else check_row(content, name=name)
+        picture = picture_name(row)
+        if picture:
+            picture = picture_inside(file.pictures, name, picture)
+    except CorruptRecord as error:
+        raise error.at(where) from None
+    folder = file.relative.parent.as_posix()
+    group = name
+    if picture:
+        group = picture if folder == "." else f"{folder}/{picture}"
+    if params.source is DataSource.FOLDER:
+        split = _split_of_folder(group.rpartition("/")[0] if picture else folder)
+    else:
+        split = _split_of_file(file.relative)
+    if file.named_by_picture and picture and "conversations" not in row:
+        name, where = group, "" if group == key else name  # a line with a caption is named by its picture
+    elif file.named_by_picture and row.get("id") is not None:
+        where = f"id {shorten(str(row['id']))}"
+    return Record(name, where, group, split, row)
+
+
+@lru_cache(1024)
+def _split_of_folder(folder: str) -> str:
+    return published_split(PurePosixPath(folder))
+
+
+@lru_cache(1024)
+def _split_of_file(file: PurePosixPath) -> str:
+    return published_split(file.parent, file.name)
+
+
+def picture_inside(folder: Path, name: str, file: str) -> str:
+    """Return the path of a picture below a folder, for one that is relative to it or absolute and in it.
+
+    Raises CorruptRecord for record `name` if it is none.
+    """
+    if len(file) <= MAX_FILE_NAME and PLAIN_NAME.fullmatch(file):
+        return file
     check_file_name(file, name=name)
     path, words = PurePosixPath(file.replace("\\", "/")), ""
+    if path.is_absolute() and ".." not in path.parts and path.is_relative_to(Path(folder).absolute()):
+        path = path.relative_to(Path(folder).absolute())
     if path.is_absolute() or PureWindowsPath(file).drive:
         words = "an absolute path"
     elif ".." in path.parts:
@@ -73,170 +113,148 @@ def path_inside(folder: Path, name: str, file: str) -> Path:
     if words:
         fix = "write it relative to the folder of the pictures (data.pictures, or else the folder of the file)"
         raise CorruptRecord(name, f"names {shorten(file)!r}, {words}; {fix}")
-    return folder / path
+    return path.as_posix()
 
 
-def expand_path(path: str, *suffixes: str) -> list[Path]:
-    """Return the files of a path: braces ({000..011}), wildcards, or a folder's files with one of `suffixes`.
+def pictures_named(file: RowFile, record: Record) -> Iterator[str]:
+    """Yield the pictures that a row names by their paths below the folder that holds all files."""
+    for key in ("file_name", "image", "images"):
+        value = record.row.get(key)
+        for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and name:
+                yield os.path.normpath(file.relative.parent / name.strip().replace("\\", "/"))
 
-    Raises ParamError.
-    """
-    folder = Path(path).expanduser()
-    files = []
-    if folder.is_dir():
-        files = sorted(file for file in folder.iterdir() if file.name.lower().endswith(suffixes))
-    elif folder.exists():
-        files = [folder]
-    else:
+
+class Records:
+    """The rows that can be used, as their places in their files: 13 bytes for each, beside what the files keep."""
+
+    def __init__(self, params: SourceParams, files: Sequence[RowFile]):
+        self.params = params
+        self.files = files
+        self.file_of = np.empty(0, np.uint32)
+        """(N,) the file of each record."""
+        self.row_of = np.empty(0, np.uint32)
+        """(N,) its row there."""
+        self.group_hash = np.empty(0, np.uint32)
+        """(N,) `stable_hash` of its group."""
+        self.split_code = np.empty(0, np.uint8)
+        """(N,) its published split, as an index of `split_names`."""
+        self.split_names: list[str] = []
+        self.has_turns = False
+        self.notes: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    def scan(self, skipped: dict[str, str], *, names: bool = False) -> set[int]:
+        """Read all rows once, and learn which can be used; `skipped` gets label and reason of the others.
+
+        names: also return the hashes of the paths of all pictures that rows name. Raises ParamError for a file that
+        cannot be read.
+        """
+        columns = [array(code) for code in "IIIB"]
+        unread: set[str] = set()
+        named: set[int] = set()
+        for number, file in enumerate(self.files):
+            for i, found in enumerate(file.scan()):
+                try:
+                    record = describe(file, found, self.params)
+                except CorruptRecord as error:
+                    skipped[error.label] = error.reason
+                    continue
+                if record.split not in self.split_names:
+                    self.split_names.append(record.split)
+                values = (number, i, stable_hash(record.group), self.split_names.index(record.split))
+                for column, value in zip(columns, values, strict=True):
+                    column.append(value)
+                unread |= keys_not_read(record.row)
+                if names:
+                    named.update(hash(picture) for picture in pictures_named(file, record))
+                self.has_turns = self.has_turns or has_turns(record.row)
+        self.file_of, self.row_of, self.group_hash = (np.array(column, np.uint32) for column in columns[:3])
+        self.split_code = np.array(columns[3], np.uint8)
+        self.notes += unread_note([unread])
+        return named
+
+    def select(self, chosen: np.ndarray) -> Records:
+        """Return the records where `chosen` (N,) is true, in the same order."""
+        selected = Records(self.params, self.files)
+        for name in ("file_of", "row_of", "group_hash", "split_code"):
+            setattr(selected, name, getattr(self, name)[chosen])
+        selected.split_names, selected.has_turns = self.split_names, self.has_turns
+        return selected
+
+    def load(self, index: int) -> Sample:
+        """Return a sample. Raises CorruptRecord."""
+        file = self.files[self.file_of[index]]
+        row = int(self.row_of[index])
         try:
-            patterns = list(braceexpand(str(folder), escape=False))
-        except ValueError:  # unbalanced: a folder may have a brace in its name
-            patterns = [str(folder)]
-        for pattern in patterns:
-            names = sorted(glob(pattern)) if any(letter in pattern for letter in "*?[") else [pattern]
-            files += [Path(name) for name in names]
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing or not files:
-        kind = suffixes[0]
-        not_found = f": {', '.join(missing[:3])} of {len(files)} not found" if missing else ""
-        message = f"{path!r} names no {kind} file here{not_found}; give local files, as parts/{{000..011}}{kind}"
-        raise ParamError("path", message)
-    return files
+            found = file.read(row)
+        except (OSError, ValueError) as error:
+            name = f"{file.relative.as_posix()}:{row}"
+            raise CorruptRecord(name, f"cannot be read any more ({error})") from None
+        record = describe(file, found, self.params)
+
+        def find(picture: str) -> Path:
+            return file.pictures / picture_inside(file.pictures, record.name, picture)
+
+        try:
+            sample = sample_of(record.row, self.params, name=record.name, find=find)
+        except CorruptRecord as error:
+            raise error.at(record.where) from None
+        return replace(sample, where=record.where)
+
+    def loaded(self) -> Iterator[Loaded]:
+        """Yield every sample in order, or why it cannot be used."""
+        for index in range(len(self)):
+            yield load_or_corrupt(self.load, index)
 
 
 def open_records(params: DataParams, *, image_size: int, seed: int) -> dict[str, Source]:
     """Return the training and the held-out records; both know all that cannot be used. See sources.py."""
     records, skipped = read_records(params)
-    notes = unread_note(map(keys_not_read, (record.row for record in records)))
-    published = {record.split for record in records}
-    heldout = published_heldout(published, params.path)
-    sides: dict[str, list[Record]] = {TRAIN: [], HELD_OUT: [], "": []}
-    if heldout:
-        for record in records:
-            sides[side_of(record.split, heldout)].append(record)
-        check_published((load_or_corrupt(r.load) for r in sides[TRAIN]), TRAIN, params.path, skipped)
-        check_published((load_or_corrupt(r.load) for r in sides[HELD_OUT]), heldout, params.path, skipped)
-        notes.append(splits_note(params.path, published, heldout))
-    else:
-        limit = heldout_limit(((r.group, load_or_corrupt(r.load)) for r in records), params, skipped)
-        for record in records:
-            side = HELD_OUT if is_in_split(limit, HELD_OUT, record.group) else TRAIN
-            sides[side].append(record)
-    turns = any(has_turns(record.row) for record in records)
-    splits: dict[str, Source] = {}
-    for split in (TRAIN, HELD_OUT):
-        own = sides[split]
-        source = IndexedSource(partial(_load, own), len(own), seed, params.resample, dict(skipped), list(notes))
-        source.has_turns = turns
-        splits[split] = source
-    return splits
+    return split_records(records, params, skipped, seed)
 
 
-def _load(records: list[Record], index: int) -> Sample:
-    return records[index].load()
+def read_records(params: SourceParams) -> tuple[Records, dict[str, str]]:
+    """Return the records of files, and label to reason of the rows that cannot be used.
 
-
-def read_records(params: SourceParams) -> tuple[list[Record], dict[str, str]]:
-    """Return the records of JSON files, and label to reason of the rows and lines that cannot be used.
-
-    Source folder: every metadata.jsonl in and below a folder, each line a JSON object with `file_name`, relative to the
-    metadata file, and `text`. Otherwise .json and .jsonl files: lists or lines of rows, or COCO captions. Raises
-    ParamError if there is no such file, or a .json one is not JSON.
+    Raises ParamError if there is no such file, or one is something else.
     """
     assert params.path is not None
-    if params.source is DataSource.FOLDER:
-        root = Path(os.path.expanduser(params.path))
-        files = sorted(file for file in root.rglob(METADATA) if file.is_file())
-        if not files:
-            message = f"{params.path!r} is no folder with a {METADATA}; write one of a line "
-            raise ParamError("path", message + '{"file_name": ..., "text": ...} per picture')
-    else:
-        files = expand_path(params.path, ".jsonl", ".json")
-        root = Path(os.path.commonpath([file.parent for file in files]))
-    records: list[Record] = []
+    found = find_row_files(params, params.path)
     skipped: dict[str, str] = {}
-    for file in files:
-        relative = file.relative_to(root)
-        if file.suffix == ".jsonl":
-            rows = _lines(file)
-            if file.stat().st_size == 0:
-                skipped[relative.as_posix()] = what_it_is(b"")
-        else:
-            rows = _rows(file)
-        pictures = Path(os.path.expanduser(params.pictures)) if params.pictures else file.parent
-        for key, where, row in rows:
-            try:
-                records.append(_record(params, relative, pictures, key, where, row))
-            except CorruptRecord as error:
-                skipped[error.label] = error.reason
+    for file in found.files:
+        if isinstance(file, JsonLines) and not file.path.stat().st_size:
+            skipped[file.relative.as_posix()] = what_it_is(b"")
+    records = Records(params, found.files)
+    named = records.scan(skipped, names=bool(found.pictures))
+    found.notes += unread_pictures_note(found.pictures, named)
+    records.notes += [f"{params.path!r}: {note}" for note in found.notes]
     return records, skipped
 
 
-def _lines(file: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the number, an empty place and the bytes of each line that is not empty.
+def split_records(records: Records, params: DataParams, skipped: dict[str, str], seed: int) -> dict[str, Source]:
+    """Return the training and the held-out records as sources. See `open_splits`.
 
-    Raises ParamError for a file that is something else.
+    Raises ParamError if one of them has no usable record.
     """
-    with file.open("rb") as lines:
-        known = what_it_is(lines.read(START_BYTES) or b"{")
-        if known:
-            raise ParamError("path", f"{str(file)!r} is no JSON lines: it {known}")
-        lines.seek(0)
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield str(number), "", line
-
-
-def _rows(file: Path) -> Iterator[tuple[str, str, Any]]:
-    """Yield the id, or else the index, the place in the file and the row of each record of a .json file."""
-    text = file.read_bytes()
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        known = what_it_is(text[:START_BYTES])
-        words = f": it {known}" if known else f" ({error}); JSON lines must be in a .jsonl file"
-        raise ParamError("path", f"{str(file)!r} is not JSON{words}") from None
-    if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
-        yield from _coco_rows(file, content)
-    elif isinstance(content, list):
-        for i, row in enumerate(content):
-            has_id = isinstance(row, dict) and row.get("id") is not None
-            yield (str(row["id"]), f"row {i}", row) if has_id else (str(i), "", row)
+    notes = list(records.notes)
+    published = {records.split_names[code] for code in np.unique(records.split_code)}
+    heldout = published_heldout(published, params.path)
+    if heldout:
+        side_of_split = np.array([side_of(split, heldout) for split in records.split_names])
+        sides = {side: records.select(side_of_split[records.split_code] == side) for side in (TRAIN, HELD_OUT)}
+        check_published(sides[TRAIN].loaded(), TRAIN, params.path, skipped)
+        check_published(sides[HELD_OUT].loaded(), heldout, params.path, skipped)
+        notes.append(splits_note(params.path, published, heldout))
     else:
-        raise ParamError("path", f"{str(file)!r} holds neither a list of rows nor COCO's images and annotations")
-
-
-def _coco_rows(file: Path, content: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield a row for each annotation of COCO's captions."""
-    try:
-        files = {image["id"]: image["file_name"] for image in content["images"]}
-        for i, note in enumerate(content["annotations"]):
-            row = {key: value for key, value in note.items() if key not in ("id", "image_id")}
-            yield str(note["id"]), f"row {i}", row | {"file_name": files.get(note["image_id"])}
-    except (KeyError, TypeError, AttributeError) as error:
-        message = f"{str(file)!r} is not as COCO's: images need id and file_name, annotations id and image_id"
-        raise ParamError("path", f"{message} ({type(error).__name__}: {error})") from None
-
-
-def _record(params: SourceParams, file: Path, pictures: Path, key: str, where: str, row: Any) -> Record:
-    """Return the record of a row, or of the bytes of a line. Raises CorruptRecord if it names no usable picture."""
-    name = f"{file.as_posix()}:{key}"
-    folder = PurePosixPath(file.parent.as_posix())
-    is_line = isinstance(row, bytes)
-    try:
-        content = parse_row(row, name=name) if is_line else check_row(row, name=name)
-        picture = picture_name(content)
-        if picture:
-            path_inside(pictures, name, picture)
-    except CorruptRecord as error:
-        raise error.at(where) from None
-    group = (folder / picture.replace("\\", "/")).as_posix() if picture else name
-    if params.source is DataSource.FOLDER:
-        split = published_split(PurePosixPath(group).parent if picture else folder)
-    else:
-        split = published_split(folder, file.name)
-    if is_line and picture and "conversations" not in content:
-        name, where = group, name  # a line with a caption is named by its picture
-    elif is_line and content.get("id") is not None:
-        where = f"id {shorten(str(content['id']))}"
-    return Record(name, where, group, split, content, pictures, params)
+        limit = heldout_limit(zip(records.group_hash.tolist(), records.loaded(), strict=True), params, skipped)
+        is_heldout = records.group_hash < limit
+        sides = {TRAIN: records.select(~is_heldout), HELD_OUT: records.select(is_heldout)}
+    splits: dict[str, Source] = {}
+    for side, own in sides.items():
+        source = IndexedSource(own.load, len(own), seed, params.resample, dict(skipped), list(notes))
+        source.has_turns = records.has_turns
+        splits[side] = source
+    return splits

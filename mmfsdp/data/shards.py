@@ -17,8 +17,8 @@ from ..params import DataParams, SourceParams
 from .archive import Loss, Member, read_archive
 from .batch import Sample
 from .corrupt import CorruptRecord, shorten
+from .find_files import expand_path
 from .first_bytes import START_BYTES, what_it_is
-from .records import expand_path
 from .rows import check_file_name, keys_not_read, parse_row, sample_of
 from .splits import (
     HELD_OUT,

@@ -74,7 +74,7 @@ def is_in_split(limit: int, split: str, name: str) -> bool:
 
 
 def heldout_limit(
-    records: Iterable[tuple[str, Loaded]],
+    records: Iterable[tuple[str | int, Loaded]],
     params: SourceParams,
     skipped: dict[str, str],
     *,
@@ -83,17 +83,18 @@ def heldout_limit(
 ) -> int:
     """Return the limit below which a name's hash holds a record out, so that each split has a usable record.
 
-    Reads until it has met one of either split. If all are in one, the record of the smallest hash is held out. Adds
-    the corrupt records that it meets to `skipped`. `path` and `field` are named in errors. Raises ParamError if there
+    records: the name or group of each, or the hash of that, and what it holds. Reads until it has met one of either
+    split. If all are in one, the record of the smallest hash is held out. Adds the corrupt records that it meets to
+    `skipped`. `path` and `field` are named in errors. Raises ParamError if there
     are fewer than two.
     """
     limit = int(params.heldout_fraction * 2**32)
     hashes: list[int] = []
-    for group, loaded in records:
+    for name, loaded in records:
         if isinstance(loaded, CorruptRecord):
             skipped[loaded.label] = loaded.reason
             continue
-        hashes.append(stable_hash(group))
+        hashes.append(name if isinstance(name, int) else stable_hash(name))
         if min(hashes) < limit <= max(hashes):
             return limit
     if len(set(hashes)) < 2:

@@ -28,11 +28,11 @@ class SourceParams(Params):
     picture a PIL image, bytes or a path. With it, `source` is own. Default unset."""
 
     path: str | None = None
-    """The folder (folder), the .json or .jsonl files (json) or the .tar shards (webdataset): braces as in
+    """The folder (folder), the files of rows (json) or the .tar shards (webdataset): braces as in
     shards/{000..011}.tar, wildcards, or their folder. Needed by all but shapes and own. Default unset."""
 
     pictures: str | None = None
-    """Folder of the pictures that a JSON file names, if it is not the file's own. Default unset: the file's own."""
+    """Folder of the pictures that a file of rows names, if it is not the file's own. Default unset: the file's own."""
 
     max_length: int = Field(64, ge=4)
     """Longest sequence, in tokens; longer text is cut and counted. Default 64."""

@@ -202,12 +202,12 @@ class DataSource(Choice):
     )
     FOLDER = (
         "folder",
-        "A folder of pictures with `metadata.jsonl` (the Hugging Face imagefolder convention).",
+        "A folder of pictures with metadata.jsonl or .csv (imagefolder), with 1.txt beside 1.png, or in class folders.",
         "mmfsdp.data.records:open_records",
     )
     JSON = (
         "json",
-        "LLaVA conversations, COCO captions or other rows in .json; documents or other rows in .jsonl.",
+        "Rows in .json (LLaVA, COCO captions), .jsonl, .csv or .tsv files, also .gz.",
         "mmfsdp.data.records:open_records",
     )
     WEBDATASET = (

@@ -1,0 +1,99 @@
+"""RowFile: the rows of a file by their places in it. The kinds of files are in json_rows.py, csv_rows.py, ..."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .corrupt import CorruptRecord
+
+FoundRow = tuple[str, str, Any]
+"""What names a row (its line, id or index), its place where others may share that, and the row or why it is none."""
+
+
+class RowFile(ABC):
+    """Rows of a file (or of several), in a fixed order. Kept are their places, not the rows.
+
+    `scan` reads all once, in order, and learns their places; then `read` gives each by its number in that order.
+    """
+
+    pictures: Path
+    """The folder of the pictures that rows name."""
+    relative: PurePosixPath
+    """Its path below the folder that holds all files of the source."""
+    named_by_picture = False
+    """Whether a row with a caption is named by its picture. Otherwise by its file, and its id or its number."""
+    scans_whole_rows = True
+    """Whether `scan` yields all keys of a row, not only those that name its pictures."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.pictures = path.parent
+        self.relative = PurePosixPath(path.name)
+
+    @abstractmethod
+    def scan(self) -> Iterator[FoundRow]:
+        """Yield all rows in order. Raises ParamError for a file that is something else."""
+
+    @abstractmethod
+    def read(self, i: int) -> FoundRow:
+        """Return the row of that number, as `scan` has yielded it. Raises OSError if the file cannot be read."""
+
+    def checked(self, key: str, where: str, check: Callable[[str], Any]) -> Any:
+        """Return what `check` makes of a row under its name, or the CorruptRecord that it raises."""
+        try:
+            return check(f"{self.relative.as_posix()}:{key}")
+        except CorruptRecord as error:
+            return error.at(where).with_traceback(None)
+
+
+@dataclass
+class FoundFiles:
+    """The files of rows that a path names."""
+
+    files: list[RowFile]
+    notes: list[str] = field(default_factory=list)
+    """What was not read, and how it was found what is."""
+    pictures: list[str] = field(default_factory=list)
+    """Pictures that lie there, by their paths as rows should name them."""
+
+
+class Ranges:
+    """Ranges of bytes, 16 bytes for each."""
+
+    def __init__(self) -> None:
+        self._bounds = array("q")
+
+    def __len__(self) -> int:
+        return len(self._bounds) // 2
+
+    def add(self, start: int, end: int) -> None:
+        """Add a range."""
+        self._bounds.append(start)
+        self._bounds.append(end)
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        return self._bounds[2 * i], self._bounds[2 * i + 1]
+
+
+class Strings:
+    """Texts, kept as their bytes: a list of many short ones takes several times as much memory."""
+
+    def __init__(self, texts: Iterable[str]):
+        self._ends = array("q")
+        kept = bytearray()
+        for text in texts:
+            kept += text.encode("utf-8", "surrogateescape")
+            self._ends.append(len(kept))
+        self._bytes = bytes(kept)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: int) -> str:
+        start = self._ends[i - 1] if i else 0
+        return self._bytes[start : self._ends[i]].decode("utf-8", "surrogateescape")
