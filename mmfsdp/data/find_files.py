@@ -14,6 +14,7 @@ from .csv_rows import TableRows
 from .json_rows import JsonLines, JsonList
 from .picture_folder import NamedPictures, open_folder
 from .row_files import FoundFiles, RowFile
+from .splits import HELD_OUT, named_split
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -47,26 +48,61 @@ def expand_path(path: str, *suffixes: str) -> list[Path]:
     return files
 
 
-def find_row_files(params: SourceParams, path: str) -> FoundFiles:
-    """Return the files of rows that a path names for the sources folder and json.
+def find_all_files(params: SourceParams) -> FoundFiles:
+    """Return the files of rows of a source: those of `path` and, of the split "heldout", those of `heldout`.
 
-    Their `relative` is the path below the folder that holds all of them. Raises ParamError.
+    What both name is held out. Raises ParamError.
+    """
+    assert params.path is not None
+    if params.heldout is None or named_split(params.heldout):
+        return find_row_files(params, params.path)
+    try:
+        heldout = find_row_files(params, params.heldout)
+    except ParamError as error:
+        raise ParamError("heldout" if error.field == "path" else error.field, error.message) from None
+    for file in heldout.files:
+        file.split = HELD_OUT
+    found = find_row_files(params, params.path, heldout=heldout)
+    if not found.files:
+        message = f"{params.heldout!r} holds out all of path {params.path!r}; give other files for one of them"
+        raise ParamError("heldout", message)
+    root = Path(os.path.commonpath([found.root.absolute(), heldout.root.absolute()]))
+    for part in (found, heldout):
+        place = PurePosixPath(part.root.absolute().relative_to(root).as_posix())
+        for file in part.files:
+            file.relative = place / file.relative
+        part.pictures = [(place / picture).as_posix() for picture in part.pictures]
+    return FoundFiles(root, found.files + heldout.files, found.notes + heldout.notes, found.pictures + heldout.pictures)
+
+
+def find_row_files(params: SourceParams, path: str, heldout: FoundFiles | None = None) -> FoundFiles:
+    """Return the files of rows that a path names for the sources folder, json and parquet.
+
+    Their `relative` is the path below the folder that holds all of them. heldout: files that are left out. Raises
+    ParamError.
     """
     if params.source is DataSource.FOLDER:
-        found = open_folder(Path(os.path.expanduser(path)), path)
+        without = heldout.root.resolve() if heldout else None
+        root = Path(os.path.expanduser(path))
+        if root.resolve() == without:
+            return FoundFiles(root, [])
+        found = open_folder(root, path, without)
         if params.pictures:
             _look_elsewhere(found, params.pictures)
         return found
     paths, notes = _json_paths(path)
     root = Path(os.path.commonpath([file.parent for file in paths]))
+    held_out = {file.path.resolve() for file in heldout.files} if heldout else set()
     files: list[RowFile] = []
     for file in paths:
+        if file.resolve() in held_out:
+            continue
         kind = row_file(file)
         kind.relative = PurePosixPath(file.relative_to(root).as_posix())
         if params.pictures:
             kind.pictures = Path(os.path.expanduser(params.pictures))
         files.append(kind)
-    return FoundFiles(files, notes)
+    return FoundFiles(root, files, notes)
 
 
 def _look_elsewhere(found: FoundFiles, pictures: str) -> None:

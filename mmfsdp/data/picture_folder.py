@@ -35,10 +35,11 @@ class FolderContent:
     texts: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, root: Path) -> FolderContent:
-        """Return what is in a folder. Links to folders are not followed."""
+    def of(cls, root: Path, without: Path | None = None) -> FolderContent:
+        """Return what is in a folder but for another in it. Links to folders are not followed."""
         content = cls()
-        for folder, _, names in os.walk(root):
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if without is None or Path(folder, name).resolve() != without]
             for name in names:
                 path = Path(os.path.relpath(folder, root), name).as_posix()
                 suffix = os.path.splitext(name)[1].lower()
@@ -112,15 +113,16 @@ def class_of(picture: str) -> str:
     return "" if published_split(PurePosixPath(folder.name)) else folder.name
 
 
-def open_folder(root: Path, path: str) -> FoundFiles:
+def open_folder(root: Path, path: str, without: Path | None = None) -> FoundFiles:
     """Return the files of rows of a folder of pictures: its metadata files, or else all pictures with captions.
 
-    path: the folder as the person wrote it. Raises ParamError for a folder without captions.
+    path: the folder as the person wrote it; without: a folder in it that is left out. Raises ParamError for a folder
+    without captions.
     """
-    content = FolderContent.of(root)
+    content = FolderContent.of(root, without)
     if content.metadata:
         files, notes = _metadata_files(root, content.metadata)
-        return FoundFiles(files, notes, content.pictures)
+        return FoundFiles(root, files, notes, content.pictures)
     text_of = {_stem(text): text for text in content.texts}
     texts = [text_of.pop(_stem(picture), "") for picture in content.pictures]
     notes = []
@@ -132,7 +134,7 @@ def open_folder(root: Path, path: str) -> FoundFiles:
         if len(classes) < 2:
             raise ParamError("path", f"{path!r} {NO_CAPTIONS}")
         notes.append(f"captions are the names of the folders of its {len(classes)} classes: {_some(sorted(classes))}")
-    return FoundFiles([NamedPictures(root, content.pictures, texts)], notes)
+    return FoundFiles(root, [NamedPictures(root, content.pictures, texts)], notes)
 
 
 def _metadata_files(root: Path, metadata: Sequence[str]) -> tuple[list[RowFile], list[str]]:

@@ -19,7 +19,7 @@ import numpy as np
 from ..params import DataParams, DataSource, SourceParams
 from .batch import Sample
 from .corrupt import CorruptRecord, shorten
-from .find_files import find_row_files
+from .find_files import find_all_files
 from .first_bytes import what_it_is
 from .json_rows import JsonLines
 from .picture_folder import unread_pictures_note
@@ -29,11 +29,12 @@ from .rows import MAX_FILE_NAME, check_file_name, check_row, has_turns, keys_not
 from .splits import (
     HELD_OUT,
     TRAIN,
+    check_heldout,
     check_published,
     heldout_limit,
-    published_heldout,
+    heldout_split,
     published_split,
-    side_of,
+    sides_of,
     splits_note,
 )
 from .stream import IndexedSource, Loaded, Source, load_or_corrupt
@@ -74,7 +75,9 @@ def describe(file: RowFile, found: FoundRow, params: SourceParams) -> Record:
     group = name
     if picture:
         group = picture if folder == "." else f"{folder}/{picture}"
-    if params.source is DataSource.FOLDER:
+    if file.split is not None:
+        split = file.split
+    elif params.source is DataSource.FOLDER:
         split = _split_of_folder(group.rpartition("/")[0] if picture else folder)
     else:
         split = _split_of_file(file.relative)
@@ -221,8 +224,7 @@ def read_records(params: SourceParams) -> tuple[Records, dict[str, str]]:
 
     Raises ParamError if there is no such file, or one is something else.
     """
-    assert params.path is not None
-    found = find_row_files(params, params.path)
+    found = find_all_files(params)
     skipped: dict[str, str] = {}
     for file in found.files:
         if isinstance(file, JsonLines) and not file.path.stat().st_size:
@@ -241,13 +243,14 @@ def split_records(records: Records, params: DataParams, skipped: dict[str, str],
     """
     notes = list(records.notes)
     published = {records.split_names[code] for code in np.unique(records.split_code)}
-    heldout = published_heldout(published, params.path)
+    heldout = heldout_split(published, params)
     if heldout:
-        side_of_split = np.array([side_of(split, heldout) for split in records.split_names])
-        sides = {side: records.select(side_of_split[records.split_code] == side) for side in (TRAIN, HELD_OUT)}
+        side_of = sides_of(published, heldout)
+        side_of_record = np.array([side_of.get(split, "") for split in records.split_names], str)[records.split_code]
+        sides = {side: records.select(side_of_record == side) for side in (TRAIN, HELD_OUT)}
         check_published(sides[TRAIN].loaded(), TRAIN, params.path, skipped)
-        check_published(sides[HELD_OUT].loaded(), heldout, params.path, skipped)
-        notes.append(splits_note(params.path, published, heldout))
+        check_heldout(sides[HELD_OUT].loaded(), heldout, params, skipped)
+        notes += splits_note(params, side_of, heldout)
     else:
         limit = heldout_limit(zip(records.group_hash.tolist(), records.loaded(), strict=True), params, skipped)
         is_heldout = records.group_hash < limit

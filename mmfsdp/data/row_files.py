@@ -25,6 +25,8 @@ class RowFile(ABC):
     """The folder of the pictures that rows name."""
     relative: PurePosixPath
     """Its path below the folder that holds all files of the source."""
+    split: str | None = None
+    """The published split of all its rows. None: as names of files and folders say."""
     named_by_picture = False
     """Whether a row with a caption is named by its picture. Otherwise by its file, and its id or its number."""
     scans_whole_rows = True
@@ -55,6 +57,8 @@ class RowFile(ABC):
 class FoundFiles:
     """The files of rows that a path names."""
 
+    root: Path
+    """The folder that holds all of them."""
     files: list[RowFile]
     notes: list[str] = field(default_factory=list)
     """What was not read, and how it was found what is."""

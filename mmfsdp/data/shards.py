@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path, PurePosixPath
 
-from ..params import DataParams, SourceParams
+from ..params import DataParams, ParamError, SourceParams
 from .archive import Loss, Member, read_archive
 from .batch import Sample
 from .corrupt import CorruptRecord, shorten
@@ -23,12 +23,14 @@ from .rows import check_file_name, keys_not_read, parse_row, sample_of
 from .splits import (
     HELD_OUT,
     TRAIN,
+    check_heldout,
     check_published,
     heldout_limit,
+    heldout_split,
     is_in_split,
-    published_heldout,
+    named_split,
     published_split,
-    side_of,
+    sides_of,
     splits_note,
 )
 from .stream import DataSlice, Loaded, Source, at_epoch, epoch_order, load_or_corrupt
@@ -172,15 +174,18 @@ def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[Corrup
 def open_shards(params: DataParams, *, image_size: int, seed: int) -> dict[str, Source]:
     """Return the training and the held-out records of shards. See sources.py."""
     assert params.path is not None
-    shards = ShardSource.open(params, expand_path(params.path, *SHARD_SUFFIXES), seed)
+    shards = ShardSource.open(params, seed)
     published = {shards.split_of(shard) for shard in shards.shards}
-    heldout = published_heldout(published, params.path)
+    heldout = heldout_split(published, params)
     notes, sides = [], {}
     if heldout:
-        for side, name in ((TRAIN, TRAIN), (HELD_OUT, heldout)):
-            sides[side] = shards.of_side(side, heldout)
-            check_published(sides[side].loaded(), name, params.path, shards.skipped)
-        notes.append(splits_note(params.path, published, heldout))
+        side_of = sides_of(published, heldout)
+        for side in (TRAIN, HELD_OUT):
+            own = [shard for shard in shards.shards if side_of[shards.split_of(shard)] == side]
+            sides[side] = replace(shards, shards=own)
+        check_published(sides[TRAIN].loaded(), TRAIN, params.path, shards.skipped)
+        check_heldout(sides[HELD_OUT].loaded(), heldout, params, shards.skipped)
+        notes += splits_note(params, side_of, heldout)
     else:
         records = ((item.name, item) for item in shards.loaded())
         limit = heldout_limit(records, params, shards.skipped)
@@ -216,25 +221,38 @@ class ShardSource(Source):
     """The folder that holds the shards of all splits: records have their names below it."""
     unread: set[str] = field(default_factory=set)
     """What was not read in the records that `loaded` has loaded so far; see `ShardRecord.unread`."""
+    heldout: frozenset[Path] = frozenset()
+    """The shards that `params.heldout` names, where that is a path."""
 
     @classmethod
-    def open(cls, params: SourceParams, shards: list[Path], seed: int) -> ShardSource:
-        """Return the source of all records in some shards."""
-        folder = Path(os.path.commonpath([shard.parent for shard in shards]))
-        return cls(params, shards, seed=seed, folder=folder)
+    def open(cls, params: SourceParams, seed: int) -> ShardSource:
+        """Return the source of all records in the shards of `path` and `heldout`. Raises ParamError."""
+        assert params.path is not None
+        shards = expand_path(params.path, *SHARD_SUFFIXES)
+        heldout: list[Path] = []
+        if params.heldout is not None and not named_split(params.heldout):
+            try:
+                heldout = expand_path(params.heldout, *SHARD_SUFFIXES)
+            except ParamError as error:
+                raise ParamError("heldout", error.message) from None
+            held_out = {shard.resolve() for shard in heldout}
+            shards = [shard for shard in shards if shard.resolve() not in held_out]
+            if not shards:
+                message = f"{params.heldout!r} holds out all of path {params.path!r}; give other files for one of them"
+                raise ParamError("heldout", message)
+        folder = Path(os.path.commonpath([shard.parent.absolute() for shard in shards + heldout]))
+        return cls(params, shards + heldout, seed=seed, folder=folder, heldout=frozenset(heldout))
 
     def _name(self, shard: Path) -> str:
         """Return the path of a shard below the folder that holds all of them: names in two folders may be equal."""
-        return shard.relative_to(self.folder).as_posix()
+        return shard.absolute().relative_to(self.folder).as_posix()
 
     def split_of(self, shard: Path) -> str:
         """Return the published split that a shard belongs to by its name; "" if it names none."""
+        if shard in self.heldout:
+            return HELD_OUT
         path = PurePosixPath(self._name(shard))
         return published_split(path.parent, path.name)
-
-    def of_side(self, side: str, heldout: str) -> ShardSource:
-        """Return the shards that train, or those that are held out, where the published split `heldout` is."""
-        return replace(self, shards=[s for s in self.shards if side_of(self.split_of(s), heldout) == side])
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all records once, in order, usable or not; after the records of a damaged shard, its damage."""

@@ -53,19 +53,55 @@ def published_heldout(splits: Collection[str], path: str | None) -> str:
     return "validation" if "validation" in evaluation else "test"
 
 
-def side_of(split: str, heldout: str) -> str:
-    """Return train or heldout for a file of a published split; "" for test where validation is held out."""
-    if split == heldout:
+def named_split(heldout: str | None) -> str:
+    """Return the published split that `data.heldout` names; "" where it is a path or unset."""
+    for split, words in WORDS.items():
+        if (heldout or "").lower() in words:
+            return split
+    return ""
+
+
+def heldout_split(published: Collection[str], params: SourceParams) -> str:
+    """Return the split to hold out, by `data.heldout` or else as `published_heldout` chooses.
+
+    It is "heldout" where `data.heldout` is a path, whose files belong to that split. Raises ParamError.
+    """
+    if params.heldout is None:
+        return published_heldout(published, params.path)
+    split = named_split(params.heldout)
+    if not split:
         return HELD_OUT
-    return "" if split in WORDS and split != "train" else TRAIN
+    there = ", ".join(sorted(name or "files of no split" for name in published))
+    if split not in published:
+        words = f"{params.heldout!r} is no published split of {params.path!r}, which has {there or 'no usable rows'}"
+        raise ParamError("heldout", f"{words}; give one of them, or a path, such as ./{params.heldout}")
+    if not {TRAIN, ""}.intersection(name for name in published if name != split):
+        words = f"{params.heldout!r} leaves nothing of {params.path!r} to train on, which has {there}"
+        raise ParamError("heldout", f"{words}; give the path of what trains, and here the path of what is held out")
+    return split
 
 
-def splits_note(path: str | None, splits: Collection[str], heldout: str) -> str:
-    """Return in words how published splits are used."""
-    note = f"{path!r} has published splits: {heldout} is held out, the rest trains"
-    if heldout != "test" and "test" in splits:
-        note += ", but test, which is not read"
-    return f"{note}. To train on all of them, give each as a source of its own (data.more)"
+def sides_of(splits: Collection[str], heldout: str) -> dict[str, str]:
+    """Return train or heldout for each published split; "" for an evaluation split that is not the one held out.
+
+    Where a path is held out, and all else is of one published split, that trains.
+    """
+    sides = dict.fromkeys(splits, TRAIN)
+    if heldout != HELD_OUT or len(set(splits) - {HELD_OUT}) > 1:
+        sides |= dict.fromkeys({"validation", "test"}.intersection(splits), "")
+    return sides | {heldout: HELD_OUT}
+
+
+def splits_note(params: SourceParams, sides: Mapping[str, str], heldout: str) -> list[str]:
+    """Return in words how published splits are used; nothing where a path is held out and all else trains."""
+    unread = sorted(split for split, side in sides.items() if not side)
+    if heldout == HELD_OUT and not unread:
+        return []
+    note = f"{params.path!r} has published splits: {params.heldout if heldout == HELD_OUT else heldout} is held out"
+    note += ", the rest trains"
+    if unread:
+        note += f", but {' and '.join(unread)}, which {'is' if len(unread) == 1 else 'are'} not read"
+    return [f"{note}. To train on all of them, give each as a source of its own (data.more)"]
 
 
 def is_in_split(limit: int, split: str, name: str) -> bool:
@@ -112,6 +148,14 @@ def check_published(
             return
         skipped[loaded.label] = loaded.reason
     raise ParamError(field, f"{path!r} holds 0 usable records in its split {split}{_skipped_words(skipped)}")
+
+
+def check_heldout(records: Iterable[Loaded], heldout: str, params: SourceParams, skipped: dict[str, str]) -> None:
+    """Raise ParamError if no record that is held out is usable. See `check_published`."""
+    if heldout == HELD_OUT:
+        check_published(records, heldout, params.heldout, skipped, field="heldout")
+    else:
+        check_published(records, heldout, params.path, skipped)
 
 
 def _skipped_words(skipped: Mapping[str, str]) -> str:

@@ -128,7 +128,7 @@ class Params(BaseModel):
         now = getattr(self, needed)
         if now in values:
             return ""
-        choices = " or ".join(map(str, values))
+        choices = " or ".join("unset" if value is None else str(value) for value in values)
         return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
 
     @property

@@ -60,8 +60,14 @@ class SourceParams(Params):
     (train, validation, test), those are kept apart, and this has no effect. Generated pictures are without end.
     Default 0.02."""
 
+    heldout: str | None = None
+    """Held out in place of that share, or of the published split that would be: the name of another published split
+    (test), or the path of other files in the same format. Default unset: validation, else test, else a share."""
+
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "path": ("source", _READ_FROM_DISK),
+        "heldout": ("source", _READ_FROM_DISK),
+        "heldout_fraction": ("heldout", (None,)),
         "pictures": ("source", (DataSource.FOLDER, DataSource.JSON)),
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}

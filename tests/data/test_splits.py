@@ -116,3 +116,66 @@ def test_a_published_split_without_a_usable_record_is_an_error(tmp_path):
 )
 def test_names_of_splits(folders, file, split):
     assert published_split(PurePosixPath(folders), file) == split
+
+
+def test_heldout_names_another_published_split(tmp_path, shard):
+    for name in ("train", "val", "test"):
+        write_folder(tmp_path / "pictures" / name)
+        members = {}
+        for i in range(3):
+            members |= {f"{i}.png": picture_bytes(), f"{i}.txt": f"{name} {i}".encode()}
+        shard(f"{name}-0.tar", members)
+    for path, source in ((tmp_path / "pictures", "folder"), (tmp_path / "*.tar", "webdataset")):
+        assert texts(path, source) == ({"train"}, {"val"})
+        for word in ("test", "Testing"):
+            assert texts(path, source, heldout=word) == ({"train"}, {"test"})
+        notes = open_source(DataParams(source=source, path=str(path), heldout="test"), image_size=8).notes
+        assert "test is held out, the rest trains, but validation, which is not read" in " ".join(notes)
+        with pytest.raises(ParamError, match="data.heldout: 'train' leaves nothing of .* to train on"):
+            both(path, source, heldout="train")
+
+
+def test_heldout_names_other_files_of_the_same_format(tmp_path, shard):
+    write_folder(tmp_path / "mine")
+    write_folder(tmp_path / "mine" / "part")
+    write_folder(tmp_path / "val")
+    for name in ("one", "two", "val"):
+        shard(f"{name}.tar", {"1.png": picture_bytes(), "1.txt": name.encode()})
+    for name in ("a", "b", "c"):
+        rows = [{"image": "mine/0.png", "text": f"{name} {i}"} for i in range(3)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    for source, path, heldout, expected in [
+        ("folder", "mine", "val", ({"mine", "part"}, {"val"})),
+        ("folder", "val", "mine", ({"val"}, {"mine", "part"})),
+        ("folder", "mine", "mine/part", ({"mine"}, {"part"})),
+        ("json", "a.json", "{b,c}.json", ({"a"}, {"b", "c"})),
+        ("json", "*.json", "b.json", ({"a", "c"}, {"b"})),
+        ("webdataset", "{one,two}.tar", "val.tar", ({"one", "two"}, {"val"})),
+        ("webdataset", "*.tar", "two.tar", ({"one"}, {"two"})),
+    ]:
+        pictures = {"pictures": str(tmp_path)} if source == "json" else {}
+        assert texts(tmp_path / path, source, heldout=str(tmp_path / heldout), **pictures) == expected
+
+
+def test_what_heldout_cannot_be_is_an_error_of_its_field(tmp_path, shard):
+    write_folder(tmp_path / "mine")
+    (tmp_path / "empty").mkdir()
+    write_folder(tmp_path / "bad")
+    for i in range(3):
+        (tmp_path / "bad" / f"{i}.png").write_bytes(b"")
+    tar = shard("one.tar", {"1.png": picture_bytes(), "1.txt": b"a"})
+    for source, path, heldout, words in [
+        ("folder", "mine", "test", "'test' is no published split of .*mine', which has files of no split; give one"),
+        ("folder", "mine", str(tmp_path / "none"), "none' is no folder with a metadata.jsonl"),
+        ("folder", "mine", str(tmp_path / "mine"), "holds out all of path"),
+        ("folder", "mine", str(tmp_path / "bad"), "bad' holds 0 usable records in its split heldout .*is empty"),
+        ("webdataset", tar.name, str(tar), "holds out all of path"),
+        ("webdataset", tar.name, "none.tar", "names no .tar file here"),
+    ]:
+        with pytest.raises(ParamError, match=words) as error:
+            both(tmp_path / path, source, heldout=heldout)
+        assert error.value.field == "data.heldout"
+    with pytest.raises(ParamError, match="heldout_fraction: 0.1 has no effect unless heldout is unset; remove it, or"):
+        DataParams(source="json", path="a.json", heldout="b.json", heldout_fraction=0.1)
+    with pytest.raises(ParamError, match="heldout: 'test' has no effect unless source is folder"):
+        DataParams(heldout="test")
