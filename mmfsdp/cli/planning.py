@@ -57,11 +57,13 @@ def plan(values: Namespace) -> int:
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
     say("planning: a model without weights, a step on tensors without data")
-    from ..train.prepare import preview
+    from ..train.prepare import preview, rates_of
 
     planned, cost = preview(params)
     print(planned)
     print(cost)
+    if rates := rates_of(params, planned):
+        print(textwrap.fill(rates, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     return planned
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
@@ -155,6 +155,8 @@ def explain(cls: type[BaseModel], error: ValidationError) -> ParamError:
     if isinstance(cause, ParamError):  # of a model inside this one, or of a check across fields
         return ParamError(".".join(map(str, (*place, cause.field))), cause.message)
     name = str(place[0])
+    if name in cls.model_fields and get_origin(cls.model_fields[name].annotation) is dict:
+        name = ".".join(map(str, place[:2]))
     if kind == "extra_forbidden":
         return unknown_key(name, cls.model_fields)
     if kind == "value_error":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -28,6 +28,11 @@ class TrainParams(Params):
 
     lr: float = Field(1e-4, gt=0)
     """Peak learning rate of AdamW, per step. Default 1e-4."""
+
+    lr_for: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Peak learning rates of parts of the model, by patterns of parameter names as in model.freeze; the last pattern
+    that matches decides, and what none matches has lr. {'vision_encoder.*': 2e-6}. In a model of transformers vision,
+    projector, language and lora stand for its parts. Default none."""
 
     warmup_steps: int = Field(10, ge=0)
     """Steps over which the learning rate rises from 0; a count. Default 10."""

@@ -30,6 +30,7 @@ CALLBACKS = {
     "profile": "mmfsdp.train.profile:training_profile",
     "peak memory": "mmfsdp.train.meters:MemoryMeter",
     "held-out loss": "mmfsdp.train.evaluate:training_held_out",
+    "learning rates": "mmfsdp.train.step_rows:training_rates",
     "metrics": "mmfsdp.train.step_rows:MetricsFile",
     "log": "mmfsdp.train.step_rows:StepLog",
     "skipped steps": "mmfsdp.train.step_rows:SkippedSteps",

@@ -33,6 +33,7 @@ from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from .features import FeatureCache
+from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
 from .optimizer import build_optimizer, build_scaler
 from .prepare import Prepared, plan_for
@@ -64,12 +65,13 @@ def run(folder: Path) -> None:
         built, processor, weights = build(params)
         plan, cost = plan_for(built, params, processor)
         plan.check()
+        rated = spell_out_rates(built, params)
         if dist.get_rank() == 0:
-            write_plan(folder, Prepared(params, plan, cost))
+            write_plan(folder, Prepared(params, plan, cost, rates_line(plan, rated)))
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
         model, frozen = wrap(built, plan, weights, device, beat)
-        optimizer, schedule = build_optimizer(model, params.train)
+        optimizer, schedule = build_optimizer(model, rated)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
         result = train(take_up(setup, plan, processor, device, beat, features))
@@ -164,6 +166,8 @@ def write_plan(folder: Path, made: Prepared) -> None:
     """Write plan.json: plan, cost and versions. Print the lint's findings, and which units the launch did not plan."""
     for finding in made.plan.lint:
         print(f"{finding.level}: {finding.message}")
+    if made.rates:
+        print(made.rates)
     planned = (read_json(folder / "plan.json") or {}).get("plan")
     if planned and (units := different_units(planned, made.plan)):
         shown = ", ".join(units[:3])

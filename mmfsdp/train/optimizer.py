@@ -12,26 +12,33 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..core.collectives import compute_device
 from ..core.inference import reshard
 from ..core.names import named_tensors, plain_name
-from ..core.plan import plan_of
+from ..core.plan import Param, plan_of
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
 from ..params import TrainParams
+from .learning_rates import pattern_of
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
     """Return AdamW over the trainable parameters, and its schedule: call `schedule.step()` after each step.
 
-    Weight decay is for matrices: norms, biases, gates and embeddings have none.
+    Weight decay is for matrices: norms, biases, gates and embeddings have none. A parameter has the peak learning rate
+    of the last pattern of `params.lr_for` that matches one of its names, else `params.lr`; parts of a model of
+    transformers must be spelled out (learning_rates.py).
     """
     reshard(model)  # after a forward without a backward, parameters may still be unsharded
-    groups: dict[float, dict[str, Any]] = {}
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
     for names, p in named_tensors(model):
         if p.requires_grad:
             weight_decay = params.weight_decay if has_decay(model, names, p) else 0.0
-            # An optimizer takes one group for each weight decay.
-            groups.setdefault(weight_decay, {"params": [], "weight_decay": weight_decay})["params"].append(p)
+            pattern = pattern_of(all_names(model, names), list(params.lr_for))
+            # An optimizer takes one group for each weight decay and learning rate.
+            lr = params.lr_for.get(pattern, params.lr)
+            group = {"params": [], "weight_decay": weight_decay, "lr": lr}
+            groups.setdefault((weight_decay, lr), group)["params"].append(p)
+    ordered = sorted(groups.values(), key=lambda group: group["lr"] != params.lr)  # a step tells the first one's
     # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
-    optimizer = LocalAdamW(list(groups.values()), lr=params.lr, fused=True)
+    optimizer = LocalAdamW(ordered, lr=params.lr, fused=True)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
 
 
@@ -52,17 +59,33 @@ class LocalAdamW(AdamW):
 
 def has_decay(model: nn.Module, names: list[str], p: torch.Tensor) -> bool:
     """Return True if weight decay applies to a parameter, which has several names if it is tied."""
+    # The plan knows: FSDP1's shards are flat and no longer show whether they come from a matrix.
+    planned = planned_params(model, names)
+    return any(each.decays for each in planned) if planned else decays(model, names, ndim=p.ndim)
+
+
+def all_names(model: nn.Module, names: list[str]) -> list[str]:
+    """Return all names, before wrapping, of the trainable parameters that a tensor with these names stands for."""
+    planned = [each for each in planned_params(model, names) if each.trainable]
+    if not planned:
+        return [plain_name(name).removeprefix("module.") for name in names]
+    return [planned[0].name, *planned[0].aliases]  # those of one flat parameter have the same learning rate
+
+
+def planned_params(model: nn.Module, names: list[str]) -> list[Param]:
+    """Return what the plan of a wrapped model has of a tensor with these names; [] without a plan.
+
+    With `use_orig_params` false a unit is one parameter.
+    """
     plan = plan_of(model)
     if plan is None:
-        return decays(model, names, ndim=p.ndim)
-    # The plan knows: FSDP1's shards are flat and no longer show whether they come from a matrix.
+        return []
     name = plain_name(names[0]).removeprefix("module.")
     if name in plan.by_name:
-        return plan.by_name[name].decays
-    # use_orig_params false: the unit is one parameter, which has one decay.
+        return [plan.by_name[name]]
     module = name.removesuffix("_flat_param").rstrip(".")
     unit = next(unit for unit in plan.units if module in unit.modules)
-    return any(p.decays for p in unit.params)
+    return list(unit.params)
 
 
 def lr_factor(step: int, params: TrainParams) -> float:

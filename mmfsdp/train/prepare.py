@@ -29,6 +29,7 @@ from ..predict import Estimate, estimate
 from ..predict.memory_events import Recording, record_memory, with_memory_events, with_recording
 from ..run.placement import with_ranks
 from ..run.start import check_place
+from .learning_rates import rates_line, spell_out_rates
 from .own_callbacks import check_callbacks
 
 _building = threading.Lock()
@@ -44,10 +45,12 @@ class Prepared:
     plan: WrapPlan
     """What a person should know of the data and the processor is among its findings."""
     cost: Estimate
+    rates: str = ""
+    """The learning rates by part in a line; empty if all are `train.lr`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what plan.json holds, but for the versions of the libraries."""
-        return {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict()}
+        return {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict(), "learning_rates": self.rates}
 
 
 def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
@@ -68,7 +71,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     if activations:
         for complete, its_cost in stages:
             plan, cost = replace(complete, lint=plan.lint), its_cost
-    return Prepared(params, plan, cost)
+    return Prepared(params, plan, cost, rates_of(params, plan))
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
@@ -83,8 +86,7 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
     """
     params = with_ranks(params)
     params = params.change(launch=with_cluster(params.launch))
-    # A generated model's processor, and so its example, is there only after the pretraining.
-    key = json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
+    key = _model_key(params)
     with _building:  # transformers' lazy modules break when two threads import them
         model, processor = _kept_model(key)
     example = example_of(model, params, processor)
@@ -98,6 +100,15 @@ def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
         _recordings[recorded] = record_memory(model, plan, example)
     plan = with_recording(plan, _recordings[recorded])
     yield plan, cost_of(plan, params)
+
+
+def rates_of(params: RunParams, plan: WrapPlan) -> str:
+    """Return the learning rates by part of a planned run in a line; empty if all are `train.lr`."""
+    if not params.train.lr_for:
+        return ""
+    with _building:
+        model, _ = _kept_model(_model_key(params))
+    return rates_line(plan, spell_out_rates(model, params))
 
 
 def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
@@ -117,6 +128,11 @@ def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPla
     """Return the plan with what its processor warns of."""
     found = processor.warnings if processor is not None else {}
     return replace(plan, lint=(*plan.lint, *(Finding("warning", code, text) for code, text in found.items())))
+
+
+def _model_key(params: RunParams) -> str:
+    # A generated model's processor, and so its example, is there only after the pretraining.
+    return json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
 
 
 @lru_cache(2)
@@ -153,6 +169,7 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
     plan = make_plan(model, fsdp, world_size=params.launch.world_size, example=example, train=train)
     kind.check_plan(model, plan)
+    rates_line(plan, spell_out_rates(model, params))  # or a mistake in them
     return plan
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch.distributed as dist
 
 from ..core.step import StepMetrics
+from ..params import TrainParams
 from ..run.folder import MetricsWriter
 from .callbacks import Callback, Training
+from .optimizer import lr_factor
 
 LOG_LINES = 40
 """Lines about steps in rank 0's log, but for the first step, the last one and skipped ones."""
@@ -53,6 +55,24 @@ class StepRows:
         row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
         row |= {"skipped_steps": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
         training.callbacks.on_step_end(row)
+
+
+class LearningRates(Callback):
+    """Adds the learning rate of each pattern of `train.lr_for` to the row of a step."""
+
+    def __init__(self, params: TrainParams) -> None:
+        self.params = params
+
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Return the learning rates of the step."""
+        factor = lr_factor(step - 1, self.params)
+        return {f"lr {pattern}": lr * factor for pattern, lr in self.params.lr_for.items()}
+
+
+def training_rates(training: Training) -> LearningRates | None:
+    """Return the callback of a training that has learning rates by part, else None."""
+    train = training.setup.params.train
+    return LearningRates(train) if train.lr_for else None
 
 
 class MetricsFile(Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,17 @@ def resume(setup: TrainSetup) -> TrainState:
     if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
         setup.scaler.load_state_dict(marker["scaler"])
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
-    print(resumed)
+    text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
+    print(text)
     if dist.get_rank() == 0:
-        add_event(setup.folder, "resumed", step=state.step, text=str(resumed))
+        add_event(setup.folder, "resumed", step=state.step, text=text)
     return state
+
+
+def other_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the learning rates that are not those of the checkpoint, in words."""
+    changed = [name for name in ("lr", "lr_for") if name in before and before[name] != now[name]]
+    return "".join(f"; train.{name} is {now[name]} now, and was {before[name]}" for name in changed)
 
 
 def _report_saved(path: Path) -> None:

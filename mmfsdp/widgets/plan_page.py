@@ -34,6 +34,8 @@ class PlannedRun:
     params: RunParams
     plan: WrapPlan
     cost: Estimate
+    rates: str = ""
+    """The learning rates by part in a line."""
 
 
 def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = None) -> str:
@@ -72,7 +74,8 @@ def _figures(planned: PlannedRun, machine: str) -> str:
     if machine != LAPTOP:
         times = step_time(plan, machine=machine_of_run(machine, planned.params), **workload(plan, planned.params))
         figures.append((times.expected, f"expected a step, bound by {times.bound}"))
-    return key_figures(figures) + findings(plan)
+    rates = f"<p>{escape(planned.rates)}</p>" if planned.rates else ""
+    return key_figures(figures) + findings(plan) + rates
 
 
 def _memory(planned: PlannedRun, machine: str) -> str:

@@ -88,14 +88,16 @@ class PlanView(CellWidget):
             params = self._requested
             try:
                 with import_lock:
-                    from ..train.prepare import previews
+                    from ..train.prepare import previews, rates_of
 
                     stages = previews(params)
                     if self._wanted(params):  # other choices may have been made while the lock was awaited
-                        self._show(PlannedRun(params, *next(stages)))
+                        plan, cost = next(stages)
+                        rates = rates_of(params, plan)
+                        self._show(PlannedRun(params, plan, cost, rates))
                 if self._wanted(params):
                     for plan, cost in stages:  # counts activations, which takes longer
-                        self._show(PlannedRun(params, plan, cost))
+                        self._show(PlannedRun(params, plan, cost, rates))
             except Exception as error:  # the thread goes on: the error is shown, and wait() raises it
                 if self._wanted(params):
                     self._failure = error

@@ -57,7 +57,7 @@ def report_html(folder: str | Path) -> str:
         "Training": lambda: training_charts(folder, History(rows), params.get("train", {}).get("steps"), result),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
-        "Plan": lambda: plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), estimate) if planned else "",
+        "Plan": lambda: plan_section(planned),
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
     state = run_state(folder)
@@ -243,6 +243,15 @@ def timeline(lanes: Mapping[str, Sequence[Sequence[float]]], *, seconds: float, 
     for second in ticks(0, seconds, 6):
         parts.append(text(left + second * pixels_per_second, bottom + 12, f"{second * 1e3:.4g} ms", anchor="middle"))
     return svg(WIDTH, bottom + 22, f"{title}: {'; '.join(totals)}", *parts)
+
+
+def plan_section(planned: Mapping[str, Any]) -> str:
+    """Return what plan.json holds; empty without one."""
+    if not planned:
+        return ""
+    rates = planned.get("learning_rates")
+    words = f"<p>{escape(rates)}</p>" if isinstance(rates, str) and rates else ""
+    return words + plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), planned["estimate"])
 
 
 def plan_html(plan: WrapPlan, estimate: Mapping[str, Any]) -> str:

@@ -46,10 +46,15 @@ def trained(model) -> torch.Tensor:
     return torch.cat([whole(t).detach().flatten() for _, t in sorted(model_tensors(model).items())])
 
 
-def decays(model) -> dict[str, float]:
-    optimizer, _ = build_optimizer(model, TrainParams(weight_decay=0.1))
+def decays(model) -> dict[str, list[float]]:
+    """The weight decay and the learning rate of each parameter."""
+    rates = {"perceiver.*": 1e-3, "*.latents": 2e-3}
+    optimizer, _ = build_optimizer(model, TrainParams(weight_decay=0.1, warmup_steps=0, lr_for=rates))
     names = {p: plain_name(name) for name, p in model.named_parameters()}
-    return {names[p]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    found = {}
+    for group in optimizer.param_groups:
+        found |= {names[p]: [group["weight_decay"], group["lr"]] for p in group["params"]}
+    return found
 
 
 def on_a_rank(backend: str) -> dict:
@@ -84,7 +89,8 @@ def test_the_loss_is_the_weighted_sum_of_the_sources_means():
 def test_two_ranks_make_the_step_of_one_process():
     alone = step(tiny_flamingo(), micro_batches())
     gradient, due = torch.tensor(alone["gradient"]), decays(tiny_flamingo())
-    assert {name.rpartition(".")[2] for name, decay in due.items() if not decay} >= {"bias", "latents", "ff_gate"}
+    assert {name.rpartition(".")[2] for name, (decay, _) in due.items() if not decay} >= {"bias", "latents", "ff_gate"}
+    assert {rate for _, rate in due.values()} == {1e-4, 1e-3, 2e-3}
     for rank in on_ranks(every_backend, 2):
         for found in rank:
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.real
 SAME = {
     "FSDP1": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP1-local": {"fsdp.backend": "FSDP1", "fsdp.state_dict_type": "LOCAL_STATE_DICT"},
-    "fp16": {"fsdp.mixed_precision": "fp16"},
+    "fp16": {"fsdp.mixed_precision": "fp16", "train.lr_for": {"perceiver.*": 1e-4, "perceiver.latents": 3e-4}},
     "several-sources-and-workers": {"data.workers": 2, "train.accumulation": 1, "fsdp.backend": "DDP"},
     "written-beside": {"train.async_save": True, "fsdp.backend": "DDP", "fsdp.state_dict_type": "FULL_STATE_DICT"},
     "FSDP2": {},
@@ -193,3 +193,11 @@ def test_a_checkpoint_holds_of_the_backbones_their_checksums_alone(folder):
     assert any(name.startswith("vision_encoder.") for name in marker["frozen"]) and not marker["carried"]
     assert not set(marker["frozen"]) & set(marker["names"])
     assert marker["params"]["model"]["language"]["weights"].endswith("language")
+
+
+def test_rows_tell_the_learning_rate_of_each_part(folder):
+    base = RunParams.from_yaml(folder / "fp16" / "params.yaml").train.lr
+    for row in rows(folder / "fp16-resumed"):
+        assert row["lr perceiver.*"] == pytest.approx(row["lr"] * 1e-4 / base)
+        assert row["lr perceiver.latents"] == pytest.approx(3 * row["lr perceiver.*"])
+    assert not any(key.startswith("lr ") for key in rows(folder / "FSDP2")[-1])
