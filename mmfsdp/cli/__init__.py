@@ -79,10 +79,11 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command.add_argument("--at-once", type=count, default=1, metavar="N", help="runs at a time (default: 1)")
     add_flags(command)
 
-    command = add(resume, "continue a run that ended early", usage="RUN [--step N] [--trust] [flags]")
+    command = add(resume, "continue a run that ended early", usage="RUN [--step N] [--trust] [--fresh-code] [flags]")
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
     command.add_argument("--trust", action="store_true", help="run what the folder names, whoever wrote that")
+    command.add_argument("--fresh-code", action="store_true", help="run own code as it is now, not as it was launched")
     add_flags(command)
 
 

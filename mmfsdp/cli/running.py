@@ -68,7 +68,8 @@ def launch(values: Namespace) -> int:
 def resume(values: Namespace) -> int:
     """Continue a run in its folder, from its newest complete checkpoint or from the one of `--step`.
 
-    With `--trust`, also one that somebody else may have made or changed.
+    With `--trust`, also one that somebody else may have made or changed. With `--fresh-code`, the own code is that of
+    the current folder, not the copy of the launch.
     """
     resumed = Run.open(run_folder(values.run))
     params = resumed.with_own_ranks(params_of(values, default=resumed.with_own_ranks(resumed.params)))
@@ -79,7 +80,7 @@ def resume(values: Namespace) -> int:
             show(f"Resuming {resumed.path} would run:", *(f"  {line}" for line in error.lines))
             raise ParamError("run", f"{error.why}; read the parameters above, then add --trust") from None
     say(CHECKING)
-    resumed.resume(step=values.step, params=params, trust=values.trust, tell=show_finding)
+    resumed.resume(step=values.step, params=params, trust=values.trust, fresh_code=values.fresh_code, tell=show_finding)
     show(trains_on(params))
     return follow(resumed.path) or finish(resumed.path)
 

@@ -29,7 +29,7 @@ MAX_BYTES = 5 << 20
 
 _lock = threading.RLock()
 _instead: ContextVar[Path | None] = ContextVar("_instead", default=None)
-"""The folder that stands for the current one, inside `code_from`."""
+"""The copy of own code that `code_from` names."""
 _code: Path | None = None
 """In a rank: the copy of the own code, which is first on sys.path."""
 _loaded: dict[str, tuple[str, bytes]] = {}
@@ -56,7 +56,7 @@ def code_in_use() -> Path | None:
 
 @contextmanager
 def code_from(folder: Path | None) -> Iterator[None]:
-    """Find own modules in a folder, such as a run's code/, in place of the current one. None: change nothing."""
+    """Find own modules in a folder, such as a run's code/, before the current one. None: change nothing."""
     token = _instead.set(folder or _instead.get())
     try:
         yield
@@ -64,14 +64,15 @@ def code_from(folder: Path | None) -> Iterator[None]:
         _instead.reset(token)
 
 
-def first_folder() -> Path:
-    """Return the folder in which own modules are looked for first."""
-    return _instead.get() or _code or Path.cwd()
+def folders() -> list[str]:
+    """Return where modules are looked for, in order: a copy of own code, the current folder, sys.path."""
+    copy = _instead.get() or _code
+    return [*([str(copy)] if copy else []), str(Path.cwd()), *filter(None, sys.path)]
 
 
 def module_names() -> list[str]:
     """Return the modules that are files of the current folder, for hints."""
-    return sorted(path.stem for path in first_folder().glob("*.py") if path.stem.isidentifier())
+    return sorted(path.stem for path in Path.cwd().glob("*.py") if path.stem.isidentifier())
 
 
 def is_of_package(file: str) -> bool:
@@ -106,13 +107,13 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds modules in the first folder, then on sys.path, and leaves those that are installed to Python."""
+    """Finds own modules in `folders`, and leaves those that are installed to Python."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where the module is; see importlib.abc.MetaPathFinder."""
-        spec = PathFinder.find_spec(name, [str(first_folder()), *sys.path] if path is None else path, target)
+        spec = PathFinder.find_spec(name, folders() if path is None else path, target)
         for finder in sys.meta_path if spec is None else ():  # such as that of an editable installation
             if finder is not self and finder is not PathFinder:
                 spec = spec or finder.find_spec(name, path, target)
@@ -202,8 +203,7 @@ def _sources(name: str) -> tuple[dict[str, Path], set[str]]:
 
     Reads the sources without running them, functions too, so that it knows of imports that only a rank will reach.
     """
-    folders = [str(first_folder()), *(folder or str(Path.cwd()) for folder in sys.path)]
-    own_folders = [folder for folder in folders if not is_installed(f"{folder}/")]
+    own_folders = [folder for folder in folders() if not is_installed(f"{folder}/")]
     files: dict[str, Path] = {}
     others: set[str] = set()
     waiting, met = [name], {name}

@@ -107,9 +107,14 @@ def read_file(path: PathLike) -> bytes:
 
 def write_text(path: PathLike, text: str) -> None:
     """Replace a file in one step: readers see the old text or the new one, also after a crash."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: PathLike, content: bytes) -> None:
+    """Replace a file in one step, as `write_text` does."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    data = memoryview(text.encode("utf-8"))
+    data = memoryview(content)
     try:
         with open_own(temporary, "wb") as file:
             while data:  # a nearly full disk takes only a part at a time

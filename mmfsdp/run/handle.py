@@ -6,12 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import ParamError, RunParams
 from ..params.base import read_yaml, without_controls
+from ..params.own_modules import OwnSources
 from .folder import (
     PathLike,
     make_inner_folder,
@@ -23,6 +26,7 @@ from .folder import (
     write_json,
 )
 from .local import is_here, is_supervised, processes_of, stop_processes
+from .own_code import changes, code_of, read_code, read_versions, write_code
 from .placement import with_ranks
 from .preempt import simulate_preemption
 from .record import TRAIN, RunRecord, RunState, Status, cancelled_state, check_entry, read_status, write_status
@@ -34,6 +38,15 @@ from .watch import read_log
 
 if TYPE_CHECKING:
     from ..core.plan import Finding
+
+
+def _tell_changes(tell: Callable[[Finding], object], words: str) -> None:
+    """Warn that the own code, or a package that it imports, is not that of the launch; not without words."""
+    from ..core.plan import Finding
+
+    if words:
+        tell(Finding("warning", "own-code", f"the own code is not that of the launch: {words}"))
+
 
 KILL_AFTER_S = 2.0
 """Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
@@ -177,12 +190,14 @@ class Run:
         step: int | None = None,
         params: RunParams | None = None,
         trust: bool = False,
+        fresh_code: bool = False,
         tell: Callable[[Finding], object] = warn,
     ) -> Run:
         """Start it again where it ended, from its newest complete checkpoint or the one of `step`, and return.
 
         `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. `trust`: run
-        what its folder names, though somebody else may have written that. Raises ParamError if it is still running or
+        what its folder names, though somebody else may have written that. `fresh_code`: run the own code as it is now,
+        rather than as it was at the launch; `tell` gets what has changed. Raises ParamError if it is still running or
         has done all its steps, and its kind UntrustedRun without `trust` where that is needed.
         """
         # It goes on in its own folder, wherever that is now: the batch file deletes and writes files in there.
@@ -199,7 +214,13 @@ class Run:
         if is_over and step is None and newest and checkpoint_step(newest[0]) >= params.train.steps:
             words = f"all {params.train.steps} of {self.path} are done; ask for more, or --step back"
             raise ParamError("train.steps", words)
-        _, plan = prepared(params, entry, tell)
+        before = OwnSources(read_code(self.path), read_versions(self.path))
+        with nullcontext() if fresh_code else code_of(self.path):
+            _, plan, code = prepared(params, entry, tell)
+        if not fresh_code:
+            code = replace(code, files=code.files | before.files)
+        if before.files:
+            _tell_changes(tell, changes(before, code))
         if step is not None:
             drop_after(checkpoints, step)
         for name in ("logs", "captions", "profile"):
@@ -211,6 +232,7 @@ class Run:
         for path in (self.path / "logs").iterdir():
             if path.is_symlink():  # a log would be written through it
                 path.unlink()
+        write_code(self.path, code)
         if plan:
             write_json(self.path / "plan.json", plan)
         start_in(self.path, params, entry)

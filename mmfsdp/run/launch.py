@@ -30,5 +30,5 @@ def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[
         ParamError: If the run's name is taken, if its data cannot be read, or if it cannot be planned.
     """
     entry = check_entry(entry)
-    params, plan = prepared(params, entry, tell)
-    return Run(start(params, entry, plan))
+    params, plan, code = prepared(params, entry, tell)
+    return Run(start(params, entry, plan, code))

@@ -157,6 +157,8 @@ class RunRecord:
     """Seconds without a heartbeat after which a rank counts as hung."""
     digest: str = ""
     """Shows whose parameters these are: see trust.py. Empty in folders of earlier versions."""
+    code_digest: str = ""
+    """The same of its own code, code/. Empty without any."""
 
     def write(self, folder: Path) -> None:
         """Write run.json."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mmfsdp
 
 from ..params import Executor, LaunchParams, ParamError, RunParams
+from ..params.own_modules import OwnSources
 from .folder import (
     make_folders,
     open_own,
@@ -27,6 +28,7 @@ from .folder import (
     write_text,
 )
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start
+from .own_code import read_code, sources_of, write_code
 from .placement import check_gpus, with_ranks
 from .record import (
     TRAIN,
@@ -34,10 +36,13 @@ from .record import (
     RunRecord,
 )
 from .state import SWEEP_FILE, is_run, run_state
-from .trust import params_digest
+from .trust import code_digest, params_digest
 
 if TYPE_CHECKING:
     from ..core.plan import Finding, WrapPlan
+
+
+NO_CODE = OwnSources()
 
 
 class Prepared(Protocol):
@@ -51,20 +56,25 @@ class Prepared(Protocol):
     def plan(self) -> WrapPlan:
         """The plan, with all that a person should know among its findings."""
 
+    @property
+    def code(self) -> OwnSources:
+        """The person's own code, as it was checked."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return what plan.json holds."""
 
 
 def prepared(
     params: RunParams | Prepared, entry: str, tell: Callable[[Finding], object]
-) -> tuple[RunParams, dict[str, Any]]:
-    """Return the parameters to start with, and what plan.json holds; `tell` gets each finding of the plan.
+) -> tuple[RunParams, dict[str, Any], OwnSources]:
+    """Return the parameters to start with, what plan.json holds, and the own code.
 
-    Prepares a run that is not prepared. One of a person's own entry is not planned: nobody knows what it trains. Nor is
-    a job of Slurm, where this machine lacks what its nodes may have. Raises ParamError as train/prepare.py does.
+    `tell` gets each finding of the plan. Prepares a run that is not prepared. One of a person's own entry is not
+    planned: nobody knows what it trains. Nor is a job of Slurm, where this machine lacks what its nodes have. Raises
+    ParamError as train/prepare.py does.
     """
     if not isinstance(params, RunParams):
-        return params.params, params.to_dict()
+        return params.params, params.to_dict(), params.code
     if entry in (TRAIN, TRAIN_AND_CAPTION):
         try:
             from ..train.prepare import prepare  # imports torch
@@ -74,17 +84,17 @@ def prepared(
             if params.launch.executor is not Executor.SLURM:
                 raise
             tell(_not_planned(error))
-            return with_ranks(params), {}
+            return with_ranks(params), {}, sources_of(params)
         for finding in made.plan.lint:
             tell(finding)
-        return made.params, made.to_dict()
+        return made.params, made.to_dict(), made.code
     params = with_ranks(params)
     check_place(params)
-    if any(source.path for source in params.data.sources().values()):  # the import takes seconds
+    if any(source.path or source.reader for source in params.data.sources().values()):  # the import takes seconds
         from ..data import open_sources
 
         open_sources(params.data, image_size=1)
-    return params, {}
+    return params, {}, sources_of(params)
 
 
 def _not_planned(error: Exception) -> Finding:
@@ -111,13 +121,16 @@ def check_place(params: RunParams) -> None:
         check_gpus(params)
 
 
-def start(params: RunParams, entry: str, plan: Mapping[str, Any] = MappingProxyType({})) -> Path:
+def start(
+    params: RunParams, entry: str, plan: Mapping[str, Any] = MappingProxyType({}), code: OwnSources = NO_CODE
+) -> Path:
     """Make the folder of a run that was prepared, and start it in there. Raises ParamError if its name is taken.
 
-    plan: what plan.json holds, until rank 0 has planned again.
+    plan: what plan.json holds, until rank 0 has planned again. code: what code/ holds.
     """
     folder = make_folder(params.launch)
     try:
+        write_code(folder, code)
         if plan:
             write_json(folder / "plan.json", plan)
         start_in(folder, params, entry)
@@ -172,7 +185,7 @@ def start_in(folder: Path, params: RunParams, entry: str) -> None:
     identity = uuid.uuid4().hex
     environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
     process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
-    make_record(params, entry, identity=identity, pid=process.pid).write(folder)
+    make_record(params, entry, identity=identity, pid=process.pid, folder=folder).write(folder)
 
 
 def start_detached(
@@ -192,8 +205,8 @@ def start_detached(
     return process
 
 
-def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> RunRecord:
-    """Return the content of run.json for a run that process `pid` takes care of."""
+def make_record(params: RunParams, entry: str, *, identity: str, pid: int, folder: Path) -> RunRecord:
+    """Return the content of run.json for a run that process `pid` takes care of, in a folder that has its code/."""
     threads = params.launch.threads or 0
     if not threads and params.launch.executor.value == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -215,6 +228,7 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int) -> Ru
         version=mmfsdp.__version__,
         commit=git_commit(),
         digest=params_digest(params.to_yaml()),
+        code_digest=code_digest(params.to_yaml(), read_code(folder)),
     )
 
 

@@ -25,6 +25,8 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
+from ..params.own import own_fields, path_of
+from ..params.own_modules import OwnSources
 from .folder import (
     NUMBER,
     PathLike,
@@ -41,6 +43,7 @@ from .folder import (
     write_text,
 )
 from .handle import Run
+from .own_code import read_code, read_versions, write_code
 from .placement import with_ranks
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
@@ -99,10 +102,16 @@ def sweep(
     content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
     different = {}  # members with the same plan are prepared once
     for _, member in members:
-        different[repr((member.model, member.data, member.fsdp, member.launch.ranks))] = member
+        own = [path_of(value) for _, value in own_fields(member)]
+        different[repr((member.model, member.data, member.fsdp, member.launch.ranks, own))] = member
+    files: dict[str, bytes] = {}
+    packages: dict[str, str] = {}
     for member in different.values():
-        prepared(member, entry, tell)
+        code = prepared(member, entry, tell)[2]
+        files |= code.files
+        packages |= code.packages
     path = make_folder(params.launch)
+    write_code(path, OwnSources(files, packages))  # each member has a copy: it may start hours from now
     (path / "logs").rmdir()  # each member has its own
     write_text(path / "base.yaml", params.to_yaml())
     write_json(path / SWEEP_FILE, content | {"members": plain([values for values, _ in members])})
@@ -157,6 +166,11 @@ class Sweep:
         if not (Path(os.path.expanduser(path)) / SWEEP_FILE).is_file():
             raise ParamError("sweep", f"{str(path)!r} is not a sweep: it has no {SWEEP_FILE}")
         return cls(path)
+
+    @property
+    def code(self) -> OwnSources:
+        """The own code of the members, as it was when the sweep was started."""
+        return OwnSources(read_code(self.path), read_versions(self.path))
 
     @property
     def shared(self) -> RunParams:
@@ -284,7 +298,7 @@ def run_sweep(folder: Path) -> None:
                 return
             free = max(0, members.content["at_once"] - len(running))
             for name in waiting[:free]:
-                start(members.params(name), members.content["entry"])
+                start(members.params(name), members.content["entry"], code=members.code)
             time.sleep(POLL_S)
 
 
@@ -315,7 +329,8 @@ def make_members(members: Sweep) -> list[str]:
         params = members.params(name)
         folder = make_folder(params.launch)
         write_text(folder / "params.yaml", params.to_yaml())
-        make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid()).write(folder)
+        write_code(folder, members.code)
+        make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid(), folder=folder).write(folder)
         slurm.write_call(params, folder)
         names.append(name)
     return names

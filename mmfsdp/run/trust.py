@@ -1,23 +1,28 @@
-"""Trust in a run folder: a digest of its parameters under a key of the user's own.
+"""Trust in a run folder: a digest of its parameters, and one of its own code, under a key of the user's own.
 
 To resume a run is to run what its params.yaml names: on Slurm a Python, modules and setup commands, also from a
-cluster's profile. Somebody may have handed the folder over, and who owns it says nothing: an unpacked archive is owned
-by whoever unpacked it. So `launch` leaves a digest of the parameters in run.json that only a key in the user's home can
-make. Where it does not fit, `resume` shows what it would run, and goes on only if it is told to trust that.
+cluster's profile; and what its code/ holds. Somebody may have handed the folder over, and who owns it says nothing: an
+unpacked archive is owned by whoever unpacked it. So `launch` leaves digests of both in run.json that only a key in the
+user's home can make. Where one does not fit, `resume` shows what it would run, and goes on only if it is told to trust
+that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import json
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..params import ParamError, RunParams
 from ..params.base import leaves, read_yaml, without_controls
 from ..params.run import with_cluster
 from .folder import make_folders, read_file
+from .own_code import CODE, read_code, writable_by_others
 from .record import RunRecord
 
 KEY_BYTES = 32
@@ -44,7 +49,7 @@ def check_trusted(folder: Path, params: RunParams) -> None:
     """
     why = _distrust(folder)
     if why:
-        raise UntrustedRun(f"{folder}: {why}", what_runs(params))
+        raise UntrustedRun(f"{folder}: {why}", [*what_runs(params), *code_lines(folder)])
 
 
 def _distrust(folder: Path) -> str:
@@ -59,15 +64,29 @@ def _distrust(folder: Path) -> str:
             return f"{path.name} belongs to another user"
         if status.st_mode & 0o022:
             return f"others may write into {path.name} (chmod go-w {path.name})"
+    others = writable_by_others(folder)
+    if others:
+        return f"{others} belongs to another user, or others may write it"
     record = RunRecord.read(folder)
     if record is None or not record.digest:
         return "nothing shows that you started this run: it has no digest of its parameters"
-    digest = params_digest(read_file(folder / "params.yaml").decode("utf-8"))
+    text = read_file(folder / "params.yaml").decode("utf-8")
+    digest = params_digest(text)
     if not digest:
         return f"your key {key_path()} cannot be read or written, so nothing shows that you started this run"
     if not hmac.compare_digest(digest, record.digest):
         return "its params.yaml, or the cluster's profile that it names, is not the one that you started it with"
+    if not hmac.compare_digest(code_digest(text, read_code(folder)), record.code_digest):
+        return "a file in its code/ is not the one that you started it with, or was added or removed"
     return ""
+
+
+def code_lines(folder: Path) -> list[str]:
+    """Return the files of code/ that would run, a line each. Raises ParamError for what no launch writes there."""
+    lines = []
+    for name, content in read_code(folder).items():
+        lines.append(without_controls(f"{folder / CODE / name} ({len(content):,} bytes)")[:MAX_VALUE_LENGTH])
+    return lines
 
 
 def what_runs(params: RunParams) -> list[str]:
@@ -90,6 +109,20 @@ def params_digest(text: str) -> str:
     except ParamError:
         return ""  # such as a profile that is not there: who starts or resumes the run says so
     return hmac.new(key, "\0".join((text, launch.to_yaml())).encode(), "sha256").hexdigest()
+
+
+def code_digest(text: str, files: Mapping[str, bytes]) -> str:
+    """Return the digest of the files of code/, of a run with this params.yaml, under the user's key.
+
+    "" without files, or without a key.
+    """
+    key = _read_key() or _make_key()
+    if key is None or not files:
+        return ""
+    parts = ["code", hashlib.sha256(text.encode()).hexdigest()]
+    for name in sorted(files):
+        parts += [name, hashlib.sha256(files[name]).hexdigest()]
+    return hmac.new(key, json.dumps(parts).encode(), "sha256").hexdigest()
 
 
 def key_path() -> Path:

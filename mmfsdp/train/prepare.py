@@ -24,9 +24,11 @@ from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..params import Device, FrozenPolicy, ModelParams, RunParams
+from ..params.own_modules import OwnSources
 from ..params.run import with_cluster
 from ..predict import Estimate, estimate
 from ..predict.memory_events import Recording, record_memory, with_memory_events, with_recording
+from ..run.own_code import sources_of
 from ..run.placement import with_ranks
 from ..run.start import check_place
 from .learning_rates import rates_line, spell_out_rates
@@ -47,6 +49,8 @@ class Prepared:
     cost: Estimate
     rates: str = ""
     """The learning rates by part in a line; empty if all are `train.lr`."""
+    code: OwnSources = OwnSources()
+    """The person's own code that was imported for this, and what it imports."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what plan.json holds, but for the versions of the libraries."""
@@ -71,7 +75,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     if activations:
         for complete, its_cost in stages:
             plan, cost = replace(complete, lint=plan.lint), its_cost
-    return Prepared(params, plan, cost, rates_of(params, plan))
+    return Prepared(params, plan, cost, rates_of(params, plan), sources_of(params))
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:

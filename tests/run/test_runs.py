@@ -330,4 +330,4 @@ def test_run_json_has_the_commit_of_the_folder_it_was_launched_from(tmp_path, mo
     subprocess.run(["git", "init", "--quiet"], check=True)
     subprocess.run(["git", *author, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert make_record(with_ranks(RunParams()), "x:y", identity="1", pid=os.getpid()).commit == commit
+    assert make_record(with_ranks(RunParams()), "x:y", identity="1", pid=os.getpid(), folder=tmp_path).commit == commit

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import ParamError, Run, RunParams, cli
+from mmfsdp.params.own_modules import OwnSources
 from mmfsdp.run.folder import write_json
+from mmfsdp.run.own_code import read_code, write_code
 from mmfsdp.run.record import TRAIN, RunRecord
 from mmfsdp.run.start import make_folder, make_record
-from mmfsdp.run.trust import UntrustedRun, check_trusted, key_path, params_digest
+from mmfsdp.run.trust import UntrustedRun, check_trusted, code_digest, key_path, params_digest
 from tests.run.test_runs import GONE
 
 SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0, "launch.ranks": 2}
@@ -27,7 +29,8 @@ def own(tmp_path, monkeypatch):
     folder = make_folder(params.launch)
     params.to_yaml(folder / "params.yaml")
     (folder / "params.yaml").chmod(0o644)
-    make_record(params, TRAIN, identity="", pid=int(GONE["pid"])).write(folder)
+    write_code(folder, OwnSources({"my_data.py": b"def read(): ...", "pkg/helper.py": b""}))
+    make_record(params, TRAIN, identity="", pid=int(GONE["pid"]), folder=folder).write(folder)
     write_json(folder / "status.json", {"status": "FAILED"})
     return folder
 
@@ -94,8 +97,19 @@ TAMPERED = {
     lambda folder: (folder / "logs").chmod(0o777): "others may write into logs",
     lambda folder: (folder / "params.yaml").chmod(0o664): "others may write into params.yaml",
 }
+CODE = "a file in its code/ is not the one that you started it with, or was added or removed"
+TAMPERED |= {
+    lambda folder: (folder / "code/my_data.py").write_text("def read(): 'evil'"): CODE,
+    lambda folder: (folder / "code/torch.py").write_text(""): CODE,
+    lambda folder: (folder / "code/pkg/helper.py").unlink(): CODE,
+    lambda folder: shutil.rmtree(folder / "code"): CODE,
+    lambda folder: (folder / "code/pkg/helper.py").rename(folder / "code/helper.py"): CODE,
+    lambda folder: (folder / "code/pkg").chmod(0o777): "code/pkg belongs to another user, or others may write it",
+    lambda folder: (folder / "code").chmod(0o775): "code belongs to another user, or others may write it",
+}
 if os.getuid() == 0:
     TAMPERED[lambda folder: os.chown(folder, 65534, 65534)] = "first belongs to another user"
+    TAMPERED[lambda folder: os.chown(folder / "code/my_data.py", 65534, 65534)] = "code/my_data.py belongs to another"
 
 
 @pytest.mark.parametrize("tamper", TAMPERED)
@@ -110,6 +124,34 @@ def test_what_somebody_else_may_have_written_is_shown_and_not_run(own, tamper):
     with pytest.raises(UntrustedRun):
         Run(own).resume()
     assert {path: path.lstat().st_mtime_ns for path in own.rglob("*")} == before, "nothing is written"
+
+
+def test_the_files_of_its_code_that_would_run_are_shown(own):
+    (own / "code/added.py").write_text("x = 1")
+    with pytest.raises(UntrustedRun) as error:
+        check(own)
+    files = {"my_data.py": 15, "added.py": 5, "pkg/helper.py": 0}
+    assert {f"{own}/code/{name} ({size} bytes)" for name, size in files.items()} <= set(error.value.lines)
+
+
+@pytest.mark.parametrize("name", ["code", "code/my_data.py", "code/pkg", "code/more.py"])
+def test_a_link_in_its_code_is_refused_also_with_trust(own, tmp_path, name):
+    path = own / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    (tmp_path / "evil").mkdir()
+    path.symlink_to(tmp_path / "evil")
+    for trust in (False, True):
+        with pytest.raises(ParamError, match="is a link; remove it"):
+            Run(own).resume(trust=trust)
+
+
+def test_the_code_of_one_run_is_not_that_of_another_with_other_parameters(own):
+    """Though the same user has started both."""
+    record = RunRecord.read(own)
+    text = (own / "params.yaml").read_text()
+    assert record.code_digest == code_digest(text, read_code(own)) != code_digest(text + "#", read_code(own))
 
 
 def test_a_copy_of_a_run_goes_on_in_its_own_folder(own, tmp_path):
