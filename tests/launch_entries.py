@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from mmfsdp.params import RunParams
+from mmfsdp.params.own import call_own
 from mmfsdp.run.folder import MetricsWriter, add_event, heartbeat_path, last_row, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.preempt import Preempted, preemption_requested
@@ -28,6 +29,11 @@ def talk(folder: Path) -> None:
         metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
         time.sleep(0.1)
     sys.stdout.write("no newline at the end")
+
+
+def call_own_code(folder: Path) -> None:
+    """Call the callback, and print what it returns."""
+    print(call_own("train.callbacks", RunParams.from_yaml(folder / "params.yaml").train.callbacks[0]))
 
 
 def listen(folder: Path) -> None:

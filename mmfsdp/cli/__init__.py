@@ -82,7 +82,7 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command = add(resume, "continue a run that ended early", usage="RUN [--step N] [--trust] [--fresh-code] [flags]")
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
-    command.add_argument("--trust", action="store_true", help="run what the folder names, whoever wrote that")
+    _add_trust(command)
     command.add_argument("--fresh-code", action="store_true", help="run own code as it is now, not as it was launched")
     add_flags(command)
 
@@ -96,13 +96,17 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
         "run", metavar="RUN", help=RUN
     )
     for call, about in ONE_RUN.items():
-        add(call, about, usage="RUN").add_argument("run", metavar="RUN", help=RUN)
+        command = add(call, about, usage="RUN [--trust]" if call is caption else "RUN")
+        command.add_argument("run", metavar="RUN", help=RUN)
+        if call is caption:
+            _add_trust(command)
 
     command = add(report, "write a run's report.html, or a page that compares runs", usage="RUN [RUN ...]")
     command.add_argument("runs", metavar="RUN", nargs="+", help=RUN)
 
-    command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT]")
+    command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT] [--trust]")
     command.add_argument("run", metavar="RUN", help=RUN)
+    _add_trust(command)
     command.add_argument("to", metavar="TO", help="a folder that does not exist yet")
     command.add_argument(
         "layout", metavar="LAYOUT", nargs="?", choices=LAYOUTS, default=LAYOUTS[0], help=", ".join(LAYOUTS)
@@ -125,6 +129,11 @@ def _add_benches(add: Callable[..., Parser]) -> None:
             one.add_argument("--width", type=count, metavar="N", help="of the language model (default: 512)")
         else:
             one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: as in the preset)")
+
+
+def _add_trust(command: Parser) -> None:
+    """Add --trust."""
+    command.add_argument("--trust", action="store_true", help="run what the folder names, whoever wrote that")
 
 
 def _add_profile(command: Parser) -> None:

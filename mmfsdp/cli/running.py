@@ -20,7 +20,7 @@ from ..run.placement import trains_on, with_ranks
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep, sweep_members
 from ..run.sweep import sweep as start_sweep
-from ..run.trust import UntrustedRun, check_trusted
+from ..run.trust import UntrustedRun, check_trusted, own_code_of
 from ..run.watch import ProgressBar
 from ..run.watch import follow as lines_of
 from .planning import CHECKING, prepare_run, run_folder, say, show_finding
@@ -77,12 +77,32 @@ def resume(values: Namespace) -> int:
         try:
             check_trusted(resumed.path, params)
         except UntrustedRun as error:
-            show(f"Resuming {resumed.path} would run:", *(f"  {line}" for line in error.lines))
-            raise ParamError("run", f"{error.why}; read the parameters above, then add --trust") from None
+            raise shown(error, resumed.path) from None
     say(CHECKING)
     resumed.resume(step=values.step, params=params, trust=values.trust, fresh_code=values.fresh_code, tell=show_finding)
     show(trains_on(params))
     return follow(resumed.path) or finish(resumed.path)
+
+
+def shown(error: UntrustedRun, folder: Path) -> ParamError:
+    """Print what an untrusted run would execute, and return the error that ends the command."""
+    show(f"{folder} would run:", *(f"  {line}" for line in error.lines))
+    return ParamError("run", f"{error.why}; read the lines above, then add --trust")
+
+
+def opened(values: Namespace) -> Run:
+    """Return the run that a command reads samples of, or loads the model of.
+
+    Raises ParamError for one with own code that somebody else may have written, without `--trust`.
+    """
+    run = Run.open(run_folder(values.run))
+    if values.trust:
+        return run.trust()
+    try:
+        with own_code_of(run.path, run.params):
+            return run
+    except UntrustedRun as error:
+        raise shown(error, run.path) from None
 
 
 def watch(values: Namespace) -> int:
@@ -99,7 +119,7 @@ def drill(values: Namespace) -> int:
 
 def caption(values: Namespace) -> int:
     """Caption new pictures with a finished run's checkpoint."""
-    return finish(Run.open(run_folder(values.run)).path)
+    return finish(opened(values).path)
 
 
 def pretrain(params: RunParams) -> None:
@@ -231,7 +251,7 @@ def report(values: Namespace) -> int:
 
 def export(values: Namespace) -> int:
     """Write a run's weights in the layout of other libraries."""
-    exported = Run.open(run_folder(values.run))
+    exported = opened(values)
     say("reading the checkpoint")
     from ..compat.export import export as write
 

@@ -33,7 +33,7 @@ from .record import TRAIN, RunRecord, RunState, Status, cancelled_state, check_e
 from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
 from .start import prepared, start_in, warn
 from .state import is_run, run_state
-from .trust import check_trusted
+from .trust import check_trusted, trust_run
 from .watch import read_log
 
 if TYPE_CHECKING:
@@ -183,6 +183,14 @@ class Run:
         Raises ParamError if its ranks are not running.
         """
         simulate_preemption(self.path)
+
+    def trust(self) -> Run:
+        """Let this process run the own code that the folder holds now, whoever wrote it, and return the run.
+
+        Of a run with own code, captions and an export run that code, too.
+        """
+        trust_run(self.path)
+        return self
 
     def resume(
         self,

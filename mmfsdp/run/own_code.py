@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..params import ParamError, RunParams
 from ..params.own import OwnCodeError, module_of, own_fields
-from ..params.own_modules import MAX_BYTES, OwnSources, code_from, code_in_use, own_sources
+from ..params.own_modules import MAX_BYTES, OwnSources, code_from, code_in_use, own_sources, use_code
 from .folder import PathLike, make_inner_folder, read_file, read_json, write_bytes, write_json
 
 CODE, VERSIONS = "code", "code.json"
@@ -108,6 +108,12 @@ def changes(before: OwnSources, now: OwnSources) -> str:
         if now.packages.get(name, version) != version:
             words.append(f"{name} {now.packages[name]} was {version}")
     return "; ".join(words)
+
+
+def use_code_of(folder: Path) -> None:
+    """Find own code in a run's code/ first, for the rest of this process: one of its ranks."""
+    if (folder / CODE).is_dir():
+        use_code(folder / CODE)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mmfsdp
 
 from ..params import Executor, LaunchParams, ParamError, RunParams
+from ..params.own import load_own, own_fields
 from ..params.own_modules import OwnSources
 from .folder import (
     make_folders,
@@ -90,6 +91,8 @@ def prepared(
         return made.params, made.to_dict(), made.code
     params = with_ranks(params)
     check_place(params)
+    for field, value in own_fields(params):
+        load_own(field, value)
     if any(source.path or source.reader for source in params.data.sources().values()):  # the import takes seconds
         from ..data import open_sources
 

@@ -15,17 +15,22 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..params import ParamError, RunParams
 from ..params.base import leaves, read_yaml, without_controls
+from ..params.own import own_fields
+from ..params.own_modules import code_in_use
 from ..params.run import with_cluster
 from .folder import make_folders, read_file
-from .own_code import CODE, read_code, writable_by_others
+from .own_code import CODE, code_of, read_code, writable_by_others
 from .record import RunRecord
 
 KEY_BYTES = 32
+_trusted: dict[Path, tuple[bytes, dict[str, bytes]]] = {}
+"""Run folders that this process was told to trust, and what they held then."""
 MAX_VALUE_LENGTH = 500
 """Characters of a value that are shown."""
 
@@ -33,13 +38,38 @@ MAX_VALUE_LENGTH = 500
 class UntrustedRun(ParamError):
     """A run that this user did not start with these parameters.
 
-    lines: what resuming it would run, one parameter each.
+    lines: what it would run, a parameter or a file each.
     """
 
     def __init__(self, why: str, lines: list[str]):
         self.why, self.lines = why, lines
-        fix = "read that; resume(trust=True), or --trust on the command line, runs it"
-        super().__init__("run", f"{why}; resuming it would run {'; '.join(lines)}; {fix}")
+        fix = "read that; Run.trust() or resume(trust=True), or --trust on the command line, runs it"
+        super().__init__("run", f"{why}; it would run {'; '.join(lines)}; {fix}")
+
+
+def trust_run(folder: Path) -> None:
+    """Have this process trust what a run folder holds now, whoever wrote it.
+
+    Raises ParamError for what no launch writes there.
+    """
+    _trusted[folder.absolute()] = _content(folder)
+
+
+def _content(folder: Path) -> tuple[bytes, dict[str, bytes]]:
+    """Return what decides what a run executes: its parameters and its own code."""
+    return read_file(folder / "params.yaml"), read_code(folder)
+
+
+@contextmanager
+def own_code_of(folder: Path, params: RunParams) -> Iterator[None]:
+    """Run the own code of a run in this process, as it was at its launch: to caption, to export, to look at samples.
+
+    Without own code, and in the run's own ranks, nothing happens. Raises UntrustedRun as `check_trusted`.
+    """
+    if own_fields(params) and code_in_use() is None:
+        check_trusted(folder, params)
+    with code_of(folder):
+        yield
 
 
 def check_trusted(folder: Path, params: RunParams) -> None:
@@ -47,6 +77,8 @@ def check_trusted(folder: Path, params: RunParams) -> None:
 
     params: those to be resumed with.
     """
+    if folder.absolute() in _trusted and _trusted[folder.absolute()] == _content(folder):
+        return
     why = _distrust(folder)
     if why:
         raise UntrustedRun(f"{folder}: {why}", [*what_runs(params), *code_lines(folder)])

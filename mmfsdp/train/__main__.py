@@ -6,8 +6,10 @@ from pathlib import Path
 if len(sys.argv) != 2:
     sys.exit("usage: torchrun --nproc-per-node N -m mmfsdp.train FOLDER")
 
+from ..run.own_code import use_code_of  # noqa: E402
 from ..run.preempt import listen_for_preemption  # noqa: E402
 from .job import run  # noqa: E402
 
 listen_for_preemption(sigterm=True)  # torchrun forwards a preemption as SIGTERM
+use_code_of(Path(sys.argv[1]))
 run(Path(sys.argv[1]))

@@ -35,6 +35,7 @@ from ..params import Device, ParamError, RunParams
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.record import RunRecord
+from ..run.trust import own_code_of
 from .callbacks import Callback, Training
 from .features import FeatureCache
 
@@ -169,7 +170,7 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None)
     rows: list[dict[str, str]] = []
     unusable: dict[str, str] = {}
     keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
-    with on_run_device(model, params) as result["caption_device"]:
+    with own_code_of(folder, params), on_run_device(model, params) as result["caption_device"]:
         for split, samples in new_samples(params, processor, params.train.eval_samples, unusable):
             texts = captions(model, processor, samples, alive=alive)
             result[keys[split]] = exact_match(texts, samples)
@@ -249,7 +250,8 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, S
     newest = checkpoint.latest(folder / "checkpoints")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(params.train.seed)  # backbones without weights are random, and the run's
-    model, processor = build_model(params.model)
+    with own_code_of(folder, params):
+        model, processor = build_model(params.model)
     assert processor is not None, "no run starts without a tokenizer"
     freeze_model(model, params.model)
     if quantized:

@@ -27,11 +27,9 @@ from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.weight_files import Weights
 from ..params import Device, Executor, ParamError, RunParams
-from ..params.own_modules import use_code
 from ..run.folder import read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
-from ..run.own_code import CODE
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from .features import FeatureCache
@@ -53,8 +51,6 @@ def run(folder: Path) -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     beat = Heartbeat(folder, int(os.environ["RANK"]))
     beat("starting")
-    if (folder / CODE).is_dir():
-        use_code(folder / CODE)
     params = RunParams.from_yaml(folder / "params.yaml")
     if params.launch.ranks is None:  # by torchrun, say: `launch` writes the number
         params = params.change(**{"launch.ranks": int(os.environ["WORLD_SIZE"])})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from ..checkpoint.steps import complete_checkpoints
+from ..run.trust import own_code_of
 from .cell import CellWidget, import_lock
 from .markup import note
 from .style import FROZEN, INK
@@ -109,8 +110,9 @@ class Captioner(CellWidget):
         params, self.model, self.processor = load_run(self.path)
         self.checkpoint = complete_checkpoints(self.path / "checkpoints")[-1].name
         words = {"heldout": "new", "unseen": "never-seen combination"}
-        for split, samples in new_samples(params, self.processor, EACH):
-            self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
+        with own_code_of(self.path, params):
+            for split, samples in new_samples(params, self.processor, EACH):
+                self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
         self._layer.options = [(f"layer {i}", i) for i in looking_layers(self.model)]
         self._layer.index = len(self._layer.options) - 1 if self._layer.options else None
         self._pick.options = list(self._samples)

@@ -90,7 +90,7 @@ def go_on(rank: int, _: str, run: str, port: int) -> None:
 def test_what_was_broken_off_goes_on_to_its_end_as_it_would_have(folder):
     preempted, local = (Run.open(folder / name) for name in ("preempted", "fsdp1_local"))
     old = {run.name: [losses(run, rank) for rank in range(2)] for run in (preempted, local)}
-    with pytest.raises(UntrustedRun, match="it has no digest of its parameters; resuming it would run .*train.steps: "):
+    with pytest.raises(UntrustedRun, match="it has no digest of its parameters; it would run .*train.steps: "):
         preempted.resume()
     preempted.resume(trust=True)
     in_processes(go_on, 2, str(local.path), free_port())

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import my_helper
@@ -13,6 +12,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 class Log:
     def __init__(self, file):
+        self.orders = file
         self.file = f"{file}-rank{RANK}.jsonl"
 
     def write(self, what, value):
@@ -26,11 +26,9 @@ class Log:
         step = row["step"]
         self.write("step", step)
         row.clear()
-        if Path(f"kill-rank{RANK}-at-step{step}").exists():
+        if Path(f"{self.orders}-kill-rank{RANK}-at-step{step}").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        if Path(f"hang-rank{RANK}-at-step{step}").exists():
-            time.sleep(600)
-        if Path(f"raise-rank{RANK}-at-step{step}").exists():
+        if Path(f"{self.orders}-raise-rank{RANK}-at-step{step}").exists():
             raise ValueError(f"of rank {RANK}")
 
     def on_save(self, step):

@@ -1,0 +1,158 @@
+"""A person's own reader and callbacks on two ranks: killed, failed and resumed, while their files are edited."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mmfsdp import Run, RunParams, checkpoint, launch
+from mmfsdp.params.own import OwnCodeError
+from mmfsdp.run.record import Status
+from mmfsdp.run.trust import UntrustedRun, check_trusted
+from tests.tiny_run import tiny_run
+
+FILES = Path(__file__).parent.parent / "files" / "own"
+OWN = {
+    "data.source": "own",
+    "data.path": None,
+    "data.reader": {"call": "my_pictures:Pictures", "folder": "pictures"},
+    "train.eval_every": 3,
+    "launch.ranks": 2,
+}
+
+
+def log_to(file: str) -> dict:
+    """The callbacks of a run: they write what they are told into files of this name, in the folder of the launch."""
+    return {"train.callbacks": [{"call": f"my_log:{name}", "file": f"{file}-{name}"} for name in ("Log", "OnRank0")]}
+
+
+def final(run: Run) -> dict[str, dict[str, bytes]]:
+    """The tensors in the files of the last checkpoint: weights, optimizer states, random states."""
+    last = checkpoint.latest(run.path / "checkpoints")
+    files = {str(path.relative_to(last)): load_file(path) for path in sorted(last.rglob("*.safetensors"))}
+    return {file: {name: t.numpy().tobytes() for name, t in tensors.items()} for file, tensors in files.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    for name in ("my_pictures.py", "my_helper.py", "my_log.py"):
+        shutil.copy(FILES / name, folder)
+    yield folder
+    for name in ("my_pictures", "my_helper", "my_log"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def story(folder):
+    """What happened, in order: an unbroken run, and one that is killed and goes on, while their files are edited."""
+    said = {"findings": []}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        params = tiny_run(folder, **OWN)
+        whole = launch(params.change(**{"launch.name": "whole"}, **log_to("whole")))
+        kill = Path("broken-Log-kill-rank1-at-step3")
+        kill.touch()
+        broken = launch(params.change(**{"launch.name": "broken"}, **log_to("broken")))
+        # Both have been launched: from here on, neither sees an edit.
+        for name in ("my_helper.py", "my_log.py", "my_pictures.py"):
+            Path(name).write_text("raise RuntimeError('edited')")
+        said["killed"] = broken.wait(90)
+        said["whole"] = whole.wait(90)
+        kill.unlink()
+        said["resumed"] = broken.resume(tell=said["findings"].append).wait(90)
+    return said | {"runs": (whole, broken)}
+
+
+def rows(folder: Path, run_file: str) -> list:
+    return [json.loads(line) for line in (folder / run_file).read_text().splitlines()]
+
+
+@pytest.mark.real
+def test_killed_and_resumed_it_ends_as_the_unbroken_run_to_the_last_bit(story):
+    assert story["whole"].status is Status.COMPLETED, story["whole"].traceback
+    assert story["resumed"].status is Status.COMPLETED, story["resumed"].traceback
+    whole, broken = story["runs"]
+    assert final(whole) == final(broken)
+    losses = [[row["loss"] for row in run.metrics()] for run in (whole, broken)]
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 6
+
+
+@pytest.mark.real
+def test_an_edit_changes_nothing_of_a_run_that_was_launched(story, folder):
+    assert story["killed"].status is Status.FAILED
+    assert "rank 1 died" in story["killed"].reason
+    begins = [(version, value) for what, version, value in rows(folder, "broken-Log-rank1.jsonl") if what == "begin"]
+    copy = str(story["runs"][1].path / "code/my_helper.py")
+    assert begins == [("as launched", copy)] * 2
+    assert not [finding for finding in story["findings"] if finding.code == "own-code"]
+    for run in story["runs"]:
+        assert not list((run.path / "code").rglob("__pycache__"))
+        check_trusted(run.path, run.params)
+
+
+@pytest.mark.real
+def test_callbacks_get_each_step_its_own_copy_of_the_row_and_only_rank_0_what_is_for_it(story, folder):
+    whole, _ = story["runs"]
+    assert not list(folder.glob("*OnRank0-rank1*"))
+    begin, *events, end = [(what, value) for what, _, value in rows(folder, "whole-OnRank0-rank0.jsonl")]
+    assert (begin[0], end[0]) == ("begin", "end")
+    assert events == [
+        *[("step", 1), ("step", 2), ("save", 2)],
+        *[("evaluate", ["heldout_loss"]), ("step", 3), ("step", 4), ("save", 4)],
+        *[("step", 5), ("evaluate", ["heldout_loss"]), ("step", 6), ("save", 6)],
+    ]
+    assert [row["step"] for row in whole.metrics()] == [1, 2, 3, 4, 5, 6], "Log has cleared its rows"
+
+
+@pytest.fixture
+def quick(folder, tmp_path, monkeypatch):
+    """A run whose ranks only call their callback, and print what it returns."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_call.py").write_text("import my_words\ndef call():\n    return my_words.WORDS")
+    Path("my_words.py").write_text("WORDS = 'as launched'")
+    changes = {"train.callbacks": "my_call:call", "launch.ranks": 1, "launch.folder": str(tmp_path / "runs")}
+    yield launch(RunParams().change(**changes), entry="tests.launch_entries:call_own_code")
+    for name in ("my_call", "my_words"):
+        sys.modules.pop(name, None)
+
+
+def last_words(run: Run) -> str:
+    return run.logs().splitlines()[-1]
+
+
+@pytest.mark.real
+def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick):
+    Path("my_words.py").write_text("WORDS = 'as edited'")
+    assert quick.wait(60).status is Status.COMPLETED, quick.state().traceback
+    assert last_words(quick) == "as launched"
+    told = []
+    assert quick.resume(tell=told.append).wait(60).status is Status.COMPLETED
+    assert last_words(quick) == "as launched"
+    Path("my_call.py").write_text("import my_words, my_more\ndef call():\n    return my_words.WORDS")
+    Path("my_more.py").touch()
+    assert not told
+    assert quick.resume(fresh_code=True, tell=told.append).wait(60).status is Status.COMPLETED
+    assert last_words(quick) == "as edited"
+    words = "the own code is not that of the launch: changed my_call.py, my_words.py; added my_more.py"
+    assert [finding.message for finding in told] == [words]
+    check_trusted(quick.path, quick.params)
+
+    Path("my_words.py").write_text("WORDS = 1 / 0")
+    with pytest.raises(OwnCodeError, match="train.callbacks: 'my_call:call' cannot be imported: ZeroDivisionError"):
+        quick.resume(fresh_code=True)
+    (quick.path / "code/my_call.py").write_text("def call():\n    return 2 / 0")
+    (quick.path / "code/my_more.py").unlink()
+    with pytest.raises(UntrustedRun, match="a file in its code/ is not the one"):
+        quick.resume()
+    failed = quick.resume(trust=True).wait(60)
+    error = "ZeroDivisionError: division by zero"
+    assert failed.reason == f"rank 0: train.callbacks: 'my_call:call' raised {error}"
+    lines = failed.traceback.splitlines()
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", error)
+    assert lines[1:3] == [f'  File "{quick.path}/code/my_call.py", line 2, in call', "    return 2 / 0"]
+    assert "mmfsdp/" not in failed.traceback
