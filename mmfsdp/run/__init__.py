@@ -16,15 +16,16 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | logs/*_<N>_log.out | rank N: what it prints (submitit's files) |
 | metrics.jsonl | rank 0: one line per step; metrics-rank<N>.jsonl for the others |
 | events.jsonl | anybody: saved, preempted, resumed and the like, one line each |
+| code/, code.json | `launch`: the person's own modules, and the versions of the packages that they import |
 | plan.json, checkpoints/, result.json, report.html | the training |
 | cancel | whoever wants the run to stop; only its presence counts |
 
 Read in this order:
 
 1. folder, record: the files above, and the records in them.
-2. launch, start, placement, trust: from a person's call to a started run.
+2. launch, start, placement, own_code, trust: from a person's call to a started run.
 3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them; hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
 5. state, slurm_state: the state of a run, from any process.
-6. handle, watch, sweep: what a person has in hand.
+6. handle, watch, sweep, job_array: what a person has in hand.
 """

@@ -10,12 +10,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import re
-import shlex
-import shutil
-import subprocess
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +27,6 @@ from .folder import (
     PathLike,
     Types,
     last_row,
-    make_inner_folder,
     of_types,
     open_own,
     open_regular,
@@ -45,9 +39,8 @@ from .folder import (
 from .handle import Run
 from .own_code import read_code, read_versions, write_code
 from .placement import with_ranks
-from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values, write_status
-from .slurm_state import SUBMIT_TIMEOUT_S, run_command
-from .start import make_folder, make_record, prepared, start, start_detached, warn
+from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values
+from .start import make_folder, prepared, start, start_detached, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
 if TYPE_CHECKING:
@@ -60,10 +53,6 @@ MAX_MEMBERS = 1000
 MAX_CANCELS = 16
 """Members that are cancelled at the same time."""
 POLL_S = 0.3
-RETRY_S = 10.0
-"""Seconds after which members that Slurm did not take are offered to it again."""
-SUBMIT_LIMIT = re.compile(r"\w*Submit\w*Limit|\w*MaxSubmit\w*")
-"""In sbatch's words: the limit on jobs in the queue, such as QOSMaxSubmitJobPerUserLimit or AssocGrpSubmitJobsLimit."""
 SWEEP_TYPES: Types = {"created": NUMBER, "at_once": int, "entry": str, "members": list}
 Values = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
@@ -289,6 +278,8 @@ def run_sweep(folder: Path) -> None:
     members = Sweep.open(folder)
     with FileLock(folder / LOCK, timeout=5):  # held as long as members may start
         if members.shared.launch.executor.value == "slurm":
+            from .job_array import submit_array  # imports submitit, which takes long
+
             return submit_array(members)
         while not (folder / "cancel").exists():
             waiting = [name for name in members.members if not is_run(folder / name)]
@@ -300,133 +291,3 @@ def run_sweep(folder: Path) -> None:
             for name in waiting[:free]:
                 start(members.params(name), members.content["entry"], code=members.code)
             time.sleep(POLL_S)
-
-
-def submit_array(members: Sweep) -> None:
-    """Submit the members as a job array: each task runs the batch file of its member, as if submitted alone.
-
-    More members than Slurm takes in an array make several, one after the other. Writes each member's job, or why it has
-    none, into its status.json.
-    """
-    from . import slurm  # imports submitit, which takes long
-
-    slurm.enter_job_environment()
-    waiting = make_members(members)
-    try:
-        submit_in_parts(members, waiting)
-    except Exception as error:
-        for name in waiting:
-            slurm.refuse(members.path / name, f"the submission failed: {error or type(error).__name__}")
-        raise
-
-
-def make_members(members: Sweep) -> list[str]:
-    """Make the run folders of all members, and return their names."""
-    from . import slurm
-
-    entry, names = members.content["entry"], []
-    for name in members.members:
-        params = members.params(name)
-        folder = make_folder(params.launch)
-        write_text(folder / "params.yaml", params.to_yaml())
-        write_code(folder, members.code)
-        make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid(), folder=folder).write(folder)
-        slurm.write_call(params, folder)
-        names.append(name)
-    return names
-
-
-def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
-    """Submit job arrays until no member waits. Where Slurm takes no more jobs of this user now, wait and try again.
-
-    A member is taken out of `waiting` once it has a job, is refused or is cancelled.
-    """
-    from . import slurm
-
-    largest = size = largest_array()
-    part, job = 0, ""
-    while True:
-        drop_cancelled(members, waiting)
-        names = waiting[:size]
-        if not names:
-            return
-        done = submit_part(members, part, names, after=job)
-        number = "" if done.returncode else slurm.submitted_job(done.stdout)
-        if not number and job and "dependency" in done.stderr.lower():
-            job = ""  # Slurm has forgotten the part before, which has ended
-        elif not number and SUBMIT_LIMIT.search(done.stderr):
-            size = len(names) // 2
-            if size == 0:
-                wait_for_turn(members, waiting, done.stderr)
-                size = members.content["at_once"]
-        else:
-            for task, name in enumerate(names):
-                if number:
-                    slurm.accept_call(members.path / name, job=f"{number}_{task}")
-                else:
-                    slurm.refuse(members.path / name, slurm.refusal(done.stderr, done.stdout))
-            del waiting[: len(names)]
-            part, job, size = part + 1, number, largest
-
-
-def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) -> subprocess.CompletedProcess[str]:
-    """Offer some members to Slurm as one job array, which starts when the job `after`, if any, has ended."""
-    from . import slurm
-
-    folder = members.path / f"array_{part}"
-    if folder.exists():
-        shutil.rmtree(folder)  # of a larger array, which Slurm did not take
-    make_inner_folder(folder)
-    for task, name in enumerate(names):  # each task finds its member by its own number
-        (folder / f"{task:03d}").symlink_to(Path("..", name))
-    write_text(folder / "array.sh", array_text(members, folder, names))
-    dependency = [f"--dependency=afterany:{after}"] if after else []  # no more at a time than was asked
-    return run_command(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
-
-
-def wait_for_turn(members: Sweep, waiting: list[str], refusal: str) -> None:
-    """Wait until it is time to offer the members to Slurm again, and let each one's state say so."""
-    limit = SUBMIT_LIMIT.search(refusal)
-    words = f"waits for its turn: Slurm takes no more jobs of this user now ({limit[0] if limit else refusal})"
-    for name in waiting:
-        write_status(members.path / name, RunState(Status.QUEUED, words), submitted=time.time())
-    end = time.monotonic() + RETRY_S
-    while time.monotonic() < end and waiting:
-        time.sleep(POLL_S)
-        drop_cancelled(members, waiting)
-
-
-def drop_cancelled(members: Sweep, waiting: list[str]) -> None:
-    """Take the members that are cancelled, alone or with the whole sweep, out of `waiting`, and note their end."""
-    for name in [*waiting]:
-        if (members.path / "cancel").exists() or (members.path / name / "cancel").exists():
-            write_status(members.path / name, RunState(Status.CANCELLED, "cancelled"), finished=time.time())
-            waiting.remove(name)
-
-
-def largest_array() -> int:
-    """Return how many tasks a job array may have: their numbers must be below Slurm's MaxArraySize.
-
-    1 where that is 0, without arrays: then sbatch refuses each member in its own words.
-    """
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command("scontrol", "show", "config").stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else MAX_MEMBERS
-
-
-def array_text(members: Sweep, folder: Path, names: Sequence[str]) -> str:
-    """Return the batch file of an array: the options that all members share, and a call of each one's own file."""
-    from .slurm import BATCH_FILE, sbatch_text
-
-    lines = ["#!/bin/bash"]
-    for line in sbatch_text(members.params(names[0])).splitlines():
-        if line.startswith("#SBATCH") and not re.match("#SBATCH --(output|error|job-name)=", line):
-            lines.append(line)
-    log = shlex.quote(str(folder / "%3a/logs/%j_0_log.out"))
-    batch = f'{shlex.quote(str(folder))}/"$(printf %03d "$SLURM_ARRAY_TASK_ID")"/logs/{BATCH_FILE}'
-    lines += [
-        f"#SBATCH --array=0-{len(names) - 1}%{members.content['at_once']}",
-        f"#SBATCH --job-name={shlex.quote(members.path.name)}",
-        f"#SBATCH --output={log}",
-        f"exec bash {batch}",
-    ]
-    return "\n".join(lines) + "\n"

@@ -14,13 +14,13 @@ from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
 from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import touch, write_json
+from mmfsdp.run.job_array import largest_array
 from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import _after_ranks, sbatch_text, slurm_executor
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
-from mmfsdp.run.sweep import largest_array
 from tests.run.test_runs import record
 from tests.slurm.cluster import FILES
 from tests.waiting import until

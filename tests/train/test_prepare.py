@@ -36,7 +36,7 @@ def begun(monkeypatch):
         opened.append(params.path)
         return read(params)
 
-    def take_down(params, entry, plan):
+    def take_down(params, entry, plan, code):
         started.append((params.launch.name, bool(plan)))
         raise InterruptedError  # nothing is started
 
