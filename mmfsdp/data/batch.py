@@ -27,7 +27,7 @@ Turn = tuple[str, str]
 
 @dataclass(frozen=True)
 class Message:
-    """What one role says. Each `<image>` in its text is the place of a picture of the sample."""
+    """Holds what one role says. Each `<image>` in its text is the place of a picture of the sample."""
 
     role: str
     """system, user or assistant."""

@@ -10,6 +10,10 @@ MAX_NAME = 80
 REASONS_SHOWN = 3
 
 
+class Unreadable(ValueError):
+    """Why a row cannot be used, before its name is added: it becomes a CorruptRecord."""
+
+
 class CorruptRecord(ValueError):
     """A record that cannot be used, by name. Loaders skip, count and report it."""
 

@@ -28,13 +28,18 @@ _pixel_limit = threading.Lock()
 """PIL's limit of pixels is a variable of the whole process."""
 
 
-def open_picture(source: Path | bytes, *, name: str, max_megapixels: float = MAX_MEGAPIXELS) -> Image.Image:
-    """Return a picture file decoded, upright and as RGB. Raises CorruptRecord with that name.
+def open_picture(
+    source: Path | bytes | Image.Image, *, name: str, max_megapixels: float = MAX_MEGAPIXELS
+) -> Image.Image:
+    """Return a picture decoded, upright and as RGB, from a file, its bytes or PIL. Raises CorruptRecord with that name.
 
     A picture of more pixels than `max_megapixels` is refused before it is decoded: a file of some KB may unpack to GBs.
     """
     content = b""
     try:
+        if isinstance(source, Image.Image):
+            _check_size(source, max_megapixels)
+            return to_rgb(ImageOps.exif_transpose(source))
         content = source if isinstance(source, bytes) else source.read_bytes()
         return _decode(content, max_megapixels)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -48,6 +53,13 @@ def open_picture(source: Path | bytes, *, name: str, max_megapixels: float = MAX
             words = "(of no known format)"
         known = "" if isinstance(error, OSError) and error.errno else what_it_is(content[:START_BYTES])
         raise CorruptRecord(name, f"is not a usable picture{': it ' + known if known else ' ' + words}") from None
+
+
+def _check_size(image: Image.Image, max_megapixels: float) -> None:
+    """Raise PIL's error for a picture of too many pixels, in its words."""
+    pixels = image.width * image.height
+    if pixels > max_megapixels * 1e6:
+        raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit")
 
 
 def _decode(content: bytes, max_megapixels: float) -> Image.Image:

@@ -25,7 +25,8 @@ from .json_rows import JsonLines
 from .picture_folder import unread_pictures_note
 from .pictures import stable_hash
 from .row_files import FoundRow, RowFile
-from .rows import MAX_FILE_NAME, check_file_name, check_row, has_turns, keys_not_read, picture_name, sample_of
+from .row_values import MAX_FILE_NAME
+from .rows import check_file_name, check_row, has_turns, keys_not_read, picture_name, sample_of
 from .splits import (
     HELD_OUT,
     TRAIN,

@@ -1,41 +1,218 @@
-"""Turn a row of JSON into a sample: a picture with its caption, a conversation, or an interleaved document."""
+"""Turn a row into a sample, whatever its shape: a caption, a conversation, a question, an interleaved document.
+
+A shape is one entry of SHAPES and one function that reads it (row_turns, row_questions, row_documents).
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from PIL import Image
-from pydantic import Base64Bytes, BaseModel, Field, ValidationError
+from typing import Any
 
 from ..params import SourceParams
-from .batch import QUESTION, Sample
-from .corrupt import CorruptRecord, shorten
+from . import row_values
+from .batch import Sample
+from .corrupt import CorruptRecord, Unreadable
 from .pictures import open_picture
-from .processor import END_OF_CHUNK, IMAGE
-from .unread import QUESTION_KEYS, check_keys, check_tags, check_turn_keys, is_set, keys_of, unread_keys
+from .row_documents import TEXT_KEYS, read_caption, read_interleaved, read_matched
+from .row_questions import (
+    ANSWER_KEYS,
+    CHOICE_KEYS,
+    CONTEXT_KEYS,
+    INPUT_KEYS,
+    answer_keys,
+    question_key,
+    read_question,
+)
+from .row_turns import (
+    CONVERSATION_KEYS,
+    PAIR_LISTS,
+    PICTURE_PART_KEYS,
+    SYSTEM_KEYS,
+    is_pair,
+    read_conversations,
+    read_messages,
+    read_pairs,
+    read_question_lists,
+)
+from .row_values import PICTURE_KEYS, Content, Row, file_name_of, first_key, first_set
+from .unread import check_keys, check_tags, is_set, keys_of, unread_keys
 
 FindPicture = Callable[[str], Path | bytes]
 """Returns the path or the bytes of a picture that a row names. Raises CorruptRecord."""
-Kind = TypeVar("Kind", bound=BaseModel)
-QUESTIONERS, ANSWERERS = ("human", "user"), ("gpt", "assistant")
 
-PICTURE_KEYS, TEXT_KEYS = ("file_name", "image"), ("text", "caption")
-CAPTION_KEYS = {*PICTURE_KEYS, *TEXT_KEYS}
-CONVERSATION_KEYS = {"conversations", "image", "images"}
-TURN_KEYS = {"from", "value"}
-DOCUMENT_KEYS = {"text_list", "image_info"}
-MAX_FILE_NAME = 255
-"""Letters that file systems allow in a name."""
-BASE64 = re.compile(r"[A-Za-z0-9+/=_\s-]+")
+
+@dataclass(frozen=True)
+class Shape:
+    """A form in which data sets have their rows."""
+
+    words: str
+    """Its keys, for people."""
+    fits: Callable[[Row], object]
+    """Returns true for a row of this shape, by its keys."""
+    read: Callable[[Row, SourceParams], Content]
+    """Returns what a row says. Raises Unreadable."""
+    keys: Callable[[Row], set[str]]
+    """Returns the keys that are read, beside those of pictures."""
+    example: str
+    """A row in JSON."""
+
+
+def _has(*keys: str) -> Callable[[Row], object]:
+    """Return a function that tells whether a row has one of some keys: null is none, an empty list is one."""
+    return lambda row: first_key(row, keys)
+
+
+def _is_pairs(row: Row) -> bool:
+    """Return whether a row has a list of questions with answers, and not OBELICS' list of texts."""
+    key = first_key(row, PAIR_LISTS)
+    return bool(key) and not (key == "texts" and _is_interleaved(row))
+
+
+def _is_interleaved(row: Row) -> bool:
+    """Return whether `texts` are texts and places of pictures."""
+    texts = row.get("texts")
+    return isinstance(texts, (list, tuple)) and all(text is None or isinstance(text, str) for text in texts)
+
+
+def _with_system(*keys: str) -> Callable[[Row], set[str]]:
+    return lambda row: {*keys, *SYSTEM_KEYS}
+
+
+def _question_keys(row: Row) -> set[str]:
+    """Return the keys that are read of a row with a question."""
+    keys = {key for key in ANSWER_KEYS if is_set(row.get(key))}
+    for key in tuple(keys):
+        keys.update(answer_keys(row, key))
+    return keys | {*SYSTEM_KEYS, *CHOICE_KEYS, *CONTEXT_KEYS, *INPUT_KEYS, "history"}
+
+
+def _question_of(key: str) -> Callable[[Row], object]:
+    """Return a function that tells whether a row has this question and an answer."""
+    return lambda row: is_set(row.get(key)) and answer_keys(row, key)
+
+
 SHAPES = (
-    "rows are read that have file_name or image, with text or caption; conversations of from and value, with image or "
-    "images (LLaVA); or text_list, with image_info (MMC4)"
+    Shape(
+        "messages of role and content",
+        _has("messages"),
+        read_messages,
+        _with_system("messages"),
+        '{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}, '
+        '{"role": "assistant", "content": "A pet."}], "images": ["cat.png"]}',
+    ),
+    Shape(
+        "conversations of from and value (LLaVA), or of role and content",
+        _has(*CONVERSATION_KEYS),
+        read_conversations,
+        _with_system(*CONVERSATION_KEYS),
+        '{"conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, {"from": "gpt", "value": "A pet."}], '
+        '"image": "cat.png"}',
+    ),
+    Shape(
+        "texts of user and assistant (the_cauldron)",
+        _is_pairs,
+        read_pairs,
+        _with_system(*PAIR_LISTS),
+        '{"images": ["cat.png"], "texts": [{"user": "What is it?", "assistant": "A pet."}]}',
+    ),
+    Shape(
+        "question with answer or answers (VQA)",
+        _question_of("question"),
+        read_question,
+        _question_keys,
+        '{"image": "cat.png", "question": "What is it?", "answers": ["pet", "cat"]}',
+    ),
+    Shape(
+        "query with response",
+        _question_of("query"),
+        read_question,
+        _question_keys,
+        '{"query": "<image>What is it?", "response": "A pet.", "images": ["cat.png"]}',
+    ),
+    Shape(
+        "instruction with output",
+        _question_of("instruction"),
+        read_question,
+        _question_keys,
+        '{"instruction": "Name the pet.", "input": "One word.", "output": "Cat.", "images": ["cat.png"]}',
+    ),
+    Shape(
+        "prompt with completion",
+        _question_of("prompt"),
+        read_question,
+        _question_keys,
+        '{"prompt": "This is", "completion": " a pet.", "images": ["cat.png"]}',
+    ),
+    Shape(
+        "problem with solution",
+        _question_of("problem"),
+        read_question,
+        _question_keys,
+        '{"image": "cat.png", "problem": "How many ears?", "solution": "2"}',
+    ),
+    Shape(
+        "questions with answers",
+        lambda row: is_set(row.get("questions")) and is_set(row.get("answers")),
+        read_question_lists,
+        _with_system("questions", "answers"),
+        '{"image": "cat.png", "questions": ["What is it?", "Its color?"], "answers": ["A pet.", "Teal."]}',
+    ),
+    Shape(
+        "images and texts in turn (OBELICS)",
+        _is_interleaved,
+        read_interleaved,
+        lambda row: {"texts"},
+        '{"images": [null, "cat.png", null], "texts": ["My cat.", null, "She is young."]}',
+    ),
+    Shape(
+        "text_list with image_info (MMC4)",
+        _has("text_list"),
+        read_matched,
+        lambda row: {"text_list", "image_info"},
+        '{"text_list": ["My cat."], "image_info": [{"image_name": "cat.png", "matched_text_index": 0}]}',
+    ),
+    Shape(
+        "file_name or image, with text, caption or captions",
+        lambda row: first_set(row, TEXT_KEYS) and first_set(row, PICTURE_KEYS),
+        read_caption,
+        lambda row: {first_set(row, TEXT_KEYS)},
+        '{"file_name": "cat.png", "text": "a cat"}',
+    ),
 )
+"""All shapes that are read. The last one, captions, is for rows of no other."""
+CAPTION = SHAPES[-1]
+MMC4 = SHAPES[-2]
+
+
+def is_caption(row: Row) -> bool:
+    """Return whether a row has the keys of no shape but captions."""
+    return not any(shape.fits(row) for shape in SHAPES[:-1]) and not first_set(row, ANSWER_KEYS)
+
+
+def lacks_picture(row: Row) -> bool:
+    """Return whether a row that is no caption names no picture, so that one that belongs to it can be added."""
+    return not MMC4.fits(row) and not first_set(row, PICTURE_KEYS) and not _has_picture_parts(row)
+
+
+def shape_of(row: Row) -> Shape:
+    """Return the shape of a row. Raises Unreadable for a row of two shapes, or of none."""
+    shapes = [shape for shape in SHAPES[:-1] if shape.fits(row)]
+    if len(shapes) > 1:
+        words = " and ".join(shape.words for shape in shapes)
+        raise Unreadable(f"is of {len(shapes)} shapes: it has {words}; keep the keys of one")
+    if shapes:
+        return shapes[0]
+    key = question_key(row)
+    if key:
+        return next(shape for shape in SHAPES if shape.words.startswith(f"{key} with"))
+    if not CAPTION.fits(row):
+        missing = "caption" if first_set(row, PICTURE_KEYS) else "file_name"
+        known = "; ".join(shape.words for shape in SHAPES)
+        raise Unreadable(f"has no {missing} (it has {keys_of(row)}); rows are read that have: {known}")
+    return CAPTION
 
 
 def parse_row(text: str | bytes, *, name: str) -> dict[str, Any]:
@@ -48,201 +225,113 @@ def parse_row(text: str | bytes, *, name: str) -> dict[str, Any]:
 
 
 def check_row(row: Any, *, name: str) -> dict[str, Any]:
-    """Return a row. Raises CorruptRecord if it is no JSON object, or holds text that no tokenizer and no log takes."""
+    """Return a row. Raises CorruptRecord if it is no dict with names, or holds text that no tokenizer and no log takes.
+
+    A row need not be of JSON: pictures, bytes and other objects in it are left as they are.
+    """
     if not isinstance(row, dict):
         raise CorruptRecord(name, "is not a JSON object with fields")
     try:
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(row, ensure_ascii=False, default=_no_text).encode()
     except UnicodeEncodeError:
         raise CorruptRecord(name, "holds an unpaired surrogate, half a character") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CorruptRecord(name, f"is no row of names and values ({error})") from None
+    if not all(isinstance(key, str) for key in row):
+        raise CorruptRecord(name, "has a key that is no text")
     return row
+
+
+def _no_text(value: Any) -> str:
+    """Return what stands for an object without text in the check of texts."""
+    return ""
 
 
 def check_file_name(file: str, *, name: str) -> None:
     """Raise CorruptRecord for record `name` where a picture's file name is a URL, or a picture in base64."""
-    if file.startswith("data:") or (len(file) > MAX_FILE_NAME and BASE64.fullmatch(file)):
-        fix = "write the picture to a file and give the file's name"
-        raise CorruptRecord(name, f"holds a picture in base64 ({len(file)} letters) in place of a file's name; {fix}")
-    if "://" in file:
-        raise CorruptRecord(name, f"names the URL {shorten(file)!r}; download it, and give the file's name")
+    try:
+        row_values.check_file_name(file)
+    except Unreadable as error:
+        raise CorruptRecord(name, str(error)) from None
 
 
-def picture_name(row: Mapping[str, Any]) -> str:
-    """Return the picture that a row names under `file_name` or `image`; empty if there is none."""
-    return _first_text(row, PICTURE_KEYS)
+def picture_name(row: Row) -> str:
+    """Return the file of the one picture that a row names, by which it is held out with others of the same picture.
+
+    Empty for a row without a picture, with several, or with the picture itself.
+    """
+    key = first_set(row, PICTURE_KEYS)
+    value = row.get(key)
+    if isinstance(value, (list, tuple)) and row.get("conversations") is None:  # those were always held out alone
+        value = value[0] if len(value) == 1 else None
+    return file_name_of(value)
 
 
-def _first_text(row: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """Return the text of the first key that has one; empty if none has."""
-    for key in keys:
-        value = row.get(key)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    return ""
-
-
-def read_keys(row: Mapping[str, Any]) -> set[str]:
-    """Return the keys that are read in a row of this shape."""
-    if row.get("conversations") is not None:
-        return CONVERSATION_KEYS
-    return DOCUMENT_KEYS if row.get("text_list") is not None else CAPTION_KEYS
-
-
-def keys_not_read(row: Mapping[str, Any]) -> set[str]:
+def keys_not_read(row: Row) -> set[str]:
     """Return the keys of a row that have content and that no reader looks at."""
-    return unread_keys(row, read_keys(row))
+    try:
+        shape = shape_of(row)
+    except Unreadable:  # it is refused by name when it is read
+        return unread_keys(row, {*PICTURE_KEYS, *TEXT_KEYS})
+    return unread_keys(row, _read_keys(row, shape))
 
 
-def has_turns(row: Mapping[str, Any]) -> bool:
+def _read_keys(row: Row, shape: Shape) -> set[str]:
+    """Return the keys that are read in a row of a shape."""
+    keys = shape.keys(row)
+    if shape is MMC4:
+        return keys
+    key = first_set(row, PICTURE_KEYS)
+    return keys | ({"image", "images"} if key in ("image", "images") else {key})
+
+
+def has_turns(row: Row) -> bool:
     """Return whether a row has a conversation of several questions."""
-    conversation = row.get("conversations")
-    return isinstance(conversation, list) and len(conversation) > 3  # one more than two may be an answer to nothing
+    for key in ("messages", *CONVERSATION_KEYS):
+        turns = row.get(key)
+        if isinstance(turns, list):
+            # One more than two may be a system text, or an answer to nothing.
+            return len(turns) > (1 if turns and is_pair(turns[0]) else 3)
+    if is_set(row.get("history")):
+        return True
+    lists = [row.get(key) for key in (*PAIR_LISTS, "questions")]
+    return any(isinstance(pairs, list) and len(pairs) > 1 for pairs in lists) and not _is_interleaved(row)
 
 
-def sample_of(row: Mapping[str, Any], params: SourceParams, *, name: str, find: FindPicture) -> Sample:
-    """Return the sample of a row: by its keys `conversations` (LLaVA), `text_list` (MMC4), else a captioned picture.
+def sample_of(row: Row, params: SourceParams, *, name: str, find: FindPicture) -> Sample:
+    """Return the sample of a row of one of SHAPES.
+
+    Args:
+        row: the row, from JSON or elsewhere: its pictures may also be bytes, `{bytes, path}` or pictures of PIL.
+        params: what of a document is read, and how large a picture may be.
+        name: the name of the sample, in errors, too.
+        find: returns where a picture is that the row names by its file.
 
     Raises CorruptRecord with that name if the row or one of its pictures cannot be used, or if it has content that is
     not read.
     """
-    keys = read_keys(row)
-    reader = _Reader(params, name, find)
-    if keys is CAPTION_KEYS:
-        reader.check_caption(row)
-    has_pictures = any(is_set(row.get(key)) for key in (*PICTURE_KEYS, "images") if key in keys)
-    check_keys(row, keys, has_pictures=has_pictures, name=name)
-    if keys is CONVERSATION_KEYS:
-        sample = reader.conversation(row)
-    elif keys is DOCUMENT_KEYS:
-        sample = reader.document(row)
-    else:
-        sample = reader.caption(row)
-    check_tags([message.text for message in sample.messages], name=name)
-    return sample
+    try:
+        shape = shape_of(row)
+        has_pictures = shape is not MMC4 and (first_set(row, PICTURE_KEYS) or _has_picture_parts(row))
+        check_keys(row, _read_keys(row, shape), has_pictures=bool(has_pictures))
+        content = shape.read(row, params)
+        check_tags([text for message in content.messages for text in message.truths])
+    except Unreadable as error:
+        raise CorruptRecord(name, str(error)) from None
+    pictures = []
+    for picture in content.pictures:
+        source = find(picture) if isinstance(picture, str) else picture
+        pictures.append(open_picture(source, name=name, max_megapixels=params.max_megapixels))
+    return Sample(content.messages, tuple(pictures), name, verbatim=content.verbatim)
 
 
-class _Message(BaseModel):
-    speaker: str = Field(alias="from")
-    value: str
-
-
-class _Conversation(BaseModel):
-    conversations: list[_Message]
-    image: str | list[str] | None = None
-    images: str | list[str] | None = None
-
-
-class _ImageInfo(BaseModel):
-    matched_text_index: int = Field(ge=0)
-    matched_sim: float = 1.0
-    image_name: str | None = None
-    image_base64: Base64Bytes | None = None
-
-
-class _Document(BaseModel):
-    text_list: list[str]
-    image_info: list[_ImageInfo]
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads one row."""
-
-    params: SourceParams
-    name: str
-    find: FindPicture
-
-    def check_caption(self, row: Mapping[str, Any]) -> None:
-        """Raise CorruptRecord for a row that is no picture with a caption, and so of no shape that is read."""
-        file, text = picture_name(row), _first_text(row, TEXT_KEYS)
-        for key in (*PICTURE_KEYS, *TEXT_KEYS):
-            if is_set(row.get(key)) and not isinstance(row[key], str):
-                raise self._corrupt(f"has {key!r}, which is of type {type(row[key]).__name__} and no text; {SHAPES}")
-        if not file or not text:
-            missing = "caption" if file else "file_name"
-            raise self._corrupt(f"has no {missing} (it has {keys_of(row)}); {SHAPES}")
-        for key in QUESTION_KEYS.intersection(row):
-            if is_set(row[key]):
-                raise self._corrupt(f"has {key!r}, which is not read with a caption; {SHAPES}")
-
-    def caption(self, row: Mapping[str, Any]) -> Sample:
-        """Return the sample of a picture with a caption."""
-        picture = self._open(self.find(picture_name(row)))
-        return Sample.of(IMAGE, _first_text(row, TEXT_KEYS), (picture,), self.name)
-
-    def conversation(self, row: Mapping[str, Any]) -> Sample:
-        """Return the sample of LLaVA's `conversations`: questions are given, answers are learned, in every turn."""
-        for turn in row["conversations"] if isinstance(row["conversations"], list) else ():
-            if isinstance(turn, dict):
-                check_turn_keys(turn, TURN_KEYS, name=self.name)
-                if not TURN_KEYS & turn.keys():
-                    raise self._corrupt(f"has a turn with {keys_of(turn)}; {SHAPES}")
-        conversation = self._read_as(_Conversation, row)
-        messages = conversation.conversations
-        if messages and messages[0].speaker in ANSWERERS:
-            messages = messages[1:]  # an answer to nothing: LLaVA's own reader drops it, too
-        asks = all(message.speaker in QUESTIONERS for message in messages[::2])
-        answers = all(message.speaker in ANSWERERS for message in messages[1::2])
-        if not messages or len(messages) % 2 or not asks or not answers:
-            speakers = shorten(", ".join(message.speaker for message in messages))
-            raise self._corrupt(f"has turns of {speakers}; they must be human, gpt, ...")
-        turns = []
-        for question, answer in zip(messages[::2], messages[1::2], strict=True):
-            turns.append((QUESTION.format(question.value.strip()), answer.value.strip()))
-        files = self._picture_files(conversation)
-        if not files and any(IMAGE in question.value for question in messages[::2]):
-            raise self._corrupt(f"asks about an {IMAGE} but names no picture under 'image'")
-        pictures = tuple(self._open(self.find(file)) for file in files)
-        prompt, text = turns[0]
-        return Sample.of(prompt, text, pictures, self.name, tuple(turns[1:]))
-
-    def _picture_files(self, conversation: _Conversation) -> list[str]:
-        """Return the files under `image` or `images`. Raises CorruptRecord if both have other ones."""
-        named = []
-        for files in (conversation.image, conversation.images):
-            if files:
-                named.append([files] if isinstance(files, str) else files)
-        if len(named) == 2 and named[0] != named[1]:
-            raise self._corrupt("names pictures under 'image' and others under 'images'; keep one of the keys")
-        return named[0] if named else []
-
-    def document(self, row: Mapping[str, Any]) -> Sample:
-        """Return the sample of MMC4's `text_list` and `image_info` (arXiv 2304.06939), joined as OpenFlamingo does.
-
-        Each picture comes before its sentence, and an end-of-chunk before each picture but the first.
-        """
-        content = self._read_as(_Document, row)
-        infos = [info for info in content.image_info if info.matched_sim >= self.params.min_similarity]
-        infos = sorted(infos, key=lambda info: info.matched_text_index)[: self.params.max_pictures]
-        if not infos:
-            words = f"has no picture that matches its text by min_similarity {self.params.min_similarity}"
-            raise self._corrupt(words)
-        matched = [info.matched_text_index for info in infos]
-        if matched[-1] >= len(content.text_list):
-            raise self._corrupt(f"has matched_text_index {matched[-1]}, beyond its text_list")
-        document = ""
-        for i, sentence in enumerate(content.text_list):
-            if i in matched and i > matched[0]:
-                document += END_OF_CHUNK
-            elif i > 0:
-                document += " "
-            document += IMAGE * matched.count(i) + sentence.strip()
-        pictures = []
-        for info in infos:
-            pictures.append(self._open(info.image_base64 or self.find(info.image_name or "")))
-        before, text = document.split(IMAGE, 1)  # nothing is learned before the first picture
-        return Sample.of(before + IMAGE, text, tuple(pictures), self.name)
-
-    def _open(self, picture: Path | bytes) -> Image.Image:
-        return open_picture(picture, name=self.name, max_megapixels=self.params.max_megapixels)
-
-    def _corrupt(self, reason: str) -> CorruptRecord:
-        return CorruptRecord(self.name, reason)
-
-    def _read_as(self, kind: type[Kind], row: Mapping[str, Any]) -> Kind:
-        """Return the fields of a row that are used. Raises CorruptRecord naming the first that is wrong."""
-        try:
-            return kind.model_validate(row)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise self._corrupt(f"has a wrong {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+def _has_picture_parts(row: Row) -> bool:
+    """Return whether a part of a message has a picture of its own."""
+    for key in ("messages", *CONVERSATION_KEYS, "prompt"):
+        turns = row.get(key)
+        for turn in turns if isinstance(turns, (list, tuple)) else ():
+            parts = turn.get("content") if isinstance(turn, Mapping) else None
+            for part in parts if isinstance(parts, (list, tuple)) else ():
+                if isinstance(part, Mapping) and part.get("type") != "text" and first_set(part, PICTURE_PART_KEYS):
+                    return True
+    return False

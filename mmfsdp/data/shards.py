@@ -19,7 +19,7 @@ from .batch import Sample
 from .corrupt import CorruptRecord, shorten
 from .find_files import expand_path
 from .first_bytes import START_BYTES, what_it_is
-from .rows import check_file_name, keys_not_read, parse_row, sample_of
+from .rows import check_file_name, is_caption, keys_not_read, lacks_picture, parse_row, sample_of
 from .splits import (
     HELD_OUT,
     TRAIN,
@@ -69,8 +69,8 @@ class ShardRecord:
             except UnicodeDecodeError as error:
                 raise CorruptRecord(self.name, f"has a caption that is not UTF-8 ({error})") from None
         pictures = [kind for kind in PICTURES if kind in self.members]
-        if row.get("conversations") is not None or row.get("text_list") is not None:
-            if len(pictures) == 1 and isinstance(row.get("image"), str):
+        if not is_caption(row):
+            if len(pictures) == 1 and (isinstance(row.get("image"), str) or lacks_picture(row)):
                 row["image"] = pictures[0]
         elif len(pictures) == 1:
             row["file_name"] = pictures[0]

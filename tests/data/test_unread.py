@@ -7,7 +7,7 @@ from material import both, make_tokenizer, picture_bytes, write_metadata
 
 from mmfsdp.data import IMAGE, CorruptRecord, Processor, batches, open_source
 from mmfsdp.data.corrupt import label_of, shorten
-from mmfsdp.data.rows import sample_of
+from mmfsdp.data.rows import SHAPES, sample_of
 from mmfsdp.params import DataParams, ParamError
 
 
@@ -29,16 +29,16 @@ CONTENT = {
     "video_path": PICTURE | {"video_path": "clips/a.mp4"},
     "sound_file": PICTURE | {"sound_file": "a.flac"},
     "Video": chat(Video="a.mp4"),
-    "system": chat(system="You are a pirate."),
     "system_prompt": PICTURE | {"system_prompt": "You are a pirate."},
     "tools": chat(tools=[{"name": "search"}]),
     "history": chat(history=[["hello", "hello"]]),
     "rejected_response": chat(rejected_response="a cat"),
-    "image_path": chat(image_path="0.png"),
-    "img": chat(img="0.png"),
-    "file_name": chat(file_name="0.png"),
+    "image_url": chat(image_url="https://example.org/0.png"),
+    "image_id": chat(image_id=7),
+    "picture_base64": chat(picture_base64="AAAA"),
     "question": PICTURE | {"question": "what is it"},
-    "messages": PICTURE | {"messages": [{"role": "user", "content": "what"}]},
+    "prompt": PICTURE | {"prompt": "what is it"},
+    "chosen": chat(chosen="a dog", rejected="a cat"),
     "weight": with_turn_key(weight=0),
     "loss": with_turn_key(loss=False),
     "tool_calls": with_turn_key(tool_calls=[{"name": "search"}]),
@@ -88,12 +88,10 @@ def test_a_table_writes_null_where_another_key_has_the_picture_or_the_text():
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [{"role": "user", "content": "what"}], "images": ["0.png"]},
-        {"texts": [{"user": "what", "assistant": "a dog"}], "images": ["0.png"]},
-        {"query": "what", "response": "a dog"},
-        {"conversations": [{"role": "user", "content": "what"}, {"role": "assistant", "content": "a dog"}]},
-        {"file_name": "0.png", "captions": ["a dog", "a pet"]},
-        {"image": {"bytes": "AAAA", "path": None}, "text": "a dog"},
+        {"premise": "a dog", "hypothesis": "a pet"},
+        {"text": "a dog", "label": 3},
+        {"image": "0.png", "label": 3},
+        {"url": "https://example.org/0.png", "caption": "a dog"},
         {},
     ],
     ids=lambda row: next(iter(row), "empty"),
@@ -101,14 +99,13 @@ def test_a_table_writes_null_where_another_key_has_the_picture_or_the_text():
 def test_a_row_of_another_shape_says_its_keys_and_which_shapes_are_read(row):
     with pytest.raises(CorruptRecord) as error:
         read(row)
-    keys = row.get("conversations", [row])[0].keys() - {"text"}
-    assert all(key in error.value.reason for key in keys or ["no keys"])
-    assert "file_name or image, with text or caption; conversations of from and value" in error.value.reason
-    assert "text_list, with image_info (MMC4)" in error.value.reason
+    assert all(key in error.value.reason for key in row or ["no keys"])
+    for shape in SHAPES:
+        assert shape.words in error.value.reason
 
 
 def test_a_data_set_of_another_shape_is_an_error_that_says_so_once(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": str(i)}]} for i in range(200)]
+    rows = [{"premise": str(i)} for i in range(200)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     with pytest.raises(ParamError, match=r"200 skipped; rows.json:0 \(and 199 more\) has no file_name") as error:
         both(tmp_path / "rows.json", "json")
@@ -149,7 +146,7 @@ def test_members_of_a_shard_with_content_that_is_not_read_are_refused_by_name(sh
     for key, words in {
         "film": "has .mp4: of video and sound nothing is read",
         "two": "has .jpg and .png, and a caption is of one picture",
-        "blind": "has .png, which its JSON does not name under 'image'",
+        "blind": "has 0 <image> placeholders but 1 pictures",
         "iphone": ".heic is HEIC, which is not read; convert it to JPEG",
         "a": "is the key of 'a.b.png' and its text, too: a key ends at the first dot; rename its members, as a_b.png",
         "link": "names the URL 'https://example.org/0.png'; download it",
