@@ -72,6 +72,14 @@ def own_code_of(folder: Path, params: RunParams) -> Iterator[None]:
         yield
 
 
+def is_trusted(folder: Path) -> bool:
+    """Return True if this user started the run of this folder, and nobody else can have changed it since."""
+    try:
+        return not _distrust(folder)
+    except (ParamError, OSError):
+        return False
+
+
 def check_trusted(folder: Path, params: RunParams) -> None:
     """Raise UntrustedRun unless this user started the run of this folder, and nobody else can have changed it since.
 

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 
 import ipywidgets as w
 import yaml
+from pydantic.fields import FieldInfo
 
 from ..params import RunParams
 from ..params.base import leaves, plain, read_yaml
@@ -24,6 +25,15 @@ TRUTH_VALUES = {"true": True, "false": False}
 def field_names() -> list[str]:
     """Return the dotted names of all fields that a form can show, section by section."""
     return list(leaves(RunParams().to_dict()))
+
+
+def field_of(name: str) -> FieldInfo:
+    """Return the field of a dotted name. Raises KeyError for an unknown one."""
+    *path, last = name.split(".")
+    model: Any = RunParams
+    for part in path:
+        model = model.model_fields[part].annotation
+    return model.model_fields[last]
 
 
 def one_line(value: Any) -> str:
@@ -45,16 +55,13 @@ class FieldRow(w.HBox):
     def __init__(self, name: str, params: RunParams, *, changed: Callable[[], None]):
         """name: dotted, such as train.lr; raises KeyError for an unknown one. changed: called when it was edited."""
         self.name = name
-        *path, last = name.split(".")
-        model: Any = RunParams
-        for part in path:
-            model = model.model_fields[part].annotation
-        info = model.model_fields[last]
+        last, info = name.rpartition(".")[2], field_of(name)
         types = get_args(info.annotation) or (info.annotation,)
         self.optional = NoneType in types
         annotation = types[0] if self.optional else info.annotation
         self.is_own_code = names_own_code(info.annotation)
-        self.kind: type = str if self.is_own_code and self.optional else get_origin(annotation) or annotation
+        kind: Any = get_origin(annotation) or annotation
+        self.kind: type = str if self.is_own_code and self.optional else kind
         self.help = " ".join((info.description or "").split())
         self._filling = False
         self._disabled_reason = self._not_now = ""

@@ -9,9 +9,12 @@ import ipywidgets as w
 import traitlets
 
 from ..params import ParamError, RunParams, load, preset_names
+from ..params.own import names_own_code, own_fields, path_of
+from ..run.trust import is_trusted
 from .cell import CellWidget
-from .fields import FieldRow, field_names
+from .fields import FieldRow, field_names, field_of
 from .markup import note
+from .own_row import OwnRow
 
 MAIN = (
     "launch.name",
@@ -33,6 +36,10 @@ TITLES = {"launch": "Run", "train": "Training", "model": "Model", "data": "Data"
 FROM_HERE = "form.params.to_yaml('mine.yaml') writes these choices; mmfsdp run --config mine.yaml runs them."
 
 
+_allowed: set[str] = set()
+"""Fields and values of own code that may run in this kernel."""
+
+
 class RunForm(CellWidget):
     """All choices of a run.
 
@@ -42,6 +49,8 @@ class RunForm(CellWidget):
 
     params = traitlets.Instance(RunParams)
     error = traitlets.Instance(ParamError, allow_none=True)
+    allowed = traitlets.Int(0)
+    """Grows when the person lets more own code run."""
     successor: Any = traitlets.Any()
     """The form that takes this one's place when its cell runs again."""
 
@@ -61,6 +70,9 @@ class RunForm(CellWidget):
         preset_input.observe(lambda change: self._choose_preset(change.new), "value")
         self._note = w.HTML()
         super().__init__([preset_input, self._note, sheet, w.HTML(note(FROM_HERE))], params=params)
+        self._allow_new(load(config), params)
+        if params_file.is_file() and is_trusted(params_file.parent):
+            self.allow(params)
         self.add_class("mm-form")
         self.replace_older()
 
@@ -83,6 +95,33 @@ class RunForm(CellWidget):
         if not self.error:
             self._mark(error)
 
+    # Own code
+
+    def allow(self, params: RunParams) -> None:
+        """Let the own code of these parameters run in this kernel: the person has asked for it."""
+        new = set(map(repr, own_fields(params))) - _allowed
+        if new:
+            _allowed.update(new)
+            self.allowed += 1
+
+    def _allow_new(self, before: RunParams, params: RunParams) -> None:
+        """Let own code run that the person has just typed."""
+        known = own_fields(before)
+        typed = [each for each in own_fields(params) if each not in known]
+        _allowed.update(map(repr, typed))
+
+    def check_allowed(self, params: RunParams) -> None:
+        """Raise ParamError if the plan would run own code that only a file names: somebody may have handed it over.
+
+        Code that the person has typed, tried or launched, or of a run that they have started, may run.
+        """
+        for field, value in own_fields(params):
+            if field == "model.build" and repr((field, value)) not in _allowed:
+                words = (
+                    f"{path_of(value)!r} comes from a file and was not run; press Try next to it to run it and to plan"
+                )
+                raise ParamError(field, words)
+
     # Widgets
 
     def _make_sheet(self, params: RunParams) -> w.VBox:
@@ -95,7 +134,7 @@ class RunForm(CellWidget):
                 about = RunParams.model_fields[section].description
                 children.append(w.HTML(f'<h4 class="mm-title">{title} <span class="mm-quiet">{about}</span></h4>'))
             for name in names:
-                self.rows[name] = FieldRow(name, params, changed=self._edited)
+                self.rows[name] = self._make_row(name, params)
                 children.append(self.rows[name])
             folded = [name for name in field_names() if name.startswith(f"{section}.") and name not in MAIN]
             self._folded.append(folded)
@@ -104,12 +143,17 @@ class RunForm(CellWidget):
         self._panes.observe(lambda change: self._open_pane(change.new), "selected_index")
         return w.VBox([*children, self._panes])
 
+    def _make_row(self, name: str, params: RunParams) -> FieldRow:
+        if names_own_code(field_of(name).annotation):
+            return OwnRow(name, params, changed=self._edited, allow=self.allow)
+        return FieldRow(name, params, changed=self._edited)
+
     def _open_pane(self, index: int | None) -> None:
         """Make the rows of a pane that was never open before."""
         if index is None or self._panes.children[index].children:
             return
         for name in self._folded[index]:
-            self.rows[name] = FieldRow(name, self.params, changed=self._edited)
+            self.rows[name] = self._make_row(name, self.params)
         self._panes.children[index].children = [self.rows[name] for name in self._folded[index]]
 
     # Edits
@@ -124,7 +168,9 @@ class RunForm(CellWidget):
     def _edited(self) -> None:
         """Take the rows as they stand: valid parameters, or the error next to its field."""
         try:
-            self.show(self.params.change(**{name: row.value for name, row in self.rows.items()}))
+            params = self.params.change(**{name: row.value for name, row in self.rows.items()})
+            self._allow_new(self.params, params)
+            self.show(params)
         except ParamError as error:
             self.error = error
             self._mark(error)

@@ -12,7 +12,7 @@ from ..run.placement import trains_on
 from ..run.record import RunState
 from .cell import CellWidget, import_lock
 from .form import RunForm
-from .markup import note
+from .markup import error_note, note
 from .panel import RunPanel
 
 
@@ -68,6 +68,7 @@ class Launcher(CellWidget):
         if self._form.error:
             raise self._form.error
         self._launched, self._failure = self._form.params, None
+        self._form.allow(self._form.params)
         self._idle.clear()
         self._update_button()
         threading.Thread(target=self._launch, args=(self._form.params,), daemon=True, name="launch").start()
@@ -85,7 +86,7 @@ class Launcher(CellWidget):
             self._below.children, self._note.value = [self.panel], note(trains_on(params))
         except Exception as error:  # the thread ends here: the error is shown, and wait() raises it
             self._failure, self._launched = error, None
-            self._note.value = note(str(error) or type(error).__name__, "error", role="alert")
+            self._note.value = error_note(error)
         finally:
             self._idle.set()
             self._update_button()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from ..params.own import OwnCodeError
 from .style import STYLE
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -48,6 +49,13 @@ def note(message: object, kind: str = "quiet", *, role: str = "") -> str:
     """Return a line of text. kind: quiet, warning or error. role: alert or status, for screen readers."""
     attribute = f' role="{role}"' if role else ""
     return f'<div class="mm-{kind}"{attribute}>{escape(str(message))}</div>'
+
+
+def error_note(error: Exception, *, role: str = "alert") -> str:
+    """Return an error as a line of text, and below it the lines of a person's own code that raised it, if any."""
+    lines = error.traceback if isinstance(error, OwnCodeError) else ""
+    own = f'<pre class="mm-log mm-scroll">{escape(lines)}</pre>' if lines else ""
+    return note(str(error) or type(error).__name__, "error", role=role) + own
 
 
 def svg(width: float, height: float, description: str, *parts: str, role: str = "img") -> str:

@@ -10,7 +10,7 @@ from ..core.plan import WrapPlan
 from ..params import ParamError, RunParams
 from .cell import CellWidget, import_lock
 from .form import RunForm
-from .markup import note
+from .markup import error_note, note
 from .plan_page import LAPTOP, PAGE_MACHINES, PlannedRun, plan_page
 
 
@@ -69,6 +69,7 @@ class PlanView(CellWidget):
         self._form = form
         form.observe(lambda change: self._request(change.new), "params")
         form.observe(lambda change: self._follow(change.new), "successor")
+        form.observe(lambda _: self._request(form.params), "allowed")
         self._request(form.params)
 
     def _request(self, params: RunParams) -> None:
@@ -87,6 +88,7 @@ class PlanView(CellWidget):
         while True:
             params = self._requested
             try:
+                self._form.check_allowed(params)
                 with import_lock:
                     from ..train.prepare import previews, rates_of
 
@@ -102,7 +104,7 @@ class PlanView(CellWidget):
                 if self._wanted(params):
                     self._failure = error
                     self.page.layout.display = "none"
-                    self._note.value = note(str(error) or type(error).__name__, "error", role="status")
+                    self._note.value = error_note(error, role="status")
                     if isinstance(error, ParamError):
                         self._form.flag(error)
             with self._lock:

@@ -181,3 +181,71 @@ def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_p
     assert not button.disabled and "choose another name" in shown(launcher)
     choose(small, "launch.ranks", "0")
     assert button.disabled, "a mistake in the form cannot be launched"
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """A folder with a reader, a callback, and a file that leaves a trace where it is imported."""
+    import sys
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rows.py").write_text(
+        "from PIL import Image\n"
+        "def read(size=40):\n    return [{'image': Image.new('RGB', (8, 9)), 'text': f'<b>{i}'} for i in range(size)]\n"
+        "def fail():\n    raise ValueError('<script>alert(1)</script>')\n"
+    )
+    (tmp_path / "my_log.py").write_text("class Log:\n    def on_save(self, step): ...\n")
+    (tmp_path / "traced.py").write_text("open('imported', 'w').close()\ndef build(): ...\ndef read(): ...\n")
+    yield tmp_path
+    for name in ("my_rows", "my_log", "traced"):
+        sys.modules.pop(name, None)
+
+
+def test_own_code_is_run_by_its_button_which_shows_what_is_there(small, own_code):
+    choose(small, "data.reader", "my_rows:read")
+    choose(small, "train.callbacks", "my_log:Log")
+    row = small.reveal("data.reader")
+    assert str(small.params.data.source) == "own"
+    assert "my_rows" not in __import__("sys").modules, "imported before the button was pressed"
+    row.try_now()
+    words = row.wait()
+    assert "my_rows:read: 39 rows to train on, 1 held out; first: user: &lt;image&gt; assistant: &lt;b&gt;" in words
+    assert "pictures of 8 x 9 pixels" in words
+    choose(small, "data.reader", "{call: my_rows:read, size: 3}")
+    assert row.found.value == ""
+    row.try_now()
+    assert "2 rows to train on, 1 held out" in row.wait()
+    log = small.reveal("train.callbacks")
+    log.try_now()
+    assert "my_log:Log: on_save" in log.wait()
+
+
+def test_an_error_of_own_code_is_shown_with_its_lines_escaped(small, own_code):
+    choose(small, "data.reader", "my_rows:fail")
+    row = small.reveal("data.reader")
+    row.try_now()
+    html = row.wait()
+    assert "data.reader: &#x27;my_rows:fail&#x27; raised ValueError: &lt;script&gt;" in html
+    assert "my_rows.py&quot;, line 5, in fail" in html
+    assert "<script>" not in html
+    launcher = Launcher(small)
+    launcher.launch()
+    with pytest.raises(ParamError, match="raised ValueError"):
+        launcher.wait()
+    assert "line 5, in fail" in shown(launcher)
+    assert "<script>" not in shown(launcher)
+
+
+def test_what_a_handed_over_file_names_is_not_imported_to_show_it(own_code, tmp_path):
+    """Neither by the form, nor by its plan, nor by a panel of the run."""
+    own = {"data.reader": "traced:read", "train.callbacks": ["traced:read"]}
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    RunParams(model=MODEL).change(**own).to_yaml(folder / "params.yaml")
+    form = RunForm(str(folder))
+    for name in own:
+        form.reveal(name)
+    view = PlanView(form)
+    view.wait()
+    assert not (tmp_path / "imported").exists()
+    view.close()

@@ -1,0 +1,64 @@
+"""Try a person's own code of one field, and say in words what is there: for the form, before anything is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..data.batch import Sample
+from ..data.corrupt import shorten
+from ..data.sources import open_splits
+from ..data.stream import Source
+from ..params import RunParams
+from ..params.own import check_call, own_fields, path_of
+from .own_callbacks import FIELD as CALLBACKS
+from .own_callbacks import check_callbacks
+from .prepare import frozen_model
+
+MAX_WORDS = 300
+"""Letters of a first row that are shown."""
+
+
+def try_own(params: RunParams, name: str) -> list[str]:
+    """Import the own code that a field names, call it as `prepare` does, and return lines about it.
+
+    Raises OwnCodeError with the person's own lines, and ParamError for what cannot be used.
+    """
+    if name == CALLBACKS:
+        return check_callbacks(params)
+    if name == "data.reader":
+        return _try_reader(params)
+    if name == "model.build":
+        model, _ = frozen_model(params.model)
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        total = sum(p.numel() for p in model.parameters())
+        return [f"{type(model).__name__}: {total:,} parameters, {trainable:,} of them trainable"]
+    lines = []
+    for field, value in own_fields(params):
+        if field == name:
+            check_call(field, value)
+            lines.append(f"{path_of(value)} is there")
+    return lines
+
+
+def _try_reader(params: RunParams) -> list[str]:
+    """Return how many rows there are, what the first one is, and what a person should know."""
+    data = params.data.sources()["data"]
+    splits = open_splits(data, image_size=1)
+    train, heldout = splits["train"], splits["heldout"]
+    path = path_of(data.reader) if data.reader else ""
+    rows = f"{_count(train)} rows to train on, {_count(heldout)} held out"
+    return [f"{path}: {rows}; first: {in_words(next(iter(train)))}", *train.notes]
+
+
+def _count(source: Source) -> str:
+    return "any number of" if source.length is None else f"{source.length:,}"
+
+
+def in_words(row: Any) -> str:
+    """Return a row in a line: its texts, and the sizes of its pictures."""
+    if not isinstance(row, Sample):
+        return repr(row)[:MAX_WORDS]
+    said = " ".join(f"{message.role}: {message.text}" for message in row.messages)
+    sizes = ", ".join(f"{picture.width} x {picture.height}" for picture in row.images)
+    pictures = f"; pictures of {sizes} pixels" if sizes else "; no picture"
+    return " ".join(said.split())[:MAX_WORDS] + shorten(pictures)
