@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mmfsdp import Run, RunParams, checkpoint, launch
+from mmfsdp import Run, RunParams, checkpoint, cli, launch, sweep
 from mmfsdp.params.own import OwnCodeError
 from mmfsdp.run.record import Status
 from mmfsdp.run.trust import UntrustedRun, check_trusted
@@ -156,3 +156,35 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick)
     assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", error)
     assert lines[1:3] == [f'  File "{quick.path}/code/my_call.py", line 2, in call', "    return 2 / 0"]
     assert "mmfsdp/" not in failed.traceback
+
+
+@pytest.mark.real
+def test_members_of_a_sweep_that_start_later_run_the_code_of_its_start(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = Path("my_member.py")
+    code.write_text("def say(words='as launched'):\n    return words")
+    params = RunParams().change(**{"launch.ranks": 1, "launch.folder": str(tmp_path / "runs"), "launch.name": "both"})
+    grid = {"train.callbacks": ["my_member:say", {"call": "my_member:say", "words": "of the second"}]}
+    both = sweep(params, grid=grid, entry="tests.launch_entries:call_own_code")
+    code.write_text("raise RuntimeError('edited')")
+    states = both.wait(90)
+    assert [state.status for state in states.values()] == [Status.COMPLETED] * 2, str(both)
+    assert [last_words(both.run(name)) for name in both.members] == ["as launched", "of the second"]
+
+
+def test_the_command_prints_the_lines_of_the_person_below_the_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my_broken.py").write_text("def read():\n    return 1 / 0\n")
+    flags = ["--config", "tiny", "--launch.folder", str(tmp_path / "runs"), "--launch.ranks", "1"]
+    assert cli.main(["launch", *flags, "--data.reader", "my_broken:read"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    error = "mmfsdp launch: data.reader: 'my_broken:read' raised ZeroDivisionError: division by zero"
+    place = f'  File "{tmp_path}/my_broken.py", line 2, in read'
+    start = lines.index(error)
+    assert lines[start + 1 : start + 4] == ["Traceback (most recent call last):", place, "    return 1 / 0"]
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    for callbacks in ("[my_broken:Log]", "my_broken:Log", "{call: my_broken:Log, size: 3}"):
+        assert cli.main(["launch", *flags, "--train.callbacks", callbacks]) == 2
+        assert "train.callbacks: 'my_broken:Log': Log is not there in" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    del sys.modules["my_broken"]

@@ -6,10 +6,13 @@ import sys
 
 import pytest
 
+from mmfsdp import Run, sweep
 from mmfsdp.run import slurm_state as queue
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text
+from mmfsdp.run.state import is_run
+from mmfsdp.run.trust import check_trusted
 from tests.slurm.conftest import light
 from tests.waiting import until
 
@@ -159,3 +162,26 @@ def test_a_preempted_job_is_requeued_unless_cancelled(submit, cluster, monkeypat
     state = outside.wait(60)
     assert state.status is Status.CANCELLED and "by scancel" in state.reason
     assert "life 1" not in outside.logs(0)
+
+
+def test_an_edit_changes_nothing_of_jobs_that_wait(submit, cluster, tmp_path, monkeypatch):
+    """Of a job, and of the members of a job array: each runs its copy of the person's own code."""
+    monkeypatch.chdir(tmp_path)
+    code = tmp_path / "my_words.py"
+    code.write_text("def say(words='as launched'):\n    return words")
+    own = {"launch.sbatch": ["hold"], "launch.nodes": 1, "launch.ranks": 1}
+    run = submit("call_own_code", **own, **{"train.callbacks": "my_words:say"})
+    params = light(tmp_path, **own, **{"launch.name": "both"})
+    grid = {"train.callbacks": ["my_words:say", {"call": "my_words:say", "words": "of the second"}]}
+    both = sweep(params, grid=grid, at_once=2, entry="tests.launch_entries:call_own_code")
+    runs = [run.path, both.path / "000", both.path / "001"]
+    until(lambda: all(is_run(path) and Run(path).job for path in runs), words=lambda: f"{run.state()}\n{both}")
+    code.write_text("raise RuntimeError('edited')")
+    for job in (run.job, Run(runs[1]).job.partition("_")[0]):
+        cluster.ask("scontrol", "release", job)
+    for path, words in zip(runs, ["as launched", "as launched", "of the second"], strict=True):
+        state = Run(path).wait(60)
+        assert state.status is Status.COMPLETED, f"{state}\n{state.traceback}"
+        assert Run(path).logs().splitlines()[-1] == words
+        assert (path / "code/my_words.py").read_text().startswith("def say")
+        check_trusted(path, Run(path).params)
