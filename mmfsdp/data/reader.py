@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -13,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from torch.utils.data import IterableDataset
 
 from ..params import DataParams, ParamError, SourceParams
@@ -137,14 +135,15 @@ class OwnRows:
     def sample(self, row: Any, name: str) -> Sample | GivenRow:
         """Return what a row holds. Raises CorruptRecord with that name."""
         if isinstance(row, Sample):
+            self.has_turns = self.has_turns or bool(row.more)
             return replace(row, name=row.name or name, where=name if row.name else "")
         if self.as_given:
             return GivenRow(row, name)
-        if not isinstance(row, dict):
+        if not isinstance(row, Mapping):
             raise CorruptRecord(name, f"is a {type(row).__name__}; a row is a dict, or a Sample")
-        row, pictures = _pictures_named(row)
-        self.unread |= keys_not_read(check_row(row, name=name))
-        sample = sample_of(row, self.params, name=name, find=lambda file: pictures.get(file) or Path(file).expanduser())
+        row = check_row({key: _named(value) for key, value in row.items()}, name=name)
+        self.unread |= keys_not_read(row)
+        sample = sample_of(row, self.params, name=name, find=lambda file: Path(file).expanduser())
         self.has_turns = self.has_turns or bool(sample.more)
         return sample
 
@@ -207,24 +206,11 @@ def open_reader(params: DataParams, *, image_size: int, seed: int, as_given: boo
     return splits
 
 
-def _pictures_named(row: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return a row that names its pictures, and those of them that the row held itself, as files by that name."""
-    pictures: dict[str, bytes] = {}
-
-    def named(value: Any) -> Any:
-        if isinstance(value, Image.Image):
-            file = io.BytesIO()
-            value.convert("RGB").save(file, "BMP")  # keeps the pixels, and takes no time
-            value = file.getvalue()
-        if isinstance(value, bytes):
-            name = f"picture {len(pictures)}"
-            pictures[name] = value
-            return name
-        if isinstance(value, Path):
-            return str(value)
-        return [named(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-    return {str(key): named(value) for key, value in row.items()}, pictures
+def _named(value: Any) -> Any:
+    """Return a value of a row with paths as texts."""
+    if isinstance(value, Path):
+        return str(value)
+    return [_named(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _picked(rows: OwnRows, keep: Callable[[str], bool] | None) -> tuple[Callable[[int], Any], int]:

@@ -13,6 +13,7 @@ from mmfsdp.params.own import OwnCodeError
 
 MODULE = """
 import io
+from pathlib import Path
 from PIL import Image
 from mmfsdp.data import Sample
 
@@ -33,7 +34,7 @@ class Rows:
             picture = file.getvalue()
         if self.shape == "path":
             picture.save(f"{index}.png")
-            picture = f"{index}.png"
+            picture = Path(f"{index}.png")
         row = {"image": picture, "text": f"text {index}", "index": index}
         if self.shape == "bad":
             row = {1: {}, 2: (1, 2), 3: row | {"image": b"no picture"}, 4: {"image": picture}}.get(index, row)
