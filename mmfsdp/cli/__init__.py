@@ -12,14 +12,14 @@ from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
-from ..params import ParamError, preset_names
+from ..params import ParamError, TrackerKind, preset_names
 from ..params.base import did_you_mean, without_controls
 from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
 from .planning import bench, plan
-from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, watch
+from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, track, watch
 
 ABOUT = "See, predict, run and measure FSDP training of mostly frozen multimodal models."
 FLAGS = "`mmfsdp COMMAND --help` explains a command. C, of --config, is a YAML file or a preset: {presets}."
@@ -100,6 +100,12 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
         command.add_argument("run", metavar="RUN", help=RUN)
         if call is caption:
             _add_trust(command)
+
+    command = add(track, "hand a run's metrics to TensorBoard or W&B until it is done", usage="RUN [--to KIND ...]")
+    command.add_argument("run", metavar="RUN", help=f"{RUN}, or of a sweep")
+    kinds = [kind.value for kind in TrackerKind]
+    text = f"{', '.join(kinds)} (default: the run's own, of train.trackers)"
+    command.add_argument("--to", metavar="KIND", nargs="+", choices=kinds, default=[], help=text)
 
     command = add(report, "write a run's report.html, or a page that compares runs", usage="RUN [RUN ...]")
     command.add_argument("runs", metavar="RUN", nargs="+", help=RUN)
@@ -185,5 +191,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 COMMANDS = [
     command.__name__
-    for command in (plan, run, launch, runs, watch, cancel, sweep, drill, resume, caption, report, export, bench)
+    for command in (plan, run, launch, runs, watch, cancel, sweep, drill, resume, track, caption, report, export, bench)
 ]

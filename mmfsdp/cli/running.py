@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..params import LaunchParams, ParamError, RunParams
+from ..params import LaunchParams, ParamError, RunParams, TrackerKind
 from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
 from ..run.handle import Run
@@ -108,6 +108,22 @@ def opened(values: Namespace) -> Run:
 def watch(values: Namespace) -> int:
     """Follow a run."""
     return follow(run_folder(values.run))
+
+
+def track(values: Namespace) -> int:
+    """Hand the metrics of a run, or of a sweep's runs, to trackers until they are done."""
+    from ..run.track import runs_in
+    from ..run.track import track as hand_over
+
+    folder = run_folder(values.run)
+    kinds = values.to or Run.open(runs_in(folder)[0]).params.train.trackers
+    if not kinds:
+        raise ParamError("--to", f"is needed, since train.trackers of this run names none; {', '.join(TrackerKind)}")
+    say(f"following {folder} until it is done: {', '.join(kinds)}")
+    hand_over(folder, [TrackerKind(kind) for kind in kinds])
+    for kind in kinds:
+        print(TrackerKind(kind).view.format(folder=folder))
+    return 0
 
 
 def drill(values: Namespace) -> int:

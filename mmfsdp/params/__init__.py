@@ -18,6 +18,7 @@ from .enums import (
     Schedule,
     ShardingStrategy,
     StateDictType,
+    TrackerKind,
 )
 from .fsdp import HYBRID, FSDPParams
 from .launching import LaunchParams

@@ -249,6 +249,31 @@ class Device(Choice):
     CUDA = "cuda"
 
 
+class TrackerKind(Choice):
+    """A program that shows the metrics of runs. A new one is a line here and a class; see run/track.py."""
+
+    TENSORBOARD = (
+        "tensorboard",
+        "Event files in the run folder: tensorboard --logdir runs.",
+        "mmfsdp.run.tensorboard_tracker:open_tensorboard",
+    )
+    WANDB = (
+        "wandb",
+        "Weights & Biases, offline in the run folder unless WANDB_MODE says otherwise.",
+        "mmfsdp.run.wandb_tracker:open_wandb",
+    )
+
+    @property
+    def package(self) -> str:
+        """Return the package that it needs."""
+        return self.value
+
+    @property
+    def view(self) -> str:
+        """Return the command that shows what it has of a folder, which stands for `{folder}`."""
+        return {"tensorboard": "tensorboard --logdir {folder}", "wandb": "wandb sync {folder}/wandb/*"}[self.value]
+
+
 LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 """The layouts of an export."""
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import Device, Schedule
+from .enums import Device, Schedule, TrackerKind
 from .own import OwnCodes
 
 
@@ -76,6 +76,10 @@ class TrainParams(Params):
     """Import paths of your own callbacks, [my_log:Log] or [{call: my_log:Log, size: 3}]: classes, called with these
     arguments on every rank, whose methods on_train_begin, on_step_end(row), on_evaluate(scores), on_save(step) and
     on_train_end(result) are called if they are there. Default none."""
+
+    trackers: tuple[TrackerKind, ...] = ()
+    """Programs that a process beside the run hands its metrics to: tensorboard, wandb (offline unless WANDB_MODE says
+    otherwise). Default none."""
 
     seed: int = Field(0, ge=0, lt=2**63)
     """Seeds new weights, data order and augmentation. Default 0."""

@@ -17,6 +17,7 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | metrics.jsonl | rank 0: one line per step; metrics-rank<N>.jsonl for the others |
 | events.jsonl | anybody: saved, preempted, resumed and the like, one line each |
 | code/, code.json | `launch`: the person's own modules, and the versions of the packages that they import |
+| tracked-*.json, track.log, tensorboard/, wandb/ | the process that tracks the run (track.py) |
 | plan.json, checkpoints/, result.json, report.html | the training |
 | cancel | whoever wants the run to stop; only its presence counts |
 
@@ -27,5 +28,5 @@ Read in this order:
 3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them; hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
 5. state, slurm_state: the state of a run, from any process.
-6. handle, watch, sweep, job_array: what a person has in hand.
+6. handle, watch, sweep, job_array, track: what a person has in hand.
 """

@@ -1,6 +1,7 @@
 """`python -m mmfsdp.run FOLDER`: supervise a local run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
 
 `... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER sweep`: start the runs of a sweep.
+`... FOLDER track KIND ...`: hand the metrics of a run, or of a sweep's runs, to trackers.
 """
 
 import os
@@ -18,6 +19,11 @@ elif role == "sweep":
     from .sweep import run_sweep
 
     run_sweep(folder)
+elif role == "track":
+    from ..params import TrackerKind
+    from .track import track
+
+    track(folder, [TrackerKind(kind) for kind in sys.argv[3:]])
 else:
     from .supervisor import supervise, wait_for_record
 

@@ -238,23 +238,24 @@ class GrowingFile:
     """True if the last read found a new or shorter file of this name, and began at its start."""
     skipped: int = 0
     """Bytes that the last read left out."""
-    _inode: int = field(default=0, repr=False)
+    inode: int = field(default=0, repr=False)
+    """Of the file that was read last; 0 before any."""
 
     def read(self, limit: int = -1, *, newest: bool = False) -> bytes:
         """Return at most `limit` new bytes (-1: all): the oldest of them, or with `newest` the last ones."""
         self.restarted, self.skipped = False, 0
         try:
             status = os.stat(self.path)
-            if (status.st_ino, status.st_size) == (self._inode, self.offset):
+            if (status.st_ino, status.st_size) == (self.inode, self.offset):
                 return b""  # of a thousand ranks, most have written nothing: do not open their files
             file = open_regular(self.path)
         except NO_FILE:
             return b""
         with file:
             status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self.offset:
+            if status.st_ino != self.inode or status.st_size < self.offset:
                 self.restarted = self.offset > 0
-                self._inode, self.offset = status.st_ino, 0
+                self.inode, self.offset = status.st_ino, 0
             if newest and limit >= 0:
                 self.skipped = max(0, status.st_size - self.offset - limit)
             file.seek(self.offset + self.skipped)

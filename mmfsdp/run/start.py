@@ -42,6 +42,9 @@ from .trust import code_digest, params_digest
 if TYPE_CHECKING:
     from ..core.plan import Finding, WrapPlan
 
+TRACK_LOG = "track.log"
+"""What the process that tracks a run prints; in the run folder."""
+
 
 NO_CODE = OwnSources()
 
@@ -115,6 +118,10 @@ def warn(finding: Finding) -> None:
 
 def check_place(params: RunParams) -> None:
     """Raise ParamError for what this machine, or Slurm, cannot do."""
+    if params.train.trackers:
+        from .track import check_trackers
+
+        check_trackers(params.train.trackers)
     if params.launch.executor is Executor.SLURM:
         from .slurm import check_slurm
 
@@ -189,15 +196,22 @@ def start_in(folder: Path, params: RunParams, entry: str) -> None:
     environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
     process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
     make_record(params, entry, identity=identity, pid=process.pid, folder=folder).write(folder)
+    start_trackers(folder, params)
+
+
+def start_trackers(folder: Path, params: RunParams) -> None:
+    """Start the process that hands the metrics of a run, or of a sweep's runs, to the trackers that it asks for."""
+    if params.train.trackers:
+        start_detached(folder, "track", *params.train.trackers, log=folder / TRACK_LOG)
 
 
 def start_detached(
-    folder: Path, role: str, *, log: Path, environment: dict[str, str] | None = None
+    folder: Path, role: str, *words: str, log: Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m mmfsdp.run FOLDER ROLE` in a session of its own, which outlives this process."""
+    """Start `python -m mmfsdp.run FOLDER ROLE WORDS` in a session of its own, which outlives this process."""
     with open_own(log, "ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mmfsdp.run", str(folder), role],
+            [sys.executable, "-m", "mmfsdp.run", str(folder), role, *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

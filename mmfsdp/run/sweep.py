@@ -40,7 +40,7 @@ from .handle import Run
 from .own_code import read_code, read_versions, write_code
 from .placement import with_ranks
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values
-from .start import make_folder, prepared, start, start_detached, warn
+from .start import make_folder, prepared, start, start_detached, start_trackers, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def sweep(
     end = time.monotonic() + 10
     while not new_sweep._has_starter() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
+    if params.launch.executor.value == "slurm":  # each local member starts its own
+        start_trackers(path, params)
     return new_sweep
 
 
