@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmfsdp.core.plan import Unit
+from mmfsdp.data.rows import SHAPES
 from mmfsdp.params import (
     AutoWrapPolicy,
     Backend,
@@ -150,6 +151,12 @@ def _cell_of(text: str) -> str:
     return re.sub(r"…(…)+", "…", text).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
+def shapes() -> str:
+    """Each shape of a row, with an example."""
+    rows = [[_cell_of(shape.words), f"`{shape.example}`"] for shape in SHAPES]
+    return _table(["it has", "a row"], rows)
+
+
 def quantized() -> str:
     """What `python -m tests.bench.quantize --json notebooks/measured/quantize.json` measured last."""
     return tables(json.loads((ROOT / "notebooks" / "measured" / "quantize.json").read_text()))
@@ -176,6 +183,7 @@ MADE = {
     "times": _described(Times),
     "machine": _described(Machine),
     "layouts": _described(StateDictType),
+    "shapes": shapes,
     "sources": _described(DataSource),
     "source": _described(SourceParams),
 }

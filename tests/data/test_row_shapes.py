@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_the_example_of_a_shape_is_of_it(shape):
     assert shape_of(row) is shape
     sample, names = read(row)
     assert names == ["cat.png"] and sample.images and not keys_not_read(row)
+
+
+def test_the_page_shows_a_row_of_each_shape_that_can_be_read():
+    page = (Path(__file__).parents[2] / "notebooks" / "reference" / "data.md").read_text()
+    rows = re.findall(r"^\| .* \| `(\{.*\})` \|$", page, flags=re.MULTILINE)
+    samples = [read(json.loads(row))[0] for row in rows]
+    assert len(samples) == len(SHAPES) and all(len(sample.images) == 1 for sample in samples)
 
 
 WORDS = st.text("ab cd?", min_size=1, max_size=8).map(str.strip).filter(bool)
