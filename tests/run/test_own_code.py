@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def story(folder):
     """What happened, in order: an unbroken run, and one that is killed and goes on, while their files are edited."""
-    said = {"findings": []}
+    said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         params = tiny_run(folder, **OWN)
@@ -63,7 +65,9 @@ def story(folder):
         said["killed"] = broken.wait(90)
         said["whole"] = whole.wait(90)
         kill.unlink()
-        said["resumed"] = broken.resume(tell=said["findings"].append).wait(90)
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
+            said["status"] = cli.main(["resume", str(broken.path)])  # and caption, in this process
+        said["resumed"], said["errors"] = broken.state(), errors.getvalue()
     return said | {"runs": (whole, broken)}
 
 
@@ -89,10 +93,16 @@ def test_an_edit_changes_nothing_of_a_run_that_was_launched(story, folder):
     begins = [(version, value) for what, version, value in rows(folder, "broken-Log-rank1.jsonl") if what == "begin"]
     copy = str(story["runs"][1].path / "code/my_helper.py")
     assert begins == [("as launched", copy)] * 2
-    assert not [finding for finding in story["findings"] if finding.code == "own-code"]
+    assert "own code" not in story["errors"]
     for run in story["runs"]:
         assert not list((run.path / "code").rglob("__pycache__"))
         check_trusted(run.path, run.params)
+
+
+@pytest.mark.real
+def test_captions_of_a_run_read_their_samples_by_the_code_of_its_launch(story):
+    assert story["status"] == 0, story["errors"]
+    assert {row["truth"] for row in story["runs"][1].result()["captions"]} <= {"a red circle", "a blue square"}
 
 
 @pytest.mark.real
@@ -126,7 +136,7 @@ def last_words(run: Run) -> str:
 
 
 @pytest.mark.real
-def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick):
+def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick, capsys):
     Path("my_words.py").write_text("WORDS = 'as edited'")
     assert quick.wait(60).status is Status.COMPLETED, quick.state().traceback
     assert last_words(quick) == "as launched"
@@ -136,10 +146,11 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick)
     Path("my_call.py").write_text("import my_words, my_more\ndef call():\n    return my_words.WORDS")
     Path("my_more.py").touch()
     assert not told
-    assert quick.resume(fresh_code=True, tell=told.append).wait(60).status is Status.COMPLETED
+    cli.main(["resume", str(quick.path), "--fresh-code"])  # has no checkpoint to caption with
+    assert quick.state().status is Status.COMPLETED
     assert last_words(quick) == "as edited"
-    words = "the own code is not that of the launch: changed my_call.py, my_words.py; added my_more.py"
-    assert [finding.message for finding in told] == [words]
+    words = "warning: the own code is not that of the launch: changed my_call.py, my_words.py; added my_more.py"
+    assert words in " ".join(capsys.readouterr().err.split())
     check_trusted(quick.path, quick.params)
 
     Path("my_words.py").write_text("WORDS = 1 / 0")
