@@ -9,6 +9,7 @@ import pytest
 from mmfsdp.params import ParamError, RunParams
 from mmfsdp.params.own import OwnCodeError, call_own, load_own, own_fields
 from mmfsdp.params.own_modules import code_from, own_sources
+from tests.processes import in_fresh_python
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +189,14 @@ def test_a_file_with_the_name_of_another_module_is_named():
         with pytest.raises(OwnCodeError, match=f"{name}.py has the name of another module, {name}, so one hides"):
             load_own("data.reader", f"{name}:read")
     assert sys.modules["json"] is json
+
+
+def test_a_notebook_shows_the_lines_of_the_person_and_none_of_this_package():
+    write("my_data.py", "def read():\n    return {}['key']")
+    cell = "from mmfsdp.params.own import call_own; call_own('data.reader', 'my_data:read')"
+    code = "from IPython.core.interactiveshell import InteractiveShell\n"
+    code += f"InteractiveShell.instance(colors='NoColor').run_cell({cell!r})"
+    shown = in_fresh_python(code)
+    assert "return {}['key']" in shown
+    assert "OwnCodeError: data.reader: 'my_data:read' raised KeyError: 'key'" in shown
+    assert "own.py" not in shown
