@@ -123,7 +123,7 @@ class OwnRows:
         """Return a row by its index. Raises CorruptRecord, also for what the reader raises."""
         name, rows = name_of(index), self.open()
         try:
-            with finding():
+            with finding(self.path.partition(":")[0]):
                 row = rows[index]
         except (Exception, SystemExit) as error:
             place = own_place(error)

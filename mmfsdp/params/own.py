@@ -145,7 +145,7 @@ def check_call(field: str, value: OwnCode, *args: Any, **kwargs: Any) -> Callabl
 def call_own(field: str, value: OwnCode, *args: Any, **kwargs: Any) -> Any:
     """Import what a field names, and call it with its own arguments after those given. Raises OwnCodeError."""
     function = check_call(field, value, *args, **kwargs)
-    with own_errors(field, f"{path_of(value)!r} raised"):
+    with own_errors(field, f"{path_of(value)!r} raised"), finding(module_of(value)):
         return function(*args, **kwargs, **arguments_of(value))
 
 
@@ -169,12 +169,19 @@ def own_errors(field: str, words: str) -> Iterator[None]:
 
 
 def own_traceback(error: BaseException) -> list[str]:
-    """Return the lines of a traceback as Python prints it, from the first frame of a person's code on, without ours."""
+    """Return the lines of a traceback as Python prints it, from the first frame of a person's code on, without ours.
+
+    The error that it was raised from, or while that was handled, stands above it.
+    """
+    earlier, link = error.__cause__, "\nThe above exception was the direct cause of the following exception:\n\n"
+    if earlier is None and not error.__suppress_context__:
+        earlier, link = error.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
+    above = [*own_traceback(earlier), link] if earlier is not None else []
     frames = traceback.extract_tb(error.__traceback__)
     first = next((place for place, frame in enumerate(frames) if _is_own(frame)), len(frames))
     shown = [frame for frame in frames[first:] if not is_of_package(frame.filename)]
     head = ["Traceback (most recent call last):\n"] if shown else []
-    return [*head, *traceback.format_list(shown), *traceback.format_exception_only(error)]
+    return [*above, *head, *traceback.format_list(shown), *traceback.format_exception_only(error)]
 
 
 def own_place(error: BaseException) -> str:

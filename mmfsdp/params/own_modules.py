@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGE = str(Path(__file__).resolve().parent.parent)
+PACKAGE = f"{Path(__file__).resolve().parent.parent}/"
 MAX_BYTES = 5 << 20
 """Bytes of own code that a run folder takes."""
 
@@ -34,10 +34,10 @@ _code: Path | None = None
 """In a rank: the copy of the own code, which is first on sys.path."""
 _loaded: dict[str, tuple[str, bytes]] = {}
 """Module -> its file, and the source that was executed."""
-_executed: set[str] = set()
-"""Modules that the present import has executed."""
+_owner: ContextVar[str] = ContextVar("_owner", default="")
+"""The module of own code that is imported or runs now."""
 _late: dict[str, set[str]] = {}
-"""Module -> modules that were imported with it, and that its source does not show."""
+"""Module -> modules that its import and its calls have imported, those included that its source does not show."""
 
 
 def use_code(folder: Path) -> None:
@@ -102,7 +102,7 @@ class _Loader(SourceFileLoader):
         """Return the source."""
         data = super().get_data(path)
         _loaded[self.name] = (str(path), data)
-        _executed.add(self.name)
+        _late.setdefault(_owner.get(), set()).add(self.name)
         return data
 
 
@@ -129,17 +129,22 @@ _FINDER: Any = _Finder()
 
 
 @contextmanager
-def finding() -> Iterator[None]:
-    """Let imports find own modules. In a rank nothing changes: they are on sys.path there."""
+def finding(owner: str = "") -> Iterator[None]:
+    """Let imports find own modules. In a rank nothing changes: they are on sys.path there.
+
+    owner: the module of own code that runs, if it is known; what it imports now is copied with it.
+    """
     if _code is not None:
         yield
         return
+    token = _owner.set(owner or _owner.get())
     place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(place, _FINDER)
     try:
         yield
     finally:
         sys.meta_path.remove(_FINDER)
+        _owner.reset(token)
 
 
 def import_own(name: str) -> ModuleType:
@@ -160,13 +165,10 @@ def import_own(name: str) -> ModuleType:
             for each in modules:
                 sys.modules.pop(each, None)
                 _loaded.pop(each, None)
-        is_kept = name in sys.modules
-        _executed.clear()
-        with finding():
-            module = import_module(name)
-        if not is_kept:
-            _late[name] = _executed - set(sources)
-        return module
+        if name not in sys.modules:
+            _late[name] = set()
+        with finding(name):
+            return import_module(name)
 
 
 def _parents(name: str) -> list[str]:
@@ -269,7 +271,7 @@ def own_sources(modules: Iterable[str]) -> OwnSources:
     for name in dict.fromkeys(modules):
         sources, imported = _sources(name)
         others |= imported
-        for late in _late.get(name, set()):
+        for late in _late.get(name, set()) & _loaded.keys():
             sources[late] = Path(_loaded[late][0])
         for each, file in sources.items():
             end = "/__init__.py" if file.name == "__init__.py" else ".py"

@@ -104,17 +104,21 @@ def test_packages_with_and_without_init_are_found_and_edited():
 
 
 def test_the_sources_are_those_that_were_executed_with_all_that_they_import():
-    write("my_data.py", "import helper, numpy\nfrom importlib import import_module\nimport_module('by_name')")
+    text = "import helper, numpy\nfrom importlib import import_module\nimport_module('by_name')\n"
+    write("my_data.py", text + "def read():\n    import_module('when_called')")
+    write("when_called.py", "VALUE = 1")
     write("helper.py", "def late():\n    from pkg import later\n    return later")
     write("pkg/later.py", "VALUE = 1")
     write("by_name.py", "VALUE = 1")
     write("unused.py", "VALUE = 1")
     write("my_data.json", "{}")
-    with pytest.raises(OwnCodeError):
-        load_own("data.reader", "my_data:read")
+    write("other_data.py", "import json\ndef read(): ...")
+    call_own("data.reader", "my_data:read")
+    call_own("data.reader", "other_data:read")
     write("helper.py", "EDITED = 'after the import'")
     sources = own_sources(["my_data"])
-    assert set(sources.files) == {"my_data.py", "helper.py", "pkg/later.py", "by_name.py"} - {"pkg/later.py"}
+    assert set(sources.files) == {"my_data.py", "helper.py", "by_name.py", "when_called.py"}
+    assert set(own_sources(["other_data"]).files) == {"other_data.py"}
     assert sources.files["helper.py"].startswith(b"def late()")
     assert sources.packages.keys() == {"numpy"}
 
@@ -143,6 +147,9 @@ def test_code_from_another_folder_stands_for_the_current_one(tmp_path):
     assert call_own("data.reader", "my_data:read") == "here"
 
 
+CAUSE = "KeyError: 'a'\n\nThe above exception was the direct cause of the following exception:\n\nTraceback"
+
+
 @pytest.mark.parametrize(
     ("text", "path", "message", "lines"),
     [
@@ -158,6 +165,7 @@ def test_code_from_another_folder_stands_for_the_current_one(tmp_path):
         ("import nowhere", "my_data:read", "ModuleNotFoundError: No module named 'nowhere'", "import nowhere"),
         ("def read(:", "my_data:read", "SyntaxError: invalid syntax", "def read(:"),
         ("import sys\nsys.exit(3)", "my_data:read", "cannot be imported: SystemExit: 3", "sys.exit(3)"),
+        ("def read():\n    raise ValueError('b') from KeyError('a')", "my_data:read", "raised ValueError: b", CAUSE),
         ("def read():\n    return {}['key']", "my_data:read", "raised KeyError: 'key'", "return {}['key']"),
         (
             "def read():\n    raise ValueError('\\x1b[31mred')",
