@@ -6,9 +6,11 @@ import pytest
 from mmfsdp import ParamError, RunParams
 from mmfsdp.params import load
 from mmfsdp.params.launching import SLURM_FIELDS
-from mmfsdp.widgets import Launcher, PlanView, RunForm
+from mmfsdp.run.state import runs_table
+from mmfsdp.widgets import Launcher, PlanView, RunForm, RunPanel
 from mmfsdp.widgets.fields import FieldRow, field_names
 from mmfsdp.widgets.form import MAIN
+from mmfsdp.widgets.report import write_report
 from tests.tiny import MODEL
 from tests.widgets.test_panel import shown, texts
 
@@ -236,12 +238,17 @@ def test_an_error_of_own_code_is_shown_with_its_lines_escaped(small, own_code):
     assert "<script>" not in shown(launcher)
 
 
-def test_what_a_handed_over_file_names_is_not_imported_to_show_it(own_code, tmp_path):
-    """Neither by the form, nor by its plan, nor by a panel of the run."""
+def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, finished_run, tmp_path):
+    """Neither by the form and its plan, nor by a panel, a report and a list of runs."""
     own = {"data.reader": "traced:read", "train.callbacks": ["traced:read"]}
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+    folder = finished_run
     RunParams(model=MODEL).change(**own).to_yaml(folder / "params.yaml")
+    (folder / "code").mkdir()
+    (folder / "code/traced.py").write_text((tmp_path / "traced.py").read_text())
+    (folder / "status.json").write_text('{"status": "COMPLETED"}')
+    RunPanel(folder).wait(30)
+    write_report(folder)
+    assert runs_table({"theirs": folder})
     form = RunForm(str(folder))
     for name in own:
         form.reveal(name)
