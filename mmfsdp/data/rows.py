@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,67 @@ def lacks_picture(row: Row) -> bool:
     return not MMC4.fits(row) and not first_set(row, PICTURE_KEYS) and not _has_picture_parts(row)
 
 
+KINDS: dict[str, Any] = {"empty": "", "text": "text", "number": 0, "list of texts": [None, "text"], "other": [{}]}
+"""A value of each kind by which shapes tell rows apart; see `_kind_of`."""
+Kinds = tuple[tuple[str, str], ...]
+
+
+def _kinds_of(row: Row) -> Kinds:
+    """Return the keys of a row that are not null, each with the kind of its value.
+
+    Rows of one source have few combinations of them, so what follows from the kinds alone is computed once.
+    """
+    return tuple([(key, _kind_of(value)) for key, value in row.items() if value is not None])
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, str):
+        return "text" if value and not value.isspace() else "empty"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, (list, tuple, dict)):
+        if not value:
+            return "empty"
+        if not isinstance(value, dict) and all(item is None or isinstance(item, str) for item in value):
+            return "list of texts"
+    return "other"
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Holds what the keys of a row and the kinds of their values tell."""
+
+    shape: Shape | None
+    problem: str
+    """Why the row is of no shape."""
+    read: frozenset[str]
+    """The keys that are read."""
+    unread: frozenset[str]
+    """The keys that have content and are not read."""
+
+
+@lru_cache(4096)
+def _known_of(kinds: Kinds) -> _Known:
+    """Return what is known of rows with these keys and kinds of values."""
+    row = {key: KINDS[kind] for key, kind in kinds}
+    try:
+        shape = _find_shape(row)
+    except Unreadable as error:  # the row is refused by name when it is read
+        return _Known(None, str(error), frozenset(), frozenset(unread_keys(row, {*PICTURE_KEYS, *TEXT_KEYS})))
+    read = _read_keys(row, shape)
+    return _Known(shape, "", frozenset(read), frozenset(unread_keys(row, read)))
+
+
 def shape_of(row: Row) -> Shape:
     """Return the shape of a row. Raises Unreadable for a row of two shapes, or of none."""
+    known = _known_of(_kinds_of(row))
+    if known.shape is None:
+        raise Unreadable(known.problem)
+    return known.shape
+
+
+def _find_shape(row: Row) -> Shape:
+    """Return the shape of a row by its keys. Raises Unreadable for a row of two shapes, or of none."""
     shapes = [shape for shape in SHAPES[:-1] if shape.fits(row)]
     if len(shapes) > 1:
         words = " and ".join(shape.words for shape in shapes)
@@ -269,11 +329,7 @@ def picture_name(row: Row) -> str:
 
 def keys_not_read(row: Row) -> set[str]:
     """Return the keys of a row that have content and that no reader looks at."""
-    try:
-        shape = shape_of(row)
-    except Unreadable:  # it is refused by name when it is read
-        return unread_keys(row, {*PICTURE_KEYS, *TEXT_KEYS})
-    return unread_keys(row, _read_keys(row, shape))
+    return set(_known_of(_kinds_of(row)).unread)
 
 
 def _read_keys(row: Row, shape: Shape) -> set[str]:
@@ -285,8 +341,14 @@ def _read_keys(row: Row, shape: Shape) -> set[str]:
     return keys | ({"image", "images"} if key in ("image", "images") else {key})
 
 
+TURN_LISTS = frozenset(("messages", *CONVERSATION_KEYS, *PAIR_LISTS, "questions", "history"))
+"""Keys under which a row may have several turns."""
+
+
 def has_turns(row: Row) -> bool:
     """Return whether a row has a conversation of several questions."""
+    if row.keys().isdisjoint(TURN_LISTS):
+        return False
     for key in ("messages", *CONVERSATION_KEYS):
         turns = row.get(key)
         if isinstance(turns, list):
@@ -313,7 +375,7 @@ def sample_of(row: Row, params: SourceParams, *, name: str, find: FindPicture) -
     try:
         shape = shape_of(row)
         has_pictures = shape is not MMC4 and (first_set(row, PICTURE_KEYS) or _has_picture_parts(row))
-        check_keys(row, _read_keys(row, shape), has_pictures=bool(has_pictures))
+        check_keys(row, _known_of(_kinds_of(row)).read, has_pictures=bool(has_pictures))
         content = shape.read(row, params)
         check_tags([text for message in content.messages for text in message.truths])
     except Unreadable as error:
