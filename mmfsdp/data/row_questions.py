@@ -20,10 +20,14 @@ ANSWER_KEYS = {
     "instruction": ("output", "outputs"),
     "prompt": ("completion", "response"),
     "problem": ("solution",),
+    "user": ("assistant",),
+    "input": ("output",),
 }
 """Keys of the answer to each key of a question, as data sets have them together."""
 OTHER_ANSWER_KEYS = ("response", "answer", "output", "completion", "answers", "target", "targets", "label")
 """Keys of the answer where those of ANSWER_KEYS are not set."""
+LISTS_IN_JSON = ("answers", "responses", "outputs")
+"""Keys of answers that a table holds as a list in JSON."""
 INNER_ANSWER_KEYS = ("answer", "text")
 CHOICE_KEYS = ("choices", "options")
 CONTEXT_KEYS = ("context", "hint")
@@ -49,6 +53,8 @@ def _is_class(key: str, row: Row) -> bool:
 def question_key(row: Row) -> str:
     """Return the key of the question of a row; "" if it has none. Raises Unreadable for two."""
     keys = [key for key in ANSWER_KEYS if is_set(row.get(key))]
+    if "instruction" in keys and "input" in keys:
+        keys.remove("input")  # it belongs to the instruction
     if len(keys) > 1:
         raise Unreadable(f"has {keys[0]!r} and {keys[1]!r}, two questions; keep one of the keys")
     return keys[0] if keys else ""
@@ -96,9 +102,9 @@ def _read_continuation(row: Row) -> Content:
 
 def _question(row: Row, key: str) -> str:
     """Return the text of a question with what belongs to it, a line for each."""
-    lines = [text_in(row, key)]
+    lines = [text_in(row, context) for context in CONTEXT_KEYS]
+    lines.append(text_in(row, key))
     if key == "question":
-        lines = [text_in(row, context) for context in CONTEXT_KEYS] + lines
         choices = _choices(row)
         for letter, choice in zip(LETTERS, choices, strict=False):
             lines.append(f"{letter}. {choice}")
@@ -117,13 +123,18 @@ def _choices(row: Row) -> list[str]:
 
 def _answers(row: Row, keys: Sequence[str]) -> list[str]:
     """Return the right answers under some keys, the one that a data set names as the right one first."""
-    choices = _choices(row)
+    choices = _choices(row) if is_set(row.get("question")) else []
     if choices:
         return [_chosen(row, keys[0], choices)]
     if keys[0] == PLACE_KEY:
         raise Unreadable(f"has {PLACE_KEY!r} and no choices")
-    found = {key: texts_in(row, key, INNER_ANSWER_KEYS, numbers=True) for key in keys if key != PLACE_KEY}
-    found = {key: texts for key, texts in found.items() if texts}
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        if key in LISTS_IN_JSON and isinstance(row[key], str) and row[key].lstrip().startswith("["):
+            row = {**row, key: list_in(row, key)}
+        texts = texts_in(row, key, INNER_ANSWER_KEYS, numbers=True) if key != PLACE_KEY else []
+        if texts:
+            found[key] = texts
     if not found:
         raise Unreadable(f"has an answer without text under {keys[0]!r}")
     several = max(found.values(), key=len)

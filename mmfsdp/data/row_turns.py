@@ -51,7 +51,7 @@ PAIR_KEYS = (
 TEXT_PARTS = ("text", "input_text", "output_text")
 PICTURE_PARTS = ("image", "image_url", "input_image", "image_path", "image_file")
 TEXT_PART_KEYS = ("text", "content")
-PICTURE_PART_KEYS = ("image", "image_url", "image_path", "path", "url", "bytes", "content")
+PICTURE_PART_KEYS = ("image", "image_url", "image_path", "path", "url", "bytes", "base64", "source", "content")
 
 Place = Picture | None
 """What stands at an IMAGE of a text: its own picture, or None for the next one of the row."""

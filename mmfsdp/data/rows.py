@@ -84,15 +84,23 @@ def _with_system(*keys: str) -> Callable[[Row], set[str]]:
 
 def _question_keys(row: Row) -> set[str]:
     """Return the keys that are read of a row with a question."""
-    keys = {key for key in ANSWER_KEYS if is_set(row.get(key))}
-    for key in tuple(keys):
-        keys.update(answer_keys(row, key))
-    return keys | {*SYSTEM_KEYS, *CHOICE_KEYS, *CONTEXT_KEYS, *INPUT_KEYS, "history"}
+    key = question_key(row)
+    keys = {key, *answer_keys(row, key), *SYSTEM_KEYS, *CONTEXT_KEYS, "history"}
+    if key == "question":
+        keys.update(CHOICE_KEYS)
+    if key == "instruction":
+        keys.update(INPUT_KEYS)
+    return keys
 
 
 def _question_of(key: str) -> Callable[[Row], object]:
     """Return a function that tells whether a row has this question and an answer."""
-    return lambda row: is_set(row.get(key)) and answer_keys(row, key)
+
+    def fits(row: Row) -> object:
+        belongs_to_instruction = key == "input" and is_set(row.get("instruction"))
+        return is_set(row.get(key)) and not belongs_to_instruction and answer_keys(row, key)
+
+    return fits
 
 
 SHAPES = (
@@ -153,6 +161,20 @@ SHAPES = (
         read_question,
         _question_keys,
         '{"image": "cat.png", "problem": "How many ears?", "solution": "2"}',
+    ),
+    Shape(
+        "user with assistant",
+        _question_of("user"),
+        read_question,
+        _question_keys,
+        '{"image": "cat.png", "user": "What is it?", "assistant": "A pet."}',
+    ),
+    Shape(
+        "input with output",
+        _question_of("input"),
+        read_question,
+        _question_keys,
+        '{"image": "cat.png", "input": "What is it?", "output": "A pet."}',
     ),
     Shape(
         "questions with answers",
