@@ -170,6 +170,8 @@ def label_tokens(model: nn.Module, batch: StepBatch) -> int:
     An encoder-decoder and a masked language model predict every label, a causal language model all but the first of a
     sequence. A model that does otherwise has a method `count_label_tokens(batch)`; `lint_loss` finds those without.
     """
+    if getattr(batch, "blank", False):  # a rank without usable samples takes part in the step, and learns nothing
+        return 0
     inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
     if hasattr(inner, "count_label_tokens"):
         return inner.count_label_tokens(batch.mapping if isinstance(batch, MappingBatch) else batch)

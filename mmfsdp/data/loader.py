@@ -188,7 +188,7 @@ class _EncodedBatches(IterableDataset):
                 samples.append(self.processor.encode(item, seed=seed))
             except CorruptRecord as error:
                 skipped[item.label] = error.reason
-        batch = self.processor.collate(samples)
+        batch = self.processor.collate(self.processor.filled(samples, len(loaded)))
         usable = len(samples) - len(batch.skipped)
         skipped |= batch.skipped
         return replace(batch, weight=self.weight, source=self.name, skipped=skipped), usable

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import AddedToken
@@ -56,6 +56,8 @@ class EncodedSample:
 class SampleProcessor(ABC):
     """Turn samples into a Batch. Holds no state but its settings; can be pickled."""
 
+    takes_given_rows: ClassVar[bool] = False
+    """It takes the rows of a person's own reader as they are, not as samples."""
     tokenizer: Any
     image_size: int
     """Side of the pictures that a source draws for it, in pixels."""
@@ -77,6 +79,10 @@ class SampleProcessor(ABC):
     @abstractmethod
     def encode(self, sample: Sample, *, seed: int | None = None) -> Any:
         """Return one sample, encoded; `seed` drives the augmentation (default: none). Raises CorruptRecord."""
+
+    def filled(self, samples: list[Any], size: int) -> list[Any]:
+        """Return encoded samples, in place of so many of which some could not be used."""
+        return samples
 
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:

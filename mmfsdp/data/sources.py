@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..params import DataParams, DataSource, ParamError
+from .processor import SampleProcessor
 from .stream import Source
 
 Splits = dict[str, Source]
@@ -56,3 +57,12 @@ def open_sources(params: DataParams, *, image_size: int, seed: int = 0, as_given
     for i, (place, source) in enumerate(params.sources().items()):
         sources[place] = open_splits(source, image_size=image_size, seed=seed + i, place=place, as_given=as_given)
     return sources
+
+
+def open_for(processor: SampleProcessor, params: RunParams) -> dict[str, Splits]:
+    """Return the splits of every source of a run by its place, with what the processor takes: samples or given rows.
+
+    Raises ParamError as `open_splits`.
+    """
+    size, seed = processor.image_size, params.train.seed
+    return open_sources(params.data, image_size=size, seed=seed, as_given=processor.takes_given_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.processor import SampleProcessor
+from ..data.sources import Splits
 from ..params import GENERATED, BackboneParams, ModelParams, RunParams
 from .backbones import build_language, load_tokenizer
 from .encoders import VisionEncoder, build_vision
@@ -49,7 +51,13 @@ class BackbonesKind(Kind):
             language.generation_config.eos_token_id = tokenizer.eos_token_id
         return Built(*self.assemble(params, vision, language, tokenizer, meta=meta), sources)
 
-    def example(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> dict[str, Any]:
+    def example(
+        self,
+        model: nn.Module,
+        params: RunParams,
+        processor: SampleProcessor | None,
+        sources: Mapping[str, Splits] | None = None,
+    ) -> dict[str, Any]:
         """Return texts of the greatest length on the meta device; without padding, a batch has no mask."""
         size, length = params.train.batch_size, params.data.max_length
         encoder: Any = model.get_submodule(self.vision_encoder)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..core.plan import WrapPlan
 from ..data.processor import SampleProcessor
+from ..data.sources import Splits
 from ..params import ModelParams, RunParams
 from .weight_files import TensorSource
 
@@ -28,6 +30,8 @@ class Kind(ABC):
 
     planned_with_example = False
     """Its modules may run in another order than they are registered, so that its plan needs an example."""
+    tensors_by_name = True
+    """Its weights may be read or initialized one by one; otherwise rank 0 builds the whole model."""
     vision_encoder = ""
     """Dotted name of the module whose output for a picture can be kept; empty where there is none."""
     generated: tuple[str, ...] = ()
@@ -45,10 +49,17 @@ class Kind(ABC):
         return patterns
 
     @abstractmethod
-    def example(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> dict[str, Any] | None:
+    def example(
+        self,
+        model: nn.Module,
+        params: RunParams,
+        processor: SampleProcessor | None,
+        sources: Mapping[str, Splits] | None = None,
+    ) -> dict[str, Any] | None:
         """Return the largest inputs of a micro-step, with a picture per sample; None if nobody knows them.
 
-        Raises ParamError if a picture has more tokens than `data.max_length`.
+        sources: what `open_sources` gives, if they are open. Raises ParamError if a picture has more tokens than
+        `data.max_length`.
         """
 
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027 (most kinds need no check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from ..core.plan import WrapPlan
 from ..data.chat import BLANK, ChatProcessor
 from ..data.processor import SampleProcessor
+from ..data.sources import Splits
 from ..params import ModelParams, ParamError, RunParams
 from .backbones import forward_arguments
 from .from_transformers import build_vlm, check_calls, spell_out_parts
@@ -34,7 +36,13 @@ class TransformersKind(Kind):
         """Return the patterns with vision, projector, language and lora spelled out."""
         return tuple(spell_out_parts(model, patterns))
 
-    def example(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> dict[str, Any] | None:
+    def example(
+        self,
+        model: nn.Module,
+        params: RunParams,
+        processor: SampleProcessor | None,
+        sources: Mapping[str, Splits] | None = None,
+    ) -> dict[str, Any] | None:
         """Return real inputs, since the model reads their values: of its processor, else as `model.picture` says."""
         size, length = params.train.batch_size, params.data.max_length
         if isinstance(processor, ChatProcessor):

@@ -183,6 +183,11 @@ class ModelKind(Choice):
         "As a vision-language model of transformers does it; `name` says which.",
         "mmfsdp.models.transformers_kind:TransformersKind",
     )
+    OWN = (
+        "own",
+        "As your own model does it; `build` says which.",
+        "mmfsdp.models.own_kind:OwnKind",
+    )
 
 
 class ProjectorKind(Choice):

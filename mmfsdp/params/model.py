@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import BackboneSource, ModelKind, ProjectorKind
+from .own import EXAMPLE, OwnCode, check_own
 
 if TYPE_CHECKING:
     JsonValue = Any  # readers know what a config holds; pydantic checks that JSON can hold it
@@ -97,7 +98,11 @@ class ModelParams(Params):
 
     kind: ModelKind = ModelKind.FLAMINGO
     """Architecture: flamingo (cross-attention to pictures), multimodal (pictures as tokens), transformers (a whole
-    vision-language model, by `name`). Default flamingo."""
+    vision-language model, by `name`), own (your own, by `build`). Default flamingo."""
+
+    build: OwnCode | None = None
+    """Your own model: the import path of a function that returns (model, processor), my_model:build, or, with
+    arguments, {call: my_model:build, width: 256}. Setting it makes kind own. Default unset."""
 
     name: str = ""
     """Hub name (Qwen/Qwen2.5-VL-7B-Instruct) or folder of a vision-language model of transformers, with its processor.
@@ -128,7 +133,8 @@ class ModelParams(Params):
     projectors), llava_stage2 (the language model, too), llava_lora. Default: all but the perceiver, the cross-attention
     and the new tokens; of a multimodal model, llava_stage1 (llava_lora with `lora_rank`). In a model of transformers
     vision, projector, language and lora stand for its parts: [vision, language] trains the rest, ['*', '!lora'] the
-    adapters alone. Default there: all but projector and lora."""
+    adapters alone. Default there: all but projector and lora. An own model is frozen as `build` returned it, unless
+    patterns say more. Default there: none."""
 
     projector: ProjectorKind = ProjectorKind.MLP
     """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp. Default
@@ -140,7 +146,7 @@ class ModelParams(Params):
 
     lora_targets: tuple[str, ...] = ()
     """Names of the matrices that get an adapter: [q_proj, v_proj]. Default none: all of the language model but the
-    output's."""
+    output's; an own model needs them."""
 
     cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""
@@ -166,12 +172,28 @@ class ModelParams(Params):
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
-        "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
-        "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
+        "build": ("kind", (ModelKind.OWN,)),
+        "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
+        "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
         **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
         **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _become_own(cls, values: Any) -> Any:
+        """With `build`, take kind own in place of the default kind, whose own fields then say nothing."""
+        if not isinstance(values, dict) or not values.get("build"):
+            return values
+        if values.get("kind", ModelKind.FLAMINGO) != ModelKind.FLAMINGO:
+            return values
+        return {name: value for name, value in values.items() if name not in _BACKBONES_ONLY} | {"kind": ModelKind.OWN}
+
+    @field_validator("build")
+    @classmethod
+    def _check_build(cls, build: OwnCode | None) -> OwnCode | None:
+        return None if build is None else check_own(build)
 
     @field_validator("freeze")
     @classmethod
@@ -185,6 +207,8 @@ class ModelParams(Params):
     def _check_together(self) -> Self:
         if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
             raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
+        if self.kind is ModelKind.OWN and self.build is None:
+            raise ParamError("build", f"is unset, and kind own needs it; write {EXAMPLE}")
         layer = self.language.feature_layer
         if layer is not None:
             raise ParamError("language.feature_layer", f"{layer} is for vision encoders only; remove it")
@@ -194,6 +218,8 @@ class ModelParams(Params):
             if "lora" in pattern and not self.lora_rank:
                 words = f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal or transformers"
                 raise ParamError("freeze", words)
+        if self.kind is ModelKind.OWN and self.lora_rank and not self.lora_targets:
+            raise ParamError("lora_targets", "is empty, and an own model needs it; name matrices, such as [q_proj]")
         if self.lora_targets and not self.lora_rank:
             raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
         if self.freeze == RECIPES["flamingo"]:

@@ -53,10 +53,10 @@ class RunParams(Params):
         if replicate and shard and ranks is not None and replicate * shard != ranks:
             message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
             raise ParamError("fsdp.dp_replicate", message + f"{ranks}; change one of the three")
-        if self.model.kind is ModelKind.TRANSFORMERS:
+        if self.model.kind in (ModelKind.TRANSFORMERS, ModelKind.OWN):
             for name in ("augment", "feature_cache"):
                 if getattr(self.data, name):
-                    reason = "has no effect with model.kind transformers, whose own processor reads the pictures"
+                    reason = f"has no effect with model.kind {self.model.kind}, whose own processor reads the pictures"
                     raise ParamError(f"data.{name}", f"{getattr(self.data, name)!r} {reason}; remove it")
         return self
 

@@ -21,7 +21,7 @@ from torch import nn
 from .. import checkpoint
 from ..core.collectives import compute_device, gather_json, sum_over_ranks
 from ..core.inference import keep_gathered
-from ..core.micro_batch import label_tokens
+from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model
 from ..core.step import count_labels, token_sum
 from ..data.batch import Batch, Sample
@@ -128,7 +128,7 @@ class HeldOut(Callback):
         model.eval()
         with torch.no_grad(), keep_gathered(model):
             for batch, count in zip(self.batches, rank_tokens, strict=True):
-                mean = model(**batch.to(device).inputs()).loss.float()
+                mean = loss_of(model(**batch.to(device).inputs())).float()
                 sums[sources.index(batch.source)] += token_sum(mean, count)
         train_mode(model)
         return float((sum_over_ranks(sums) / tokens) @ weights)

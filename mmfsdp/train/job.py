@@ -22,9 +22,12 @@ from ..core.collectives import gather_json
 from ..core.plan import WrapPlan
 from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
+from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
+from ..data.sources import open_for
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
+from ..models.kinds import kind_of
 from ..models.weight_files import Weights
 from ..params import Device, Executor, ParamError, RunParams
 from ..run.folder import read_json, write_json
@@ -63,7 +66,8 @@ def run(folder: Path) -> None:
     with process_group(params) as device:
         beat("building")
         built, processor, weights = build(params)
-        plan, cost = plan_for(built, params, processor)
+        sources = open_for(processor, params)
+        plan, cost = plan_for(built, params, processor, sources)
         plan.check()
         rated = spell_out_rates(built, params)
         if dist.get_rank() == 0:
@@ -74,7 +78,7 @@ def run(folder: Path) -> None:
         optimizer, schedule = build_optimizer(model, rated)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
-        result = train(take_up(setup, plan, processor, device, beat, features))
+        result = train(take_up(setup, plan, processor, device, beat, features, sources))
         print(f"rank {dist.get_rank()}: done")
         after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
         result["wire_bytes_predicted"] = cost.wire_bytes
@@ -145,15 +149,19 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
     known only after drawing. Raises ParamError if the model has no tokenizer.
     """
     rank = dist.get_rank()
-    torch.manual_seed(params.train.seed)
-    model, processor, weights = open_model(params.model, read=rank == 0)
-    freeze_model(model, params.model)
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model draws.
-    drawn_on_rank0 = rank == 0 and (weights is None or bool(weights.new_parameters & frozen))
-    if drawn_on_rank0 or not params.fsdp.sync_module_states:
+    weights: Weights | None = None
+    whole = not params.fsdp.sync_module_states or (rank == 0 and not kind_of(params.model).tensors_by_name)
+    if not whole:
+        seed_all(params.train.seed)
+        model, processor, weights = open_model(params.model, read=rank == 0)
+        freeze_model(model, params.model)
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model
+        # draws.
+        whole = rank == 0 and (weights is None or bool(weights.new_parameters & frozen))
+    if whole:
         weights = None
-        torch.manual_seed(params.train.seed)
+        seed_all(params.train.seed)
         model, processor = build_model(params.model)
         freeze_model(model, params.model)
     if processor is None:

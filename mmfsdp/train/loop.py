@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..core.plan import WrapPlan
 from ..core.step import train_step
 from ..data.loader import batches, sum_skipped
 from ..data.processor import SampleProcessor
-from ..data.sources import open_sources
+from ..data.sources import Splits, open_for
 from ..models.media_model import train_mode
 from ..run.folder import add_event
 from ..run.hang import Heartbeat
@@ -32,11 +33,16 @@ def take_up(
     device: torch.device,
     beat: Heartbeat,
     features: FeatureCache | None = None,
+    sources: Mapping[str, Splits] | None = None,
 ) -> Training:
-    """Return a training where it stands: at the newest checkpoint, if there is one. Every rank must call it."""
+    """Return a training where it stands: at the newest checkpoint, if there is one. Every rank must call it.
+
+    sources: what `open_sources` gives, if they are open.
+    """
     beat("taking up")
     state, settings, world_size = resume(setup), setup.params.train, dist.get_world_size()
-    sources = open_sources(setup.params.data, image_size=processor.image_size, seed=settings.seed)
+    if sources is None:
+        sources = open_for(processor, setup.params)
     loader = batches(
         setup.params.data,
         processor,

@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from ..core.make_plan import make_plan
 from ..core.plan import Finding, WrapPlan
 from ..data import open_sources
 from ..data.chat import SEVERAL_TURNS
 from ..data.processor import SampleProcessor
-from ..data.sources import Splits
+from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
-from ..params import Device, FrozenPolicy, ModelParams, RunParams
+from ..params import Device, FrozenPolicy, ModelKind, ModelParams, RunParams
 from ..params.own_modules import OwnSources
 from ..params.run import with_cluster
 from ..predict import Estimate, estimate
@@ -67,8 +69,8 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     params = with_ranks(params)
     check_place(params)
     check_callbacks(params)
-    sources = open_sources(params.data, image_size=1)  # pictures as they are, and resized later
-    stages = previews(params)
+    sources = opened(params)
+    stages = previews(params, sources)
     plan, cost = next(stages)
     plan = with_data(plan, sources)
     plan.check()
@@ -83,23 +85,23 @@ def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
     return list(previews(params))[-1]
 
 
-def previews(params: RunParams) -> Iterator[tuple[WrapPlan, Estimate]]:
+def previews(
+    params: RunParams, sources: Mapping[str, Splits] | None = None
+) -> Iterator[tuple[WrapPlan, Estimate]]:
     """Yield the plan and its cost: first without memory events, then with them where they can be recorded.
 
-    The newest models and recordings are kept, since other choices change more often.
+    sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other choices change more often.
     """
     params = with_ranks(params)
     params = params.change(launch=with_cluster(params.launch))
-    key = _model_key(params)
-    with _building:  # transformers' lazy modules break when two threads import them
-        model, processor = _kept_model(key)
-    example = example_of(model, params, processor)
+    key, model, processor = kept_model(params)
+    example = example_of(model, params, processor, sources)
     plan = _with_warnings(plan_run(model, params, example), processor)
     yield plan, cost_of(plan, params)
     if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
         return
     sizes = params.launch.world_size, params.train.batch_size, params.data.max_length
-    recorded = (key, plan.fsdp.model_dump_json(), *sizes)
+    recorded = (key, plan.fsdp.model_dump_json(), *sizes, inputs_of(params, example))
     if recorded not in _recordings:
         _recordings[recorded] = record_memory(model, plan, example)
     plan = with_recording(plan, _recordings[recorded])
@@ -134,6 +136,29 @@ def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPla
     return replace(plan, lint=(*plan.lint, *(Finding("warning", code, text) for code, text in found.items())))
 
 
+def inputs_of(params: RunParams, example: dict[str, Any]) -> str:
+    """Return the shapes of an own model's example, which its data decide; "" for other kinds."""
+    if params.model.kind is not ModelKind.OWN:
+        return ""
+    return str(tree_map(lambda value: value.shape if isinstance(value, torch.Tensor) else str(value)[:99], example))
+
+
+def opened(params: RunParams) -> dict[str, Splits]:
+    """Return the splits of all sources, opened for a look at the data. Raises ParamError as `open_sources`."""
+    if params.model.kind is not ModelKind.OWN:
+        return open_sources(params.data, image_size=1)  # pictures as they are, and resized later
+    _, _, processor = kept_model(params)
+    assert processor is not None
+    return open_for(processor, params)  # it is tried on them
+
+
+def kept_model(params: RunParams) -> tuple[str, nn.Module, SampleProcessor | None]:
+    """Return the model without weights, its processor, and the key that both are kept by."""
+    key = _model_key(params)
+    with _building:  # transformers' lazy modules break when two threads import them
+        return key, *_kept_model(key)
+
+
 def _model_key(params: RunParams) -> str:
     # A generated model's processor, and so its example, is there only after the pretraining.
     return json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
@@ -152,9 +177,14 @@ def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None
     return model, processor
 
 
-def plan_for(model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> tuple[WrapPlan, Estimate]:
+def plan_for(
+    model: nn.Module,
+    params: RunParams,
+    processor: SampleProcessor | None,
+    sources: Mapping[str, Splits] | None = None,
+) -> tuple[WrapPlan, Estimate]:
     """Return the plan of a model that is frozen already, and its cost per rank."""
-    example = example_of(model, params, processor)
+    example = example_of(model, params, processor, sources)
     plan = _with_warnings(plan_run(model, params, example), processor)
     if not (plan.refused or plan.memory_events or example is None):
         plan = with_memory_events(model, plan, example)
@@ -189,9 +219,14 @@ def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[s
     return {"bytes": cost.peak_bytes, "when": cost.peak_when}
 
 
-def example_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None = None) -> dict[str, Any] | None:
+def example_of(
+    model: nn.Module,
+    params: RunParams,
+    processor: SampleProcessor | None = None,
+    sources: Mapping[str, Splits] | None = None,
+) -> dict[str, Any] | None:
     """Return the largest inputs of a micro-step, with a picture per sample; None if nobody knows them.
 
     Raises ParamError if a picture has more tokens than `data.max_length`.
     """
-    return kind_of(params.model).example(model, params, processor)
+    return kind_of(params.model).example(model, params, processor, sources)

@@ -1,0 +1,31 @@
+"""Random numbers of a person's own code: drawn from a seed, and without a trace in the training's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def own_random(seed: int) -> Iterator[None]:
+    """Seed the generators of Python, NumPy and torch, and give them back their states at the end."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            seed_all(seed)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

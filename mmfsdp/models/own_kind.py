@@ -1,0 +1,217 @@
+"""OwnKind: a person's own model, `build() -> (model, processor)`, by its import path."""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from ..core.lint import WRAPPERS
+from ..core.micro_batch import check_loss, loss_of
+from ..core.names import named_tensors
+from ..core.trace import RealValues, copy_inputs, fake_mode, fake_model
+from ..core.weights import set_tensor
+from ..data.own_processor import FIELD, OwnProcessor, check_pickles
+from ..data.own_random import own_random
+from ..data.processor import SampleProcessor
+from ..data.sources import Splits, open_for
+from ..params import ModelParams, ParamError, RunParams
+from ..params.own import OwnCodeError, call_own, load_own, own_errors, path_of
+from .backbones import add_lora
+from .kinds import Built, Kind
+
+READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""Raised by a forward that needs the values of tensors that depend on parameters: a plan has none."""
+
+
+class OwnKind(Kind):
+    """A person's own model and processor."""
+
+    planned_with_example = True
+    tensors_by_name = False
+
+    def build(self, params: ModelParams, *, meta: bool, download: bool, read: bool) -> Built:
+        """Call the person's function; for the meta device, under it where it allows that."""
+        assert params.build is not None
+        load_own(FIELD, params.build)  # under the meta device, an import would make its module's tensors there
+        why = ""
+        if not meta:
+            model, processor = checked(params, call_own(FIELD, params.build))
+        else:
+            model, processor, why = build_on_meta(params)
+        if params.lora_rank:
+            add_lora(model, params.lora_rank, targets=params.lora_targets, meta=meta)
+        if not isinstance(processor, SampleProcessor):
+            processor = OwnProcessor.of(processor, path=path_of(params.build))
+        if why:
+            words = f"{path_of(params.build)} needs weights: {why}. Each process builds the whole model, then shards it"
+            processor.warnings["own-build"] = f"model.build: {words}"
+        return Built(model, processor, None)
+
+    def example(
+        self,
+        model: nn.Module,
+        params: RunParams,
+        processor: SampleProcessor | None,
+        sources: Mapping[str, Splits] | None = None,
+    ) -> dict[str, Any] | None:
+        """Return what the processor makes of the first rows, after trying the forward on it.
+
+        None where the forward reads values that only weights give. Raises OwnCodeError for a processor or a forward
+        that fails, and for a forward without a loss.
+        """
+        assert processor is not None
+        if params.data.workers:
+            check_pickles(processor)
+        if sources is None:
+            sources = open_for(processor, params)
+        batch: Any = None
+        for place, splits in reversed(sources.items()):  # the first source's batch is the example
+            batch = first_batch(place, splits, processor, params.train.batch_size)
+        inputs = batch.inputs()
+        processor.warnings.pop("own-forward", None)
+        why = try_forward(model, inputs, path_of(params.model.build or ""))
+        if why:
+            words = f"model.build: the forward cannot run without weights ({why}), so that units are planned in the order "
+            processor.warnings["own-forward"] = words + "in which modules were registered, and the peak is not known"
+            return None
+        return inputs
+
+
+def first_batch(place: str, splits: Splits, processor: SampleProcessor, size: int) -> Any:
+    """Return the batch of a source's first rows, repeated up to so many. Raises ParamError, naming the place."""
+    rows = list(islice(splits["train"], size))
+    if not rows:
+        raise ParamError(place, "has no row that can be used")
+    rows = [rows[i % len(rows)] for i in range(size)]
+    return processor.try_rows(rows) if isinstance(processor, OwnProcessor) else processor(rows)
+
+
+def checked(params: ModelParams, returned: Any) -> tuple[nn.Module, Any]:
+    """Return the model and the processor that a person's function returned. Raises OwnCodeError for anything else."""
+    path = path_of(params.build or "")
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        words = f"{path} returned a {type(returned).__name__}{size}; return the tuple (model, processor)"
+        raise OwnCodeError(FIELD, words)
+    model, processor = returned
+    if not isinstance(model, nn.Module):
+        raise OwnCodeError(FIELD, f"{path} returned a {type(model).__name__} for its model; return an nn.Module")
+    if not callable(processor):
+        words = f"{path} returned a {type(processor).__name__} for its processor; return what turns rows into a dict"
+        raise OwnCodeError(FIELD, words)
+    wrapped = [type(module).__name__ for module in model.modules() if isinstance(module, WRAPPERS)]
+    if wrapped:
+        raise OwnCodeError(FIELD, f"{path} returned a model inside {wrapped[0]}; return it as it is, a run wraps it")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise OwnCodeError(FIELD, f"{path} returned a model in which no parameter has requires_grad; nothing would train")
+    return model, processor
+
+
+def build_on_meta(params: ModelParams) -> tuple[nn.Module, Any, str]:
+    """Return the model on the meta device, its processor, and why it had to be built with its weights, or ""."""
+    assert params.build is not None
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            # Of weights that are loaded into a model without any: ranks get rank 0's.
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
+            model, processor = checked(params, call_own(FIELD, params.build))
+        why = outside_of_meta(model, processor)
+    except OwnCodeError as error:
+        why = f"it cannot be called under torch.device('meta') ({error.message})"
+    if not why:
+        return model, processor, ""
+    with own_random(0):  # a plan leaves the caller's random states alone
+        model, processor = checked(params, call_own(FIELD, params.build))
+    for names, tensor in named_tensors(model):
+        set_tensor(model, names, tensor.detach().to("meta"), like=tensor)
+    return model, processor, why
+
+
+def outside_of_meta(model: nn.Module, processor: Any) -> str:
+    """Return what a model that was built under the meta device has in the wrong place, or ""."""
+    for names, tensor in named_tensors(model):
+        if not tensor.is_meta:
+            return f"{names[0]} has values although it was built under torch.device('meta')"
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in ("_parameters", "_buffers", "_modules") and any(t.is_meta for t in tensors_in(value)):
+                where = f"{name}.{key}" if name else key
+                return f"{where} is a tensor that is neither a parameter nor a buffer; use register_buffer"
+    if any(t.is_meta for t in tensors_in(processor)):
+        return "its processor holds tensors; make them outside of build, or as lists"
+    return ""
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an object holds: in its attributes, items, bound arguments and closures, but no module."""
+    known: set[int] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if id(value) in known or isinstance(value, (nn.Module, type, types.ModuleType, str, bytes, int, float)):
+            continue
+        known.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            todo += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            todo += value
+        elif isinstance(value, types.MethodType):
+            todo += [value.__self__, value.__func__]
+        elif isinstance(value, functools.partial):
+            todo += [value.func, value.args, value.keywords]
+        else:
+            todo.append(getattr(value, "__dict__", {}))
+        if isinstance(value, types.FunctionType):
+            todo += [value.__defaults__, value.__kwdefaults__]
+            todo += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not yet assigned
+        return False
+
+
+def try_forward(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
+    """Run a forward on fake tensors. Return why it needs values, or "".
+
+    Raises OwnCodeError if it fails, or returns no loss that depends on a trainable parameter.
+    """
+    mode = fake_mode()
+    fake = fake_model(model, mode).train()
+    try:
+        with torch.random.fork_rng(devices=()), own_errors(FIELD, f"the forward of {path}'s model failed on a batch"):
+            try:
+                with mode, RealValues(), torch.enable_grad():
+                    loss = loss_of(fake(**copy_inputs(inputs, mode)))
+            except READS_VALUES as error:
+                return f"{type(error).__name__}: {error}"
+    except OwnCodeError as error:
+        shapes = ", ".join(f"{name}: {_shape(value)}" for name, value in inputs.items())
+        raise OwnCodeError(FIELD, f"{error.message}; the processor made {shapes}", error.traceback) from None
+    try:
+        check_loss(model, loss)
+    except ParamError as error:
+        raise OwnCodeError(FIELD, error.message) from None
+    if not loss.requires_grad:
+        raise OwnCodeError(FIELD, f"the loss of {path}'s model depends on no trainable parameter")
+    return ""
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
