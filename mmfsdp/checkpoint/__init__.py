@@ -15,7 +15,7 @@ from typing import Any
 _MODULES = {
     "loading": ("Resumed", "check_frozen", "count_changed", "frozen_checksums", "load", "newest", "resume"),
     "saving": ("Background", "save"),
-    "steps": ("DamagedCheckpoint", "latest", "marker_of"),
+    "steps": ("DamagedCheckpoint", "best", "best_of", "is_complete", "latest", "mark_best", "marker_of"),
 }
 """Public names by module. Imported when asked for: listing checkpoints (steps.py) must not import torch."""
 

@@ -23,7 +23,15 @@ from torch.utils._pytree import tree_map
 
 from ..core.collectives import gather_json, is_distributed, rank, world_size
 from ..params import StateDictType
-from .steps import checkpoint_name, complete_checkpoints, file_checksum, write_marker
+from .steps import (
+    best_of,
+    checkpoint_name,
+    checkpoint_step,
+    complete_checkpoints,
+    file_checksum,
+    mark_best,
+    write_marker,
+)
 from .tensors import Tensors, local_tensors, model_tensors, optimizer_tensors
 
 
@@ -35,6 +43,7 @@ def save(
     optimizer: Optimizer | None = None,
     kind: StateDictType = StateDictType.SHARDED_STATE_DICT,
     keep_last: int | None = None,
+    best: dict[str, Any] | None = None,
     record: dict[str, Any] | None = None,
     carried: frozenset[str] = frozenset(),
     background: Background | None = None,
@@ -43,7 +52,8 @@ def save(
     """Save a wrapped model, its optimizer and every rank's random states. Return the folder. Every rank must call it.
 
     Of the model, save what trains, and frozen parameters named in `carried`. record: plain data for the marker.
-    keep_last: number of complete checkpoints to keep. background: copy now, write while the caller continues. done:
+    keep_last: number of complete checkpoints to keep. best: step, name and score of the best one, which is kept as
+    well, and marked. background: copy now, write while the caller continues. done:
     called with the folder once the checkpoint is complete.
     """
     trained = model_tensors(model)
@@ -72,9 +82,10 @@ def save(
 
     def write(group: Any) -> None:
         write_checkpoint(target, files, sharded, marker, group)
-        if keep_last and rank() == 0:
-            for old in complete_checkpoints(folder)[:-keep_last]:
-                shutil.rmtree(old.rename(folder / f".{old.name}.old"))
+        if rank() == 0:
+            if best:
+                mark_best(folder, best)
+            remove_old(folder, keep_last)
         done(target)
 
     if background is None:
@@ -84,6 +95,14 @@ def save(
         files, sharded = tree_map(copy_to_host, (files, sharded))
         background.start(write, step, arrived=copies_arrived())
     return target
+
+
+def remove_old(folder: Path, keep_last: int | None) -> None:
+    """Remove all checkpoints but the newest ones and the best one; without a number, none."""
+    best = best_of(folder)
+    for old in complete_checkpoints(folder)[:-keep_last] if keep_last else ():
+        if best is None or checkpoint_step(old) != best["step"]:
+            shutil.rmtree(old.rename(folder / f".{old.name}.old"))
 
 
 def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:

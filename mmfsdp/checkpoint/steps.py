@@ -13,6 +13,8 @@ from ..params import ParamError
 
 MARKER = "complete.json"
 """The file that makes a checkpoint complete. It is written last."""
+BEST = "best.json"
+"""The file beside the checkpoints that says which one has the best score (`train.keep_best`)."""
 _REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "files"}
 """Keys of the marker, without which nothing can be loaded."""
 _CHECKSUM = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
@@ -39,6 +41,39 @@ def checkpoint_step(checkpoint: Path) -> int:
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, oldest first."""
     return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name) and (p / MARKER).is_file())
+
+
+def is_complete(folder: Path, step: int) -> bool:
+    """Return True if there is a complete checkpoint of a step."""
+    return (folder / checkpoint_name(step) / MARKER).is_file()
+
+
+def best_of(folder: Path) -> dict[str, Any] | None:
+    """Return which checkpoint has the best score: step, name and score; None if none is marked and there."""
+    try:
+        mark = json.loads((folder / BEST).read_bytes())
+        step, name, score = mark["step"], mark["name"], mark["score"]
+        is_valid = type(step) is int and isinstance(name, str) and isinstance(score, (int, float))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    if not is_valid or not is_complete(folder, step):
+        return None
+    return {"step": step, "name": name, "score": float(score)}
+
+
+def mark_best(folder: Path, best: dict[str, Any]) -> None:
+    """Say which checkpoint has the best score: step, name and score."""
+    unfinished = folder / f".{BEST}.writing"
+    unfinished.write_text(json.dumps(best) + "\n", encoding="utf-8")
+    os.replace(unfinished, folder / BEST)
+
+
+def best(folder: Path) -> Path:
+    """Return the complete checkpoint with the best score. Raises ParamError if there is none."""
+    mark = best_of(folder)
+    if mark is None:
+        raise ParamError("checkpoint", f"{str(folder)!r} has no best checkpoint; train with train.keep_best")
+    return folder / checkpoint_name(mark["step"])
 
 
 def latest(folder: Path) -> Path:

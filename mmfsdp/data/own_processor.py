@@ -112,7 +112,7 @@ class OwnProcessor(SampleProcessor):
         """Return so many rows, some of them twice: what the model computes may need batches of one size."""
         return [samples[i % len(samples)] for i in range(size if samples else 0)]
 
-    def collate(self, samples: Sequence[Encoded]) -> OwnBatch:
+    def collate(self, samples: Sequence[Encoded]) -> OwnBatch:  # type: ignore[override]
         """Return the batch of some rows.
 
         A row with which the processor fails is named in `skipped`, and the next good one of the batch takes its place,
@@ -154,7 +154,7 @@ class OwnProcessor(SampleProcessor):
         self.stand_in = usable[0]
         return self.collate([self.encode(row) for row in rows])
 
-    def prompts(self, samples: Sequence[Any]) -> OwnBatch:
+    def prompts(self, samples: Sequence[Any]) -> OwnBatch:  # type: ignore[override]
         """Return a batch to generate from."""
         with own_errors(FIELD, f"prompts of the processor of {self.path} failed"):
             values = self.own.prompts(list(map(row_of, samples)))  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..params import DataParams, DataSource, ParamError
+from ..params import DataParams, DataSource, ParamError, RunParams
 from .processor import SampleProcessor
 from .stream import Source
 

@@ -165,7 +165,7 @@ def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
 
 
-def add_lora(language: PreTrainedModel, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
+def add_lora(language: nn.Module, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:
     """Add LoRA adapters to all matrices but the output's, in place, by peft; at first, a no-op.
 
     With `targets`, only to matrices of these names. Raises ParamError if there are none.

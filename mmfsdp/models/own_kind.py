@@ -77,14 +77,16 @@ class OwnKind(Kind):
         if sources is None:
             sources = open_for(processor, params)
         batch: Any = None
-        for place, splits in reversed(sources.items()):  # the first source's batch is the example
-            batch = first_batch(place, splits, processor, params.train.batch_size)
+        for place in reversed(list(sources)):  # the first source's batch is the example
+            batch = first_batch(place, sources[place], processor, params.train.batch_size)
         inputs = batch.inputs()
         processor.warnings.pop("own-forward", None)
         why = try_forward(model, inputs, path_of(params.model.build or ""))
         if why:
-            words = f"model.build: the forward cannot run without weights ({why}), so that units are planned in the order "
-            processor.warnings["own-forward"] = words + "in which modules were registered, and the peak is not known"
+            words = (
+                f"model.build: the forward reads values that only weights give ({why}): units are planned in the order"
+            )
+            processor.warnings["own-forward"] = f"{words} in which modules were registered, and the peak is not known"
             return None
         return inputs
 
@@ -114,8 +116,8 @@ def checked(params: ModelParams, returned: Any) -> tuple[nn.Module, Any]:
     wrapped = [type(module).__name__ for module in model.modules() if isinstance(module, WRAPPERS)]
     if wrapped:
         raise OwnCodeError(FIELD, f"{path} returned a model inside {wrapped[0]}; return it as it is, a run wraps it")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise OwnCodeError(FIELD, f"{path} returned a model in which no parameter has requires_grad; nothing would train")
+    if not list(model.parameters()):
+        raise OwnCodeError(FIELD, f"{path} returned a model without a parameter; nothing would train")
     return model, processor
 
 

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import BackboneSource, ModelKind, ProjectorKind
-from .own import EXAMPLE, OwnCode, check_own
+from .own import EXAMPLE, OwnCode
 
 if TYPE_CHECKING:
     JsonValue = Any  # readers know what a config holds; pydantic checks that JSON can hold it
@@ -189,11 +189,6 @@ class ModelParams(Params):
         if values.get("kind", ModelKind.FLAMINGO) != ModelKind.FLAMINGO:
             return values
         return {name: value for name, value in values.items() if name not in _BACKBONES_ONLY} | {"kind": ModelKind.OWN}
-
-    @field_validator("build")
-    @classmethod
-    def _check_build(cls, build: OwnCode | None) -> OwnCode | None:
-        return None if build is None else check_own(build)
 
     @field_validator("freeze")
     @classmethod

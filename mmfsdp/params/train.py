@@ -9,7 +9,10 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import Device, Schedule, TrackerKind
-from .own import OwnCodes
+from .own import OwnCodes, path_of
+
+HELD_OUT_LOSS = "heldout_loss"
+"""Name of the held-out loss among the scores."""
 
 
 class TrainParams(Params):
@@ -68,6 +71,15 @@ class TrainParams(Params):
     """Held-out samples of each source that eval_every measures, dealt to the ranks and kept in memory; and new pictures
     that are captioned after training, per split; a count. Default 200."""
 
+    metrics: OwnCodes = ()
+    """Your own scores of what the model says to the eval_samples, at eval_every: import paths of functions
+    score(predictions, samples) that return a dict of floats by name. mmfsdp.train.vqa_accuracy:score is one. Default
+    none."""
+
+    keep_best: str | None = None
+    """Score whose best checkpoint is kept beside keep_last and marked: the name of one of `metrics`' scores, with a
+    minus if lower is better; -heldout_loss for the held-out loss. Default unset: none."""
+
     profile: int = Field(0, ge=0)
     """Steps that torch's profiler records, after two: a trace of each rank that opens in Perfetto, and in the report
     how long training waits for communication; a count. Default 0: none."""
@@ -86,6 +98,25 @@ class TrainParams(Params):
 
     device: Device = Device.AUTO
     """Device of the ranks: auto (CUDA where every rank has a GPU), cpu, cuda. Default auto."""
+
+    @property
+    def best_name(self) -> str:
+        """Return the name of the score in keep_best, without its sign; empty if there is none."""
+        return (self.keep_best or "").removeprefix("-")
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Self:
+        if self.metrics and self.eval_every is None:
+            raise ParamError("metrics", f"{list(map(path_of, self.metrics))} needs eval_every; set it")
+        if self.keep_best is None:
+            return self
+        if self.eval_every is None:
+            raise ParamError("keep_best", f"{self.keep_best!r} needs eval_every; set it")
+        if self.keep_best == HELD_OUT_LOSS:
+            raise ParamError("keep_best", f"a lower loss is better; write -{HELD_OUT_LOSS}")
+        if not self.best_name or (not self.metrics and self.best_name != HELD_OUT_LOSS):
+            raise ParamError("keep_best", f"{self.keep_best!r} is no score without metrics; choose -{HELD_OUT_LOSS}")
+        return self
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:

@@ -277,6 +277,8 @@ RESULT_TYPES: Types = {
     "peak": dict,
     "skipped": dict,
     "captions": list,
+    "scores": dict,
+    "best": dict,
 }
 
 
@@ -303,7 +305,7 @@ _METRICS = (
     "wire_bytes memory_bytes reserved_bytes alloc_retries"
 )
 METRIC_TYPES: dict[str, Any] = dict.fromkeys(_METRICS.split(), NUMBER)
-METRIC_TYPES |= {"step": int, "skipped_steps": int, "skipped_in_a_row": int}
+METRIC_TYPES |= {"step": int, "skipped_steps": int, "skipped_in_a_row": int, "scores": dict}
 """Columns of metrics.jsonl that are drawn, printed or computed with."""
 
 

@@ -31,6 +31,7 @@ CALLBACKS = {
     "peak memory": "mmfsdp.train.meters:MemoryMeter",
     "held-out loss": "mmfsdp.train.evaluate:training_held_out",
     "learning rates": "mmfsdp.train.step_rows:training_rates",
+    "scores": "mmfsdp.train.metrics:training_scores",
     "metrics": "mmfsdp.train.step_rows:MetricsFile",
     "log": "mmfsdp.train.step_rows:StepLog",
     "skipped steps": "mmfsdp.train.step_rows:SkippedSteps",

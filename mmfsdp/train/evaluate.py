@@ -27,8 +27,10 @@ from ..core.step import count_labels, token_sum
 from ..data.batch import Batch, Sample
 from ..data.corrupt import CorruptRecord, first_reasons
 from ..data.loader import SkippedRecords, add_skipped
+from ..data.own_processor import OwnBatch, OwnProcessor, accepted
+from ..data.own_random import seed_all
 from ..data.processor import IMAGE, SampleProcessor
-from ..data.sources import Splits, open_sources, open_splits
+from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.media_model import train_mode
 from ..params import Device, ParamError, RunParams
@@ -76,7 +78,7 @@ class HeldOut(Callback):
         if settings.eval_every is None:
             return None
         if sources is None:
-            sources = open_sources(params.data, image_size=processor.image_size, seed=settings.seed)
+            sources = open_for(processor, params)
         sizes = [settings.batch_size] + [more.batch_size or settings.batch_size for more in params.data.more]
         batches = []
         for i, (name, data) in enumerate(params.data.sources().items()):
@@ -167,8 +169,38 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None)
     start = time.time()
     params, model, processor = load_run(folder)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
-    rows: list[dict[str, str]] = []
     unusable: dict[str, str] = {}
+    reason = why_no_captions(model, processor)
+    if reason:
+        print(reason)
+        result |= {"captions": [], "no_captions": reason}
+    else:
+        result |= answers_to_new(folder, params, model, processor, unusable, alive)
+    del model
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # a notebook's kernel lives on, and the next run needs the memory
+    if "skipped" in result:
+        add_skipped(result["skipped"]["data"], unusable)
+    result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
+    record = RunRecord.read(folder)
+    if record:
+        trained = (read_json(folder / "status.json") or {}).get("finished", start)
+        result["seconds"] = trained - record.created + time.time() - start
+    write_json(folder / "result.json", result)
+    return result
+
+
+def answers_to_new(
+    folder: Path,
+    params: RunParams,
+    model: Any,
+    processor: SampleProcessor,
+    unusable: dict[str, str],
+    alive: Callable[[], object] | None,
+) -> dict[str, Any]:
+    """Caption new pictures. Returns the keys of `caption_held_out` about them; adds to `unusable`, label to reason."""
+    result: dict[str, Any] = {}
+    rows: list[dict[str, str]] = []
     keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
     with own_code_of(folder, params), on_run_device(model, params) as result["caption_device"]:
         for split, samples in new_samples(params, processor, params.train.eval_samples, unusable):
@@ -178,19 +210,15 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None)
             if split == "heldout":
                 blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
                 result["text_only_exact_match"] = exact_match(blind, samples)
-    del model
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # a notebook's kernel lives on, and the next run needs the memory
-    if "skipped" in result:
-        add_skipped(result["skipped"]["data"], unusable)
-    result["captions"] = rows
-    result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
-    record = RunRecord.read(folder)
-    if record:
-        trained = (read_json(folder / "status.json") or {}).get("finished", start)
-        result["seconds"] = trained - record.created + time.time() - start
-    write_json(folder / "result.json", result)
-    return result
+    return result | {"captions": rows}
+
+
+def why_no_captions(model: nn.Module, processor: SampleProcessor) -> str:
+    """Return why a model cannot be asked for texts, or "". Only an own model may be so."""
+    lacks = [] if callable(getattr(model, "generate", None)) else ["a model with generate"]
+    if isinstance(processor, OwnProcessor) and not processor.can_prompt:
+        lacks.append("a processor with prompts and decode")
+    return f"no captions: they need {' and '.join(lacks)}, which model.build does not return" if lacks else ""
 
 
 @contextmanager
@@ -249,7 +277,7 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, S
     params = RunParams.from_yaml(folder / "params.yaml")
     newest = checkpoint.latest(folder / "checkpoints")
     transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(params.train.seed)  # backbones without weights are random, and the run's
+    seed_all(params.train.seed)  # backbones without weights are random, and the run's
     with own_code_of(folder, params):
         model, processor = build_model(params.model)
     assert processor is not None, "no run starts without a tokenizer"
@@ -272,7 +300,7 @@ def new_samples(
     """
     skipped = {} if skipped is None else skipped
     own_processor = replace(processor, max_length=params.data.max_length)
-    splits = open_splits(params.data, image_size=processor.image_size, seed=params.train.seed)
+    splits = open_for(processor, params)["data"]
     for split, source in splits.items():
         if split == "train":
             continue
@@ -332,10 +360,18 @@ def captions(
     return texts
 
 
-def generate(model: Any, processor: SampleProcessor, samples: Sequence[Sample]) -> tuple[Batch, torch.Tensor]:
-    """Return the batch of the samples' prompts, and the new tokens (B, up to MAX_NEW_TOKENS) that the model adds."""
-    batch = processor.prompts(samples).to(next(model.parameters()).device)
-    ids = model.generate(**batch.inputs(), do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+def generate(model: Any, processor: SampleProcessor, samples: Sequence[Sample], **options: Any) -> tuple[Any, Any]:
+    """Return the batch of the samples' prompts, and the new tokens (B, up to MAX_NEW_TOKENS) that the model adds.
+
+    options: further ones of `generate`. The `generate` of an own model gets those that it takes, and may return
+    anything that its processor decodes.
+    """
+    batch: Any = processor.prompts(samples).to(next(model.parameters()).device)
+    options |= {"do_sample": False, "max_new_tokens": MAX_NEW_TOKENS}
+    if isinstance(batch, OwnBatch):
+        ids = model.generate(**batch.inputs(), **accepted(model.generate, **options))
+        return batch, batch.new_tokens(ids)
+    ids = model.generate(**batch.inputs(), **options)
     return batch, ids[:, batch.input_ids.shape[1] :]
 
 

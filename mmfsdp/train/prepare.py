@@ -26,7 +26,8 @@ from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..params import Device, FrozenPolicy, ModelKind, ModelParams, RunParams
-from ..params.own_modules import OwnSources
+from ..params.own import load_own, module_of
+from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster
 from ..predict import Estimate, estimate
 from ..predict.memory_events import Recording, record_memory, with_memory_events, with_recording
@@ -34,6 +35,7 @@ from ..run.own_code import sources_of
 from ..run.placement import with_ranks
 from ..run.start import check_place
 from .learning_rates import rates_line, spell_out_rates
+from .metrics import try_metrics
 from .own_callbacks import check_callbacks
 
 _building = threading.Lock()
@@ -74,6 +76,8 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     plan, cost = next(stages)
     plan = with_data(plan, sources)
     plan.check()
+    _, model, processor = kept_model(params)
+    try_metrics(params, model, processor, sources)
     if activations:
         for complete, its_cost in stages:
             plan, cost = replace(complete, lint=plan.lint), its_cost
@@ -85,12 +89,11 @@ def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
     return list(previews(params))[-1]
 
 
-def previews(
-    params: RunParams, sources: Mapping[str, Splits] | None = None
-) -> Iterator[tuple[WrapPlan, Estimate]]:
+def previews(params: RunParams, sources: Mapping[str, Splits] | None = None) -> Iterator[tuple[WrapPlan, Estimate]]:
     """Yield the plan and its cost: first without memory events, then with them where they can be recorded.
 
-    sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other choices change more often.
+    sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other
+    choices change more often.
     """
     params = with_ranks(params)
     params = params.change(launch=with_cluster(params.launch))
@@ -160,13 +163,18 @@ def kept_model(params: RunParams) -> tuple[str, nn.Module, SampleProcessor | Non
 
 
 def _model_key(params: RunParams) -> str:
+    own = params.model.build
+    code: dict[str, bytes] = {}
+    if own is not None:
+        load_own("model.build", own)  # afresh if its file was edited
+        code = own_sources([module_of(own)]).files
     # A generated model's processor, and so its example, is there only after the pretraining.
-    return json.dumps([params.to_dict()["model"], needs_backbones(params.model)])
+    return json.dumps([params.to_dict()["model"], needs_backbones(params.model), sorted(map(repr, code.items()))])
 
 
 @lru_cache(2)
 def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None]:
-    values, _ = json.loads(key)
+    values, *_ = json.loads(key)
     return frozen_model(ModelParams.from_dict(values))
 
 

@@ -103,6 +103,8 @@ class StepLog(Callback):
             print(f"{head}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  {row['step_s']:.3f} s")
         if "heldout_loss" in row:
             print(f"{head}  held-out loss {row['heldout_loss']:.4f}")
+        if "scores" in row:
+            print(f"{head}  " + "  ".join(f"{name} {value:.4g}" for name, value in row["scores"].items()))
 
 
 class SkippedSteps(Callback):

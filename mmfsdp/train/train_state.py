@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import checkpoint
+from ..core.collectives import gather_json
 from ..params import RunParams
 from ..run.folder import add_event
 from .optimizer import Scaler
@@ -48,6 +49,8 @@ class TrainState:
     skipped: int = 0
     """Steps skipped because loss or gradient was not finite."""
     skipped_in_a_row: int = 0
+    best: dict[str, Any] | None = None
+    """Step, name and score of the best checkpoint so far (`train.keep_best`)."""
     carried: frozenset[str] = frozenset()
     """Frozen parameters that an earlier part of the run has trained; checkpoints keep them, too."""
     background: checkpoint.Background | None = None
@@ -61,6 +64,7 @@ class TrainState:
             "scaler": setup.scaler.state_dict() if setup.scaler else None,
             # Under this key in the checkpoints of every version.
             "place": {"samples": self.samples, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row},
+            "best": self.best,
             "params": params.to_dict(),
             "frozen": setup.frozen,
         }
@@ -71,6 +75,7 @@ class TrainState:
             optimizer=setup.optimizer,
             kind=params.fsdp.state_dict_type,
             keep_last=params.train.keep_last,
+            best=self.best,
             record=record,
             carried=self.carried,
             background=self.background,
@@ -105,6 +110,7 @@ def resume(setup: TrainSetup) -> TrainState:
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
     text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
     print(text)
+    state.best = _best_so_far(setup, marker)
     if dist.get_rank() == 0:
         add_event(setup.folder, "resumed", step=state.step, text=text)
     return state
@@ -114,6 +120,20 @@ def other_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the learning rates that are not those of the checkpoint, in words."""
     changed = [name for name in ("lr", "lr_for") if name in before and before[name] != now[name]]
     return "".join(f"; train.{name} is {now[name]} now, and was {before[name]}" for name in changed)
+
+
+def _best_so_far(setup: TrainSetup, marker: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the best checkpoint as of the one that a run resumes from, if it is there and the score is the same one.
+
+    Every rank must call it.
+    """
+    best, folder = marker.get("best"), setup.folder / "checkpoints"
+    if dist.get_rank() == 0 and best:
+        if best["name"] != setup.params.train.keep_best or not checkpoint.is_complete(folder, best["step"]):
+            best = None  # another score is asked for, or the checkpoint was removed for a better one after this step
+        else:
+            checkpoint.mark_best(folder, best)
+    return gather_json(best)[0]
 
 
 def _report_saved(path: Path) -> None:

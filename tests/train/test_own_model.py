@@ -1,0 +1,161 @@
+"""A person's own model and metric: trained on two ranks as in one process, resumed to the last bit, its mistakes named."""
+
+import json
+import shutil
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import as_rank, free_port, tiny_run
+
+from mmfsdp import checkpoint, train
+from mmfsdp.checkpoint.steps import complete_checkpoints, drop_after
+from mmfsdp.data.sources import open_splits
+from mmfsdp.params import ParamError, RunParams
+from mmfsdp.params.own import OwnCodeError
+from mmfsdp.run.folder import read_json, read_metrics, read_result
+from mmfsdp.train.evaluate import captions, load_run
+from mmfsdp.train.metrics import score
+from mmfsdp.train.prepare import prepare
+from tests.ranks import in_processes
+
+OWN = Path(__file__).parent.parent / "files/own"
+BACKENDS = ("DDP", "FSDP1", "FSDP2")
+NOISY = {"call": "two_towers:build", "noise": 0.1, "dropout": 0.1}
+VLM = {
+    "model.build": "small_vlm:build",
+    "train.metrics": [{"call": "small_vlm:score", "scale": 2.0}],
+    "train.eval_every": 2,
+    "train.eval_samples": 5,
+    "train.keep_best": "exact",
+    "train.keep_last": 1,
+    "train.steps": 12,
+    "train.schedule": "constant",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch):
+    """The modules of tests/files/own can be imported."""
+    monkeypatch.syspath_prepend(OWN)
+
+
+def own_run(folder: Path, **changes) -> RunParams:
+    """Parameters of a run of an own model over pictures, one of which its processor does not take."""
+    params = tiny_run(folder, **{"data.augment": False, "data.heldout_fraction": 0.4})
+    rows = folder / "pictures/metadata.jsonl"
+    if "ugly" not in rows.read_text():
+        with open(rows, "a") as file:
+            file.write(json.dumps({"file_name": "0.png", "text": "an ugly red circle"}) + "\n")
+    base = {"model.build": "two_towers:build", "train.batch_size": 3, "train.max_grad_norm": None}
+    return params.change(**(base | changes))
+
+
+def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[str, str]:
+    """Every run of this file that takes ranks. Returns what failed."""
+    import sys
+
+    sys.path.insert(0, str(OWN))
+    ports, failed = iter(ports), {}
+
+    def go(name: str, *, after: str = "", ranks: int = 2, **changes) -> None:
+        run = Path(folder, name)
+        as_rank(rank, ranks, next(ports))
+        if rank == 0:
+            if after:
+                shutil.copytree(Path(folder, after), run)
+                drop_after(run / "checkpoints", 2)
+            else:
+                run.mkdir()
+            own_run(Path(folder), **changes).to_yaml(run / "params.yaml")
+            Path(folder, f"{name}.ready").touch()
+        while not Path(folder, f"{name}.ready").exists():
+            time.sleep(0.01)
+        if rank < ranks:
+            try:
+                train.run(run)
+            except Exception:
+                failed[name] = traceback.format_exc()
+
+    go("pairs-one", ranks=1, **{"train.accumulation": 4, "launch.ranks": 1})
+    for backend in BACKENDS:
+        chosen = {"fsdp.backend": backend}
+        go(f"pairs-{backend}", **chosen)
+        noisy = {**chosen, "model.build": NOISY, "data.workers": 2 if backend == "DDP" else 0}
+        go(f"noisy-{backend}", **noisy)
+        go(f"noisy-{backend}-resumed", after=f"noisy-{backend}", **noisy)
+        go(f"vlm-{backend}", **chosen, **VLM)
+    go("value-FSDP2", **{"model.build": "two_towers:build_by_value", "train.steps": 2})
+    return failed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    own_run(folder)
+    failed = in_processes(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(20)])
+    assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
+    return folder
+
+
+def open_heldout(params: RunParams, processor):
+    return open_splits(params.data, image_size=processor.image_size, seed=params.train.seed)["heldout"]
+
+
+def column(run: Path, key: str) -> list[float]:
+    return [row[key] for row in read_metrics(run) if key in row]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_own_model_learns_on_two_ranks_as_in_one_process(folder, backend):
+    for key in ("loss", "grad_norm"):
+        of_ranks, of_one = column(folder / f"pairs-{backend}", key), column(folder / "pairs-one", key)
+        assert len(of_ranks) == 6
+        torch.testing.assert_close(torch.tensor(of_ranks), torch.tensor(of_one), rtol=1e-4, atol=1e-6)
+    skipped = read_json(folder / f"pairs-{backend}" / "result.json")["skipped"]["data"]
+    assert skipped["records"] == 1 and "ugly pictures are not shown" in str(skipped["reasons"])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_resumed_own_model_ends_as_the_unbroken_one_to_the_last_bit(folder, backend):
+    last = []
+    for name in (f"noisy-{backend}", f"noisy-{backend}-resumed"):
+        newest = checkpoint.latest(folder / name / "checkpoints")
+        files = sorted(newest.rglob("*.safetensors"))
+        last.append({file.relative_to(newest): load_file(file) for file in files})
+    assert last[0].keys() == last[1].keys() and len(last[0]) > 3
+    for file, tensors in last[0].items():
+        for name, tensor in tensors.items():
+            assert tensor.numpy().tobytes() == last[1][file][name].numpy().tobytes(), (file, name)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_texts_of_two_ranks_are_those_of_the_unwrapped_model(folder, backend):
+    run = folder / f"vlm-{backend}"
+    rows = [row["scores"] for row in read_metrics(run) if "scores" in row]
+    assert len(rows) == 6
+    assert any(row["shortest"] < row["longest"] for row in rows), "a rank must end before another one"
+    params, model, processor = load_run(run)
+    split = open_heldout(params, processor)
+    samples = [sample for sample in split if not processor.refusal(sample)][:5]
+    texts = captions(model, processor, samples)
+    assert score(params.train.metrics, texts, samples) == rows[-1] == read_result(run)["scores"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_best_checkpoint_survives_and_is_marked(folder, backend):
+    run = folder / f"vlm-{backend}"
+    scores = {row["step"]: row["scores"]["exact"] for row in read_metrics(run) if "scores" in row}
+    best = max(scores.values())
+    step = min(step for step, score in scores.items() if score == best)
+    mark = {"step": step, "name": "exact", "score": best}
+    assert checkpoint.best_of(run / "checkpoints") == mark == read_result(run)["best"]
+    assert [int(path.name[5:]) for path in complete_checkpoints(run / "checkpoints")] == sorted({step, 12})
+    assert 0 < best and step < 12, "the best is not the last"
