@@ -42,16 +42,18 @@ base_model: {base}
 """
 
 
-def export(run: Path, to: Path, *, layout: str = "from_pretrained") -> Path:
+def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool = False) -> Path:
     """Write the model of a run's newest checkpoint into the new folder `to`, from one process. Return the folder.
 
-    from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it. adapter: its LoRA
-    and projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
+    best: of the checkpoint that `train.keep_best` kept.
+    from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it; of kind own
+    model.safetensors, the model's state dict, and params.yaml. adapter: its LoRA and projector, as peft loads them.
+    open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
     Raises ParamError for another layout, and for one that does not suit the model.
     """
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
-    params, model, processor = load_run(run, quantized=False)
+    params, model, processor = load_run(run, quantized=False, best=best)
     writer = WRITERS.get((params.model.kind, layout))
     if writer is None:
         kinds = ", ".join(kind for kind, its_layout in WRITERS if its_layout == layout)
@@ -90,12 +92,22 @@ def _write_open_flamingo(model: Flamingo, processor: SampleProcessor, params: Ru
     save_open_flamingo(model, to / "checkpoint.pt")
 
 
+def _write_own(model: nn.Module, processor: SampleProcessor, params: RunParams, to: Path) -> None:
+    merge_lora(model)
+    # Copies: a file may not hold a tied tensor twice, and `load_state_dict` wants it under all its names.
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, to / WEIGHTS_FILE, metadata={"format": "pt"})
+    params.to_yaml(to / "params.yaml")
+    make_readable(to)
+
+
 WRITERS: dict[tuple[ModelKind, str], Callable[[Any, SampleProcessor, RunParams, Path], None]] = {
     (ModelKind.FLAMINGO, "from_pretrained"): _write_ours,
     (ModelKind.FLAMINGO, "open_flamingo"): _write_open_flamingo,
     (ModelKind.MULTIMODAL, "from_pretrained"): _write_ours,
     (ModelKind.TRANSFORMERS, "from_pretrained"): _write_transformers,
     (ModelKind.TRANSFORMERS, "adapter"): _write_adapter,
+    (ModelKind.OWN, "from_pretrained"): _write_own,
 }
 """Kind of model and layout: what writes it into a new folder."""
 

@@ -149,20 +149,20 @@ class OwnProcessor(SampleProcessor):
         skipped = self._unusable(rows)
         usable = [row for place, row in enumerate(rows) if place not in skipped]
         if not usable:
-            with own_errors(FIELD, f"the processor of {self.path} failed on the first row of the data"):
+            with own_errors(FIELD, f"the processor of {self.path}, on the first row of the data, raised"):
                 self._mapping(rows[:1])
         self.stand_in = usable[0]
         return self.collate([self.encode(row) for row in rows])
 
     def prompts(self, samples: Sequence[Any]) -> OwnBatch:  # type: ignore[override]
         """Return a batch to generate from."""
-        with own_errors(FIELD, f"prompts of the processor of {self.path} failed"):
+        with own_errors(FIELD, f"prompts of the processor of {self.path} raised"):
             values = self.own.prompts(list(map(row_of, samples)))  # type: ignore[attr-defined]
         return OwnBatch(checked_mapping(values, f"prompts of the processor of {self.path}"), len(samples))
 
     def decode(self, ids: Any) -> list[str]:
         """Return the text of each row of what the model's `generate` returned."""
-        with own_errors(FIELD, f"decode of the processor of {self.path} failed"):
+        with own_errors(FIELD, f"decode of the processor of {self.path} raised"):
             return [str(text) for text in self.own.decode(ids)]  # type: ignore[attr-defined]
 
     def refusal(self, sample: Any) -> str:

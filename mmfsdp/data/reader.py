@@ -206,6 +206,17 @@ def open_reader(params: DataParams, *, image_size: int, seed: int, as_given: boo
     return splits
 
 
+def as_sample(item: Sample | GivenRow, params: SourceParams) -> Sample | None:
+    """Return the sample of an item of a source; None for a given row in no shape that is read."""
+    if isinstance(item, Sample):
+        return item
+    try:
+        sample = OwnRows(params).sample(item.row, item.name)
+    except CorruptRecord:
+        return None
+    return sample if isinstance(sample, Sample) else None
+
+
 def _named(value: Any) -> Any:
     """Return a value of a row with paths as texts."""
     if isinstance(value, Path):

@@ -197,7 +197,10 @@ def try_forward(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
     mode = fake_mode()
     fake = fake_model(model, mode).train()
     try:
-        with torch.random.fork_rng(devices=()), own_errors(FIELD, f"the forward of {path}'s model failed on a batch"):
+        with (
+            torch.random.fork_rng(devices=()),
+            own_errors(FIELD, f"the forward of {path}'s model, on a batch of the data, raised"),
+        ):
             try:
                 with mode, RealValues(), torch.enable_grad():
                     loss = loss_of(fake(**copy_inputs(inputs, mode)))

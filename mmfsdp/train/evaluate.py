@@ -30,6 +30,7 @@ from ..data.loader import SkippedRecords, add_skipped
 from ..data.own_processor import OwnBatch, OwnProcessor, accepted
 from ..data.own_random import seed_all
 from ..data.processor import IMAGE, SampleProcessor
+from ..data.reader import as_sample
 from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.media_model import train_mode
@@ -156,10 +157,10 @@ def train_and_caption(folder: Path) -> None:
         caption_held_out(folder, alive=lambda: beat("trained, captions"))
 
 
-def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None) -> dict[str, Any]:
+def caption_held_out(folder: Path, *, best: bool = False, alive: Callable[[], object] | None = None) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures in the folder. Returns the result.
 
-    `alive` is called before each batch.
+    `best`: with the checkpoint that `train.keep_best` kept. `alive` is called before each batch.
 
     Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: of the checkpoint,
     the last one unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
@@ -167,7 +168,7 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None)
     is right; captions: picture file, truth, caption and split of the first few.
     """
     start = time.time()
-    params, model, processor = load_run(folder)
+    params, model, processor = load_run(folder, best=best)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
     unusable: dict[str, str] = {}
     reason = why_no_captions(model, processor)
@@ -181,7 +182,7 @@ def caption_held_out(folder: Path, *, alive: Callable[[], object] | None = None)
         torch.cuda.empty_cache()  # a notebook's kernel lives on, and the next run needs the memory
     if "skipped" in result:
         add_skipped(result["skipped"]["data"], unusable)
-    result["caption_step"] = checkpoint.marker_of(checkpoint.latest(folder / "checkpoints"))["step"]
+    result["caption_step"] = checkpoint.marker_of(chosen_checkpoint(folder, best=best))["step"]
     record = RunRecord.read(folder)
     if record:
         trained = (read_json(folder / "status.json") or {}).get("finished", start)
@@ -203,11 +204,12 @@ def answers_to_new(
     rows: list[dict[str, str]] = []
     keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
     with own_code_of(folder, params), on_run_device(model, params) as result["caption_device"]:
-        for split, samples in new_samples(params, processor, params.train.eval_samples, unusable):
-            texts = captions(model, processor, samples, alive=alive)
+        for split, items in new_samples(params, processor, params.train.eval_samples, unusable):
+            texts = captions(model, processor, items, alive=alive)
+            samples = [sample for item in items if (sample := as_sample(item, params.data))]
             result[keys[split]] = exact_match(texts, samples)
             rows += keep_pictures(folder, split, samples, texts)
-            if split == "heldout":
+            if split == "heldout" and samples == items:  # not for rows of an own reader, whose pictures nobody knows
                 blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
                 result["text_only_exact_match"] = exact_match(blind, samples)
     return result | {"captions": rows}
@@ -268,14 +270,15 @@ def caption_device(model: nn.Module, params: RunParams) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, SampleProcessor]:
+def load_run(folder: Path, *, quantized: bool = True, best: bool = False) -> tuple[RunParams, Any, SampleProcessor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
-    quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. Raises
-    ParamError where the run has no checkpoint, or other frozen weights than it was trained with.
+    quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. best: with
+    the checkpoint that `train.keep_best` kept. Raises ParamError where the run has no such checkpoint, or other frozen
+    weights than it was trained with.
     """
     params = RunParams.from_yaml(folder / "params.yaml")
-    newest = checkpoint.latest(folder / "checkpoints")
+    chosen = chosen_checkpoint(folder, best=best)
     transformers.utils.logging.disable_progress_bar()
     seed_all(params.train.seed)  # backbones without weights are random, and the run's
     with own_code_of(folder, params):
@@ -287,16 +290,23 @@ def load_run(folder: Path, *, quantized: bool = True) -> tuple[RunParams, Any, S
     # Before loading: the marker's checksums are of the frozen weights as built. A checkpoint may hold trained values
     # of parameters that were frozen later.
     checksums = checkpoint.frozen_checksums(model)
-    checkpoint.check_frozen(checksums, checkpoint.load(model, newest))
+    checkpoint.check_frozen(checksums, checkpoint.load(model, chosen))
     return params, model.eval(), processor
+
+
+def chosen_checkpoint(folder: Path, *, best: bool = False) -> Path:
+    """Return a run's newest complete checkpoint, or its best one. Raises ParamError if there is none."""
+    checkpoints = folder / "checkpoints"
+    return checkpoint.best(checkpoints) if best else checkpoint.latest(checkpoints)
 
 
 def new_samples(
     params: RunParams, processor: SampleProcessor, count: int, skipped: dict[str, str] | None = None
-) -> Iterator[tuple[str, list[Sample]]]:
+) -> Iterator[tuple[str, list[Any]]]:
     """Yield each split that no training shows with its first samples, if any: heldout and, generated, unseen.
 
-    Those that cannot be used are added to `skipped`, label to reason.
+    An own processor gets the rows of an own reader as they are. Those that cannot be used are added to `skipped`,
+    label to reason.
     """
     skipped = {} if skipped is None else skipped
     own_processor = replace(processor, max_length=params.data.max_length)
@@ -304,13 +314,16 @@ def new_samples(
     for split, source in splits.items():
         if split == "train":
             continue
-        samples: list[Sample] = []
-        for sample in filter(lambda sample: IMAGE in sample.prompt, source):
-            reason = own_processor.refusal(sample)
+        samples: list[Any] = []
+        for item in source:
+            sample = as_sample(item, params.data)
+            if sample is None or IMAGE not in sample.prompt:
+                continue
+            reason = own_processor.refusal(item)
             if reason:
-                skipped[sample.label] = reason
+                skipped[item.label] = reason
             else:
-                samples.append(sample)
+                samples.append(item)
             if len(samples) == count:
                 break
         skipped |= source.skipped
@@ -338,7 +351,7 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 
 @torch.inference_mode()
 def captions(
-    model: Any, processor: SampleProcessor, samples: Sequence[Sample], *, alive: Callable[[], object] | None = None
+    model: Any, processor: SampleProcessor, samples: Sequence[Any], *, alive: Callable[[], object] | None = None
 ) -> list[str]:
     """Return what the model says to each sample's prompt. Batches are smaller where a GPU has too little memory.
 
@@ -360,7 +373,7 @@ def captions(
     return texts
 
 
-def generate(model: Any, processor: SampleProcessor, samples: Sequence[Sample], **options: Any) -> tuple[Any, Any]:
+def generate(model: Any, processor: SampleProcessor, samples: Sequence[Any], **options: Any) -> tuple[Any, Any]:
     """Return the batch of the samples' prompts, and the new tokens (B, up to MAX_NEW_TOKENS) that the model adds.
 
     options: further ones of `generate`. The `generate` of an own model gets those that it takes, and may return

@@ -17,9 +17,10 @@ from torch import nn
 from ..core.collectives import gather_json
 from ..core.inference import keep_gathered
 from ..data.own_processor import FIELD as BUILD
-from ..data.own_processor import accepted
+from ..data.own_processor import accepted, row_of
 from ..data.own_random import own_random
 from ..data.processor import SampleProcessor
+from ..data.reader import as_sample
 from ..data.sources import Splits
 from ..models.media_model import train_mode
 from ..params import Backend, ParamError, RunParams
@@ -147,7 +148,7 @@ def score(metrics: Sequence[OwnCode], predictions: Sequence[str], samples: Seque
     """Return the scores of all metrics. Raises OwnCodeError for one that fails, or returns no finite numbers."""
     scores: dict[str, float] = {}
     for metric in metrics:
-        values = call_own(METRICS, metric, list(predictions), list(samples))
+        values = call_own(METRICS, metric, list(predictions), list(map(row_of, samples)))
         for name, value in checked_scores(metric, values).items():
             if name in scores:
                 raise OwnCodeError(METRICS, f"{path_of(metric)} returned {name!r}, which another metric has; rename it")
@@ -193,8 +194,9 @@ def try_metrics(
             break
     else:
         raise ParamError("train.eval_every", "no source has a held-out sample; unset train.metrics")
+    read = as_sample(sample, params.data)
     with own_random(train.seed):
-        scores = score(train.metrics, [getattr(sample, "text", "")], [sample])
+        scores = score(train.metrics, [read.text if read else ""], [sample])
     if train.best_name and train.best_name not in ("heldout_loss", *scores):
         words = f"{train.keep_best!r} is no score; choose heldout_loss, {', '.join(scores)}, or one with a minus"
         raise ParamError("train.keep_best", words)

@@ -1,4 +1,4 @@
-"""A person's own model and metric: trained on two ranks as in one process, resumed to the last bit, its mistakes named."""
+"""A person's own model and metric: trained on two ranks as in one process, resumed to the last bit, mistakes named."""
 
 import json
 import shutil
@@ -14,12 +14,10 @@ from tiny_run import as_rank, free_port, tiny_run
 from mmfsdp import checkpoint, train
 from mmfsdp.checkpoint.steps import complete_checkpoints, drop_after
 from mmfsdp.data.sources import open_splits
-from mmfsdp.params import ParamError, RunParams
-from mmfsdp.params.own import OwnCodeError
+from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_json, read_metrics, read_result
 from mmfsdp.train.evaluate import captions, load_run
 from mmfsdp.train.metrics import score
-from mmfsdp.train.prepare import prepare
 from tests.ranks import in_processes
 
 OWN = Path(__file__).parent.parent / "files/own"
@@ -44,12 +42,13 @@ def own_modules(monkeypatch):
 
 
 def own_run(folder: Path, **changes) -> RunParams:
-    """Parameters of a run of an own model over pictures, one of which its processor does not take."""
+    """Parameters of a run of an own model over pictures. Their last rows are some that its processor does not take."""
     params = tiny_run(folder, **{"data.augment": False, "data.heldout_fraction": 0.4})
     rows = folder / "pictures/metadata.jsonl"
     if "ugly" not in rows.read_text():
         with open(rows, "a") as file:
-            file.write(json.dumps({"file_name": "0.png", "text": "an ugly red circle"}) + "\n")
+            for i in range(4):
+                file.write(json.dumps({"file_name": f"{i}.png", "text": f"an ugly circle {i}"}) + "\n")
     base = {"model.build": "two_towers:build", "train.batch_size": 3, "train.max_grad_norm": None}
     return params.change(**(base | changes))
 
@@ -84,8 +83,8 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     for backend in BACKENDS:
         chosen = {"fsdp.backend": backend}
         go(f"pairs-{backend}", **chosen)
-        noisy = {**chosen, "model.build": NOISY, "data.workers": 2 if backend == "DDP" else 0}
-        go(f"noisy-{backend}", **noisy)
+        noisy = {**chosen, "model.build": NOISY}
+        go(f"noisy-{backend}", **noisy, **{"data.workers": 1 if backend == "DDP" else 0})
         go(f"noisy-{backend}-resumed", after=f"noisy-{backend}", **noisy)
         go(f"vlm-{backend}", **chosen, **VLM)
     go("value-FSDP2", **{"model.build": "two_towers:build_by_value", "train.steps": 2})
@@ -117,7 +116,10 @@ def test_an_own_model_learns_on_two_ranks_as_in_one_process(folder, backend):
         assert len(of_ranks) == 6
         torch.testing.assert_close(torch.tensor(of_ranks), torch.tensor(of_one), rtol=1e-4, atol=1e-6)
     skipped = read_json(folder / f"pairs-{backend}" / "result.json")["skipped"]["data"]
-    assert skipped["records"] == 1 and "ugly pictures are not shown" in str(skipped["reasons"])
+    assert 1 <= skipped["records"] < 4  # one or more of the four are held out
+    for label, reason in skipped["reasons"].items():
+        assert label.startswith(("0.png", "1.png", "2.png", "3.png"))
+        assert reason == "the processor does not take: ValueError: ugly pictures are not shown"
 
 
 @pytest.mark.real
