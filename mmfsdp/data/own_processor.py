@@ -146,17 +146,18 @@ class OwnProcessor(SampleProcessor):
 
         Raises OwnCodeError if the processor takes none of them.
         """
-        skipped = self._unusable(rows)
-        usable = [row for place, row in enumerate(rows) if place not in skipped]
-        if not usable:
-            with own_errors(FIELD, f"the processor of {self.path}, on the first row of the data, raised"):
-                self._mapping(rows[:1])
+        with own_random(0):
+            skipped = self._unusable(rows)
+            usable = [row for place, row in enumerate(rows) if place not in skipped]
+            if not usable:
+                with own_errors(FIELD, f"the processor of {self.path}, on the first row of the data, raised"):
+                    self._mapping(rows[:1])
         self.stand_in = usable[0]
         return self.collate([self.encode(row) for row in rows])
 
     def prompts(self, samples: Sequence[Any]) -> OwnBatch:  # type: ignore[override]
         """Return a batch to generate from."""
-        with own_errors(FIELD, f"prompts of the processor of {self.path} raised"):
+        with own_random(0), own_errors(FIELD, f"prompts of the processor of {self.path} raised"):
             values = self.own.prompts(list(map(row_of, samples)))  # type: ignore[attr-defined]
         return OwnBatch(checked_mapping(values, f"prompts of the processor of {self.path}"), len(samples))
 
@@ -167,7 +168,8 @@ class OwnProcessor(SampleProcessor):
 
     def refusal(self, sample: Any) -> str:
         """Return why a row cannot be used; "" if it can."""
-        return self._unusable([sample]).get(0, "")
+        with own_random(0):
+            return self._unusable([sample]).get(0, "")
 
     def takes(self, sample: Any) -> bool:
         """Return true if a row can be captioned."""

@@ -287,6 +287,14 @@ def read_result(folder: PathLike) -> Row:
     return of_types(read_json(Path(folder) / "result.json") or {}, RESULT_TYPES)
 
 
+def best_words(best: Any) -> str:
+    """Return the best score of a run in words, such as `exact 0.8 at step 6`; "" if there is none."""
+    types: Types = {"step": int, "name": str, "score": NUMBER}
+    if not isinstance(best, dict) or of_types(best, types).keys() < types.keys():
+        return ""
+    return f"{best['name'].removeprefix('-')[:40]} {best['score']:.4g} at step {best['step']}"
+
+
 def parse_rows(lines: bytes) -> list[Row]:
     """Return the JSON objects in some lines; damaged lines are skipped."""
     rows = []

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .folder import PathLike, Row, last_row, read_heartbeat, read_metrics
+from ..checkpoint.steps import best_of
+from .folder import PathLike, Row, best_words, last_row, read_heartbeat, read_metrics
 from .local import file_age, local_state
 from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
@@ -171,7 +172,10 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def runs_table(paths: Mapping[str, Path]) -> str:
-    """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where; the reason below."""
+    """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where; the reason below.
+
+    The best score, if a run keeps it, stands below as well.
+    """
     lines = []
     for name, path in paths.items():
         try:
@@ -196,7 +200,9 @@ def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
         created, old = record.created, age(time.time() - record.created)
         where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
     step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
-    return created, (name, str(state.status), step, loss, old, where), _printable(state.reason)
+    best = best_words(best_of(path / "checkpoints"))
+    reason = "; ".join(filter(None, (state.reason, f"best: {best}" if best else "")))
+    return created, (name, str(state.status), step, loss, old, where), _printable(reason)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

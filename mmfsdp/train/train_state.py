@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class TrainState:
             record=record,
             carried=self.carried,
             background=self.background,
-            done=_report_saved,
+            done=partial(_report_saved, self.best),
         )
 
 
@@ -136,10 +137,13 @@ def _best_so_far(setup: TrainSetup, marker: dict[str, Any]) -> dict[str, Any] | 
     return gather_json(best)[0]
 
 
-def _report_saved(path: Path) -> None:
+def _report_saved(best: dict[str, Any] | None, path: Path) -> None:
     if dist.get_rank() == 0:
-        print(f"saved {path.name}")
-        add_event(path.parent.parent, "saved", step=int(path.name.removeprefix("step_")), text=f"saved {path.name}")
+        step, text = int(path.name.removeprefix("step_")), f"saved {path.name}"
+        if best and best["step"] == step:
+            text += f", the best so far: {best['name'].removeprefix('-')} {best['score']:.4g}"
+        print(text)
+        add_event(path.parent.parent, "saved", step=step, text=text)
 
 
 def _seed_rank(params: RunParams, *, step: int) -> None:

@@ -14,7 +14,7 @@ from ..params import ParamError
 from ..params.base import leaves
 from ..run.folder import read_metrics, read_result, write_text
 from ..run.state import is_run, run_state
-from .curves import METRICS, History, Line, chart
+from .curves import METRICS, History, Line, chart, metric_of
 from .markup import note, page, table
 from .report import read_params
 from .style import COLORS, STYLE
@@ -56,8 +56,8 @@ def comparison(folders: Sequence[str | Path]) -> str:
         color = COLORS[index % len(COLORS)]
         html += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
         for key, points in history.items():
-            lines[key].append(Line(str(path), points, color))
-    pictures = "".join(chart(METRICS[key], of_runs) for key, of_runs in lines.items() if of_runs)
+            lines.setdefault(key, []).append(Line(str(path), points, color))
+    pictures = "".join(chart(metric_of(key), of_runs) for key, of_runs in lines.items() if of_runs)
     return f'{html}<div class="mm-charts">{pictures}</div>'
 
 

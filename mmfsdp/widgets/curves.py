@@ -39,6 +39,17 @@ METRICS = {
 """Metrics that are drawn, by their key in metrics.jsonl."""
 
 
+SCORE = "scores."
+"""Key of a person's own score among the curves, before its name (`train.metrics`)."""
+MAX_SCORES, MAX_NAME = 24, 40
+"""Scores of a run that are drawn, and letters of a name: anybody may have written the file."""
+
+
+def metric_of(key: str) -> Metric:
+    """Return the drawing of a metric, or of a person's own score."""
+    return METRICS.get(key) or Metric(key.removeprefix(SCORE))
+
+
 class Point(NamedTuple):
     """A value at a step; nan where it was not finite."""
 
@@ -47,7 +58,7 @@ class Point(NamedTuple):
 
 
 class History(dict[str, list[Point]]):
-    """The values of METRICS that a run has written so far, by key, and its newest row.
+    """The values of METRICS and of own scores that a run has written so far, by key, and its newest row.
 
     A value that is not finite is kept as nan: it is drawn as a gap.
     """
@@ -59,9 +70,14 @@ class History(dict[str, list[Point]]):
             self.newest = row
             for key in METRICS:
                 if key in row:
-                    points = self.setdefault(key, [])
-                    if is_finite(row.get("step")) and type(row[key]) in (int, float):
-                        points.append(Point(row["step"], row[key] if is_finite(row[key]) else math.nan))
+                    self._add(key, row.get("step"), row[key])
+            for name, value in list(row.get("scores", {}).items())[:MAX_SCORES]:
+                self._add(f"{SCORE}{name[:MAX_NAME]}", row.get("step"), value)
+
+    def _add(self, key: str, step: Any, value: Any) -> None:
+        points = self.setdefault(key, [])
+        if is_finite(step) and type(value) in (int, float):
+            points.append(Point(step, value if is_finite(value) else math.nan))
 
 
 def is_finite(number: Any) -> bool:
@@ -128,7 +144,8 @@ def charts(history: History, *, total: int | None = None, predicted: Mapping[str
     total: steps of the whole run. predicted: values by the metric's key.
     """
     pictures = []
-    for key, metric in METRICS.items():
+    for key in (*METRICS, *(key for key in history if key.startswith(SCORE))):
+        metric = metric_of(key)
         if key not in history or key == HELD_OUT:
             continue
         lines = [Line("", history[key])]

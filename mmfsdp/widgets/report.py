@@ -13,7 +13,16 @@ import yaml
 
 from ..core.plan import WrapPlan
 from ..params.numbers import count, size
-from ..run.folder import current_plan, read_events, read_file, read_json, read_metrics, read_result, write_text
+from ..run.folder import (
+    best_words,
+    current_plan,
+    read_events,
+    read_file,
+    read_json,
+    read_metrics,
+    read_result,
+    write_text,
+)
 from ..run.record import RunRecord
 from ..run.state import run_state
 from .cell import import_lock
@@ -110,6 +119,9 @@ def result_figures(result: Mapping[str, Any]) -> str:
         "text_only_exact_match": "right with the picture blanked",
     }
     figures = [(f"{result[key]:.0%}", label) for key, label in shares.items() if key in result]
+    if best_words(result.get("best")):
+        best = result["best"]
+        figures.append((f"{best['score']:.4g}", f"best {best['name'].removeprefix('-')[:40]}, at step {best['step']}"))
     if "frozen_parameters_changed" in result:
         figures.append((str(result["frozen_parameters_changed"]), "frozen parameters changed"))
     if "seconds" in result:

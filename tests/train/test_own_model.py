@@ -14,10 +14,12 @@ from tiny_run import as_rank, free_port, tiny_run
 from mmfsdp import checkpoint, train
 from mmfsdp.checkpoint.steps import complete_checkpoints, drop_after
 from mmfsdp.data.sources import open_splits
-from mmfsdp.params import RunParams
+from mmfsdp.params import ParamError, RunParams
+from mmfsdp.params.own import OwnCodeError
 from mmfsdp.run.folder import read_json, read_metrics, read_result
 from mmfsdp.train.evaluate import captions, load_run
 from mmfsdp.train.metrics import score
+from mmfsdp.train.prepare import frozen_model, prepare
 from tests.ranks import in_processes
 
 OWN = Path(__file__).parent.parent / "files/own"
@@ -42,13 +44,17 @@ def own_modules(monkeypatch):
 
 
 def own_run(folder: Path, **changes) -> RunParams:
-    """Parameters of a run of an own model over pictures. Their last rows are some that its processor does not take."""
+    """Parameters of a run of an own model over pictures: red circles and blue squares, whose texts differ in length.
+
+    There are some more that the processor does not take.
+    """
     params = tiny_run(folder, **{"data.augment": False, "data.heldout_fraction": 0.4})
     rows = folder / "pictures/metadata.jsonl"
     if "ugly" not in rows.read_text():
-        with open(rows, "a") as file:
-            for i in range(4):
-                file.write(json.dumps({"file_name": f"{i}.png", "text": f"an ugly circle {i}"}) + "\n")
+        text = rows.read_text().replace("a red circle", "red")
+        for i in range(4):
+            text += json.dumps({"file_name": f"{i}.png", "text": f"an ugly circle {i}"}) + "\n"
+        rows.write_text(text)
     base = {"model.build": "two_towers:build", "train.batch_size": 3, "train.max_grad_norm": None}
     return params.change(**(base | changes))
 
@@ -102,6 +108,11 @@ def folder(tmp_path_factory):
 
 def open_heldout(params: RunParams, processor):
     return open_splits(params.data, image_size=processor.image_size, seed=params.train.seed)["heldout"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return tmp_path_factory.mktemp("pictures")
 
 
 def column(run: Path, key: str) -> list[float]:
@@ -161,3 +172,111 @@ def test_the_best_checkpoint_survives_and_is_marked(folder, backend):
     assert checkpoint.best_of(run / "checkpoints") == mark == read_result(run)["best"]
     assert [int(path.name[5:]) for path in complete_checkpoints(run / "checkpoints")] == sorted({step, 12})
     assert 0 < best and step < 12, "the best is not the last"
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("only_a_model", r"only_a_model returned a TwoTowers; return the tuple \(model, processor\)"),
+        ("no_module", "returned a str for its model; return an nn.Module"),
+        ("no_processor", "returned a list for its processor; return what turns rows into a dict"),
+        ("missing", "missing is not there in .*wrong_models.py"),
+        ("raising", "'wrong_models:raising' raised KeyError: 'large'"),
+        ("without_loss", "Silent returns no loss"),
+        ("of_a_loss_for_each_row", r"Rows returns a loss of shape \(2,\); it must be a scalar"),
+        ("without_gradient", "the loss of .*without_gradient's model depends on no trainable parameter"),
+        ("of_other_width", r"on a batch of the data, raised RuntimeError: .*; the processor made pixels: \(2, 12\)"),
+        ("processor_without_tensors", "returned no tensor under pixels"),
+        (
+            "processor_that_takes_no_row",
+            "on the first row of the data, raised LookupError: no column 'image'",
+        ),
+        ("processor_of_one_row", "failed on 2 rows together, and on none alone: ValueError: pictures of one batch"),
+    ],
+)
+def test_a_mistake_in_an_own_model_is_one_error_before_any_rank(pictures, name, message):
+    params = own_run(pictures, **{"model.build": f"wrong_models:{name}", "train.batch_size": 2})
+    with pytest.raises(OwnCodeError, match=message) as caught:
+        prepare(params)
+    assert caught.value.field == "model.build"
+    assert "mmfsdp" not in caught.value.traceback
+
+
+def test_the_traceback_of_an_own_model_has_its_own_lines(pictures):
+    for name, line in (("raising", 'width = {"small": 16}["large"]'), ("of_other_width", "self.words(words")):
+        with pytest.raises(OwnCodeError) as caught:
+            prepare(own_run(pictures, **{"model.build": f"wrong_models:{name}"}))
+        assert line in caught.value.traceback and "mmfsdp/" not in caught.value.traceback
+
+
+def test_a_model_that_needs_weights_is_planned_without_keeping_them(pictures):
+    own_run(pictures)
+    before = torch.get_rng_state()
+    plans = {}
+    for name in ("build", "build_by_value", "build_holding"):
+        params = own_run(pictures, **{"model.build": f"two_towers:{name}"})
+        plans[name] = prepare(params).plan
+        model, _ = frozen_model(params.model)
+        assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert torch.equal(before, torch.get_rng_state()), "planning draws no random numbers of the caller"
+    assert not plans["build"].lint
+    assert "needs weights: it cannot be called under torch.device('meta')" in plans["build_by_value"].lint[0].message
+    assert "half is a tensor that is neither a parameter nor a buffer" in plans["build_holding"].lint[0].message
+    assert (
+        {p for p, param in plans["build"].by_name.items() if not param.trainable}
+        == {p for p, param in plans["build_by_value"].by_name.items() if not param.trainable}
+        != set()
+    )
+
+
+def test_a_forward_that_reads_values_is_planned_by_the_order_of_its_modules(pictures):
+    ready = prepare(own_run(pictures, **{"model.build": "wrong_models:reading_values"}), activations=True)
+    assert ready.plan.lint[0].code == "own-forward" and not ready.plan.memory_events
+
+
+def test_a_processor_that_workers_cannot_get_is_named(pictures):
+    params = own_run(pictures, **{"model.build": "wrong_models:processor_of_one_row", "data.workers": 1})
+    with pytest.raises(ParamError, match="cannot be sent to worker processes .* or set workers to 0"):
+        prepare(params)
+
+
+@pytest.mark.parametrize(
+    "changes, field, message",
+    [
+        ({"train.metrics": ["small_vlm:failing"]}, "train.metrics", "small_vlm:failing' raised ZeroDivisionError"),
+        ({"train.metrics": ["wrong_models:not_finite"]}, "train.metrics", "score = .*nan.*; return a finite number"),
+        ({"train.metrics": ["wrong_models:no_dict"]}, "train.metrics", "returned float; return a dict of floats"),
+        ({"train.metrics": ["wrong_models:of_odd_name"]}, "train.metrics", "a score called '<b>'; use letters"),
+        ({"train.metrics": ["small_vlm:score"] * 2}, "train.metrics", "returned 'exact', which another metric has"),
+        ({"train.metrics": ["small_vlm:score"], "train.keep_best": "exat"}, "train.keep_best", "choose .*exact"),
+        ({"model.build": "two_towers:build"}, "train.metrics", "need a model with generate and a processor with prom"),
+        ({"model.build": "wrong_models:not_synced", "launch.ranks": 2}, "model.build", "takes no synced_gpus"),
+    ],
+)
+def test_a_mistake_in_a_metric_is_one_error_before_any_rank(pictures, changes, field, message):
+    base = {"model.build": "small_vlm:build", "train.metrics": ["small_vlm:score"], "train.eval_every": 2}
+    with pytest.raises(ParamError, match=message) as caught:
+        prepare(own_run(pictures, **(base | changes)))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"train.metrics": ["a:b"]}, "train.metrics: .*needs eval_every; set it"),
+        ({"train.keep_best": "-heldout_loss"}, "train.keep_best: .*needs eval_every; set it"),
+        ({"train.keep_best": "heldout_loss", "train.eval_every": 2}, "a lower loss is better; write -heldout_loss"),
+        ({"train.keep_best": "acc", "train.eval_every": 2}, "'acc' is no score without metrics"),
+        ({"model.kind": "multimodal"}, "model.build: .*has no effect unless kind is own"),
+        ({"model.lora_rank": 2}, "model.lora_targets: is empty, and an own model needs it"),
+        ({"data.feature_cache": "auto"}, "has no effect with model.kind own"),
+    ],
+)
+def test_fields_of_own_code_that_do_not_go_together(pictures, changes, message):
+    with pytest.raises(ParamError, match=message):
+        own_run(pictures, **changes)
+
+
+def test_kind_own_needs_a_model():
+    with pytest.raises(ParamError, match="model.build: is unset, and kind own needs it; write my_module:name"):
+        RunParams.from_dict({"model": {"kind": "own"}})
