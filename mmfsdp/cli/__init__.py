@@ -96,9 +96,10 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
         "run", metavar="RUN", help=RUN
     )
     for call, about in ONE_RUN.items():
-        command = add(call, about, usage="RUN [--trust]" if call is caption else "RUN")
+        command = add(call, about, usage="RUN [--best] [--trust]" if call is caption else "RUN")
         command.add_argument("run", metavar="RUN", help=RUN)
         if call is caption:
+            _add_best(command)
             _add_trust(command)
 
     command = add(track, "hand a run's metrics to TensorBoard or W&B until it is done", usage="RUN [--to KIND ...]")
@@ -110,8 +111,9 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     command = add(report, "write a run's report.html, or a page that compares runs", usage="RUN [RUN ...]")
     command.add_argument("runs", metavar="RUN", nargs="+", help=RUN)
 
-    command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT] [--trust]")
+    command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT] [--best] [--trust]")
     command.add_argument("run", metavar="RUN", help=RUN)
+    _add_best(command)
     _add_trust(command)
     command.add_argument("to", metavar="TO", help="a folder that does not exist yet")
     command.add_argument(
@@ -135,6 +137,11 @@ def _add_benches(add: Callable[..., Parser]) -> None:
             one.add_argument("--width", type=count, metavar="N", help="of the language model (default: 512)")
         else:
             one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: as in the preset)")
+
+
+def _add_best(command: Parser) -> None:
+    """Add --best."""
+    command.add_argument("--best", action="store_true", help="the checkpoint that train.keep_best kept, not the newest")
 
 
 def _add_trust(command: Parser) -> None:

@@ -135,7 +135,7 @@ def drill(values: Namespace) -> int:
 
 def caption(values: Namespace) -> int:
     """Caption new pictures with a finished run's checkpoint."""
-    return finish(opened(values).path)
+    return finish(opened(values).path, best=values.best)
 
 
 def pretrain(params: RunParams) -> None:
@@ -164,13 +164,16 @@ def follow(folder: Path) -> int:
     return 0 if state.ok else 1
 
 
-def finish(folder: Path) -> int:
-    """Caption held-out pictures, print five next to the truth, write result.json and the report."""
+def finish(folder: Path, *, best: bool = False) -> int:
+    """Caption held-out pictures, print five next to the truth, write result.json and the report.
+
+    best: with the checkpoint that `train.keep_best` kept.
+    """
     say("captioning held-out pictures")
     from ..train.evaluate import caption_held_out
     from ..widgets.report import skipped_lines, write_report
 
-    result = caption_held_out(folder)
+    result = caption_held_out(folder, best=best)
     for row in result["captions"][:5]:
         mark = "=" if row["caption"] == row["truth"] else "x"
         show(f"  {mark} {row['caption']}", f"    truth: {row['truth']}")
@@ -271,5 +274,5 @@ def export(values: Namespace) -> int:
     say("reading the checkpoint")
     from ..compat.export import export as write
 
-    show(write(exported.path, Path(values.to), layout=values.layout))
+    show(write(exported.path, Path(values.to), layout=values.layout, best=values.best))
     return 0

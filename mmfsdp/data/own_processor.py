@@ -26,7 +26,7 @@ PICTURE_SIDE = 224
 
 @dataclass
 class OwnBatch(MappingBatch):
-    """What an own processor made of some rows: the keyword arguments of the model's forward."""
+    """The keyword arguments of a forward, which an own processor made of some rows."""
 
     mapping: Mapping[str, Any]
     rows: int

@@ -277,6 +277,7 @@ RESULT_TYPES: Types = {
     "peak": dict,
     "skipped": dict,
     "captions": list,
+    "no_captions": str,
     "scores": dict,
     "best": dict,
 }

@@ -165,7 +165,7 @@ def caption_held_out(folder: Path, *, best: bool = False, alive: Callable[[], ob
     Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: of the checkpoint,
     the last one unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
     unseen_combination_exact_match (generated pictures only), text_only_exact_match: shares of samples whose whole text
-    is right; captions: picture file, truth, caption and split of the first few.
+    is right; captions: picture file, truth, caption and split of the first few; no_captions: why there are none.
     """
     start = time.time()
     params, model, processor = load_run(folder, best=best)
@@ -173,7 +173,6 @@ def caption_held_out(folder: Path, *, best: bool = False, alive: Callable[[], ob
     unusable: dict[str, str] = {}
     reason = why_no_captions(model, processor)
     if reason:
-        print(reason)
         result |= {"captions": [], "no_captions": reason}
     else:
         result |= answers_to_new(folder, params, model, processor, unusable, alive)

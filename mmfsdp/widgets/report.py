@@ -131,8 +131,9 @@ def result_figures(result: Mapping[str, Any]) -> str:
 
 def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
     """Return the first pictures of each split with the caption, and the truth where the caption is wrong."""
-    rows = read_result(folder).get("captions", [])
-    html = ""
+    result = read_result(folder)
+    rows = result.get("captions", [])
+    html = note(result["no_captions"][:300]) if "no_captions" in result else ""
     for split, title in SPLITS.items():
         cards = [_card(folder, row) for row in rows if row.get("split") == split]
         if cards:

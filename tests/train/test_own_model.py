@@ -1,5 +1,6 @@
 """A person's own model and metric: trained on two ranks as in one process, resumed to the last bit, mistakes named."""
 
+import importlib
 import json
 import shutil
 import time
@@ -13,13 +14,17 @@ from tiny_run import as_rank, free_port, tiny_run
 
 from mmfsdp import checkpoint, train
 from mmfsdp.checkpoint.steps import complete_checkpoints, drop_after
+from mmfsdp.compat.export import export
 from mmfsdp.data.sources import open_splits
 from mmfsdp.params import ParamError, RunParams
 from mmfsdp.params.own import OwnCodeError
 from mmfsdp.run.folder import read_json, read_metrics, read_result
-from mmfsdp.train.evaluate import captions, load_run
+from mmfsdp.run.state import runs_table
+from mmfsdp.run.trust import trust_run
+from mmfsdp.train.evaluate import caption_held_out, captions, load_run
 from mmfsdp.train.metrics import score
 from mmfsdp.train.prepare import frozen_model, prepare
+from mmfsdp.widgets.report import report_html
 from tests.ranks import in_processes
 
 OWN = Path(__file__).parent.parent / "files/own"
@@ -66,13 +71,13 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     sys.path.insert(0, str(OWN))
     ports, failed = iter(ports), {}
 
-    def go(name: str, *, after: str = "", ranks: int = 2, **changes) -> None:
+    def go(name: str, *, after: str = "", step: int = 2, ranks: int = 2, **changes) -> None:
         run = Path(folder, name)
         as_rank(rank, ranks, next(ports))
         if rank == 0:
             if after:
                 shutil.copytree(Path(folder, after), run)
-                drop_after(run / "checkpoints", 2)
+                drop_after(run / "checkpoints", step)
             else:
                 run.mkdir()
             own_run(Path(folder), **changes).to_yaml(run / "params.yaml")
@@ -93,6 +98,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
         go(f"noisy-{backend}", **noisy, **{"data.workers": 1 if backend == "DDP" else 0})
         go(f"noisy-{backend}-resumed", after=f"noisy-{backend}", **noisy)
         go(f"vlm-{backend}", **chosen, **VLM)
+    go("vlm-more", after="vlm-FSDP2", step=12, **(VLM | {"train.steps": 14}))
     go("value-FSDP2", **{"model.build": "two_towers:build_by_value", "train.steps": 2})
     return failed
 
@@ -104,6 +110,10 @@ def folder(tmp_path_factory):
     failed = in_processes(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(20)])
     assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
     return folder
+
+
+def two_towers():
+    return importlib.import_module("two_towers")
 
 
 def open_heldout(params: RunParams, processor):
@@ -154,6 +164,7 @@ def test_texts_of_two_ranks_are_those_of_the_unwrapped_model(folder, backend):
     rows = [row["scores"] for row in read_metrics(run) if "scores" in row]
     assert len(rows) == 6
     assert any(row["shortest"] < row["longest"] for row in rows), "a rank must end before another one"
+    trust_run(run)
     params, model, processor = load_run(run)
     split = open_heldout(params, processor)
     samples = [sample for sample in split if not processor.refusal(sample)][:5]
@@ -172,6 +183,41 @@ def test_the_best_checkpoint_survives_and_is_marked(folder, backend):
     assert checkpoint.best_of(run / "checkpoints") == mark == read_result(run)["best"]
     assert [int(path.name[5:]) for path in complete_checkpoints(run / "checkpoints")] == sorted({step, 12})
     assert 0 < best and step < 12, "the best is not the last"
+    assert f"best: exact {best:.4g} at step {step}" in runs_table({"vlm": run})
+
+
+@pytest.mark.real
+def test_a_resumed_run_knows_the_best_checkpoint(folder):
+    before = checkpoint.best_of(folder / "vlm-FSDP2/checkpoints")
+    run = folder / "vlm-more"
+    assert checkpoint.best_of(run / "checkpoints") == before == read_result(run)["best"]
+    assert [int(path.name[5:]) for path in complete_checkpoints(run / "checkpoints")] == [before["step"], 14]
+    trust_run(run)
+    _, best, _ = load_run(run, best=True)
+    _, newest, _ = load_run(run)
+    assert any(not torch.equal(p, q) for p, q in zip(best.parameters(), newest.parameters(), strict=True))
+
+
+@pytest.mark.real
+def test_an_own_model_is_captioned_if_it_can_be_and_exported_as_its_state_dict(folder, tmp_path):
+    for name in ("vlm-DDP", "pairs-DDP"):
+        trust_run(folder / name)
+    result = caption_held_out(folder / "vlm-DDP")
+    assert [row["caption"] for row in result["captions"]] and "no_captions" not in result
+    assert result["heldout_exact_match"] == result["scores"]["exact"] / 2, "of the same samples, by the same rule"
+    result = caption_held_out(folder / "pairs-DDP")
+    assert result["captions"] == []
+    words = "no captions: they need a model with generate and a processor with prompts and decode"
+    assert result["no_captions"].startswith(words) and words in report_html(folder / "pairs-DDP")
+
+    _, model, _ = load_run(folder / "pairs-DDP")
+    to = export(folder / "pairs-DDP", tmp_path / "exported")
+    fresh, _ = two_towers().build()
+    fresh.load_state_dict(load_file(to / "model.safetensors"))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, fresh.state_dict()[name])
+    with pytest.raises(ParamError, match="open_flamingo is for model.kind flamingo, not own"):
+        export(folder / "pairs-DDP", tmp_path / "other", layout="open_flamingo")
 
 
 @pytest.mark.parametrize(

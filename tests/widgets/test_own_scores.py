@@ -1,0 +1,47 @@
+"""Own scores in the charts: a curve for each, whoever wrote the file."""
+
+import json
+import math
+
+from mmfsdp.checkpoint.saving import remove_old
+from mmfsdp.checkpoint.steps import MARKER, best_of, complete_checkpoints, mark_best
+from mmfsdp.run.folder import best_words, read_metrics
+from mmfsdp.widgets.compare import comparison
+from mmfsdp.widgets.curves import History, charts
+
+
+def test_each_score_has_a_curve(tmp_path):
+    rows = [{"step": step, "loss": 1.0, "scores": {"vqa": step / 10, "length": 3}} for step in (2, 4)]
+    rows.append({"step": 6, "scores": {"vqa": "high", "<b>bold</b>": 0.5, "length": math.inf}})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    history = History(read_metrics(tmp_path))
+    assert [point.value for point in history["scores.vqa"]] == [0.2, 0.4]
+    assert math.isnan(history["scores.length"][-1].value)
+    html = charts(history)
+    assert all(title in html for title in ("vqa: 0.2 at first, 0.4 now", "&lt;b&gt;bold", ">length<"))
+    assert "<b>bold" not in html
+    (tmp_path / "params.yaml").write_text("train: {}\n")
+    assert ">vqa<" in comparison([tmp_path])
+
+
+def test_damaged_scores_are_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "scores": [1]}\n{"step": 2, "scores": {"a": {}}}\n')
+    assert not History(read_metrics(tmp_path)).get("scores.a")
+    assert best_words({"step": "1", "name": "a", "score": 1}) == best_words([]) == best_words({"step": 1}) == ""
+    assert best_words({"step": 4, "name": "-loss", "score": 0.25}) == "loss 0.25 at step 4"
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
+    for step in range(1, 6):
+        (tmp_path / f"step_{step:08d}").mkdir()
+        (tmp_path / f"step_{step:08d}" / MARKER).touch()
+    assert best_of(tmp_path) is None
+    mark_best(tmp_path, {"step": 2, "name": "vqa", "score": 0.5})
+    remove_old(tmp_path, 2)
+    assert [int(path.name[5:]) for path in complete_checkpoints(tmp_path)] == [2, 4, 5]
+    mark_best(tmp_path, {"step": 5, "name": "vqa", "score": 0.6})
+    remove_old(tmp_path, 1)
+    assert [int(path.name[5:]) for path in complete_checkpoints(tmp_path)] == [5]
+    for damage in ("[]", "{", '{"step": 4, "name": "vqa", "score": 1}', '{"step": "5", "name": 1, "score": 1}'):
+        (tmp_path / "best.json").write_text(damage)
+        assert best_of(tmp_path) is None
