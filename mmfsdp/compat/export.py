@@ -47,8 +47,8 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool =
 
     best: of the checkpoint that `train.keep_best` kept.
     from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it; of kind own
-    model.safetensors, the model's state dict, and params.yaml. adapter: its LoRA and projector, as peft loads them.
-    open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
+    model.safetensors, the model's state dict, and config.json, which names `model.build`. adapter: its LoRA and
+    projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
     Raises ParamError for another layout, and for one that does not suit the model.
     """
     if layout not in LAYOUTS:
@@ -97,7 +97,8 @@ def _write_own(model: nn.Module, processor: SampleProcessor, params: RunParams, 
     # Copies: a file may not hold a tied tensor twice, and `load_state_dict` wants it under all its names.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, to / WEIGHTS_FILE, metadata={"format": "pt"})
-    params.to_yaml(to / "params.yaml")
+    config = {"kind": str(params.model.kind), "build": params.model.build}
+    (to / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
     make_readable(to)
 
 
