@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -244,7 +244,7 @@ def check_pickles(processor: SampleProcessor) -> None:
     if not isinstance(processor, OwnProcessor):
         return
     try:
-        pickle.dumps(processor.own)
+        ForkingPickler.dumps(processor.own)  # as a new process gets it
     except Exception as error:
         words = f"the processor of model.build cannot be sent to worker processes ({type(error).__name__}: {error}); "
         fix = "make it a class or a function of its module, not one inside build; or set workers to 0"

@@ -3,12 +3,16 @@
 import csv
 import re
 import sys
+from itertools import islice
 
 import pytest
+import torch
 import yaml
 
-from mmfsdp import launch
+from mmfsdp import build_model, launch
+from mmfsdp.data.sources import open_for
 from mmfsdp.params.base import leaves
+from mmfsdp.train.prepare import prepare
 from mmfsdp.train.try_own import try_own
 from tests.pages import PAGES
 from tests.test_docs import blocks
@@ -34,6 +38,7 @@ def params(tmp_path, monkeypatch):
     assert leaves(own), "the page shows no YAML"
     changes = {"data.source": "own", "data.path": None, "data.reader": own["data"]["reader"]}
     changes |= {f"train.{name}": value for name, value in own["train"].items()}
+    changes |= {"train.metrics": "my_score:score", "train.keep_best": "right", "train.eval_every": 2}
     yield tiny_run(tmp_path, **changes, **{"launch.ranks": 2, "train.steps": 3, "train.warmup_steps": 1})
     for name in modules:
         sys.modules.pop(name, None)
@@ -52,4 +57,26 @@ def test_the_page_on_own_code_is_true(params, tmp_path):
     rows = [(int(step), float(loss)) for step, loss in csv.reader((tmp_path / "loss.csv").open())]
     assert rows == [(row["step"], row["loss"]) for row in run.metrics()]
     assert len(rows) == 3
-    assert {path.name for path in (run.path / "code").iterdir()} == {"my_data.py", "my_log.py"}
+    assert {path.name for path in (run.path / "code").iterdir()} == {"my_data.py", "my_log.py", "my_score.py"}
+    scores = [row["scores"] for row in run.metrics() if "scores" in row]
+    assert [list(each) for each in scores] == [["right"]] * 2
+    assert run.result()["best"]["name"] == "right" and run.result()["scores"] == scores[-1]
+
+
+def test_the_model_of_the_page_is_planned_and_learns(params, tmp_path):
+    changes = {"model.build": {"call": "my_model:build", "width": 64}, "data.augment": False, "launch.ranks": 2}
+    params = tiny_run(tmp_path, **changes)
+    assert not prepare(params, activations=True).plan.lint
+    torch.manual_seed(0)
+    model, processor = build_model(params.model)
+    samples = list(islice(open_for(processor, params)["data"]["train"], 2))
+    inputs = processor.try_rows(samples).inputs()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = model(**inputs)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
