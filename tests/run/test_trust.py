@@ -12,7 +12,7 @@ from mmfsdp.run.folder import write_json
 from mmfsdp.run.own_code import read_code, write_code
 from mmfsdp.run.record import TRAIN, RunRecord
 from mmfsdp.run.start import make_folder, make_record
-from mmfsdp.run.trust import UntrustedRun, check_trusted, code_digest, key_path, params_digest
+from mmfsdp.run.trust import UntrustedRun, check_trusted, code_digest, key_path, own_code_of, params_digest
 from tests.run.test_runs import GONE
 
 SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0, "launch.ranks": 2}
@@ -185,3 +185,26 @@ def test_a_digest_says_nothing_of_the_key_and_differs_by_text(own):
     text = (own / "params.yaml").read_text()
     assert params_digest(text) == params_digest(text) == RunRecord.read(own).digest != params_digest(text + "\n")
     assert key_path().read_bytes().hex() not in (own / "run.json").read_text()
+
+
+@pytest.mark.parametrize("command", ["caption", "export"])
+def test_own_code_that_somebody_handed_over_is_not_run_to_caption_or_export(own, tmp_path, capsys, command):
+    words = [command, str(own), *([str(tmp_path / "to")] if command == "export" else [])]
+    assert cli.main(words) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err, "without own code it runs none"
+    params = RunParams.from_yaml(own / "params.yaml").change(**{"data.reader": "my_data:read"})
+    params.to_yaml(own / "params.yaml")
+    assert cli.main(words) == 2
+    said = capsys.readouterr()
+    assert "\n  data.reader: my_data:read\n" in said.out
+    assert f"\n  {own}/code/my_data.py (15 bytes)\n" in said.out
+    assert "then add --trust" in said.err
+    with pytest.raises(UntrustedRun), own_code_of(own, params):
+        raise AssertionError("it would run")
+    assert cli.main([*words, "--trust"]) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err, "that is as far as it comes here"
+    with own_code_of(own, params):  # this process trusts what is there
+        pass
+    (own / "code/my_data.py").write_text("def read(): 'evil'")
+    with pytest.raises(UntrustedRun), own_code_of(own, params):
+        raise AssertionError("it would run")
