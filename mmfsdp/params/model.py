@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import BackboneSource, ModelKind, ProjectorKind
-from .own import EXAMPLE, OwnCode
+from .own import EXAMPLE, OwnCode, path_of
 
 if TYPE_CHECKING:
     JsonValue = Any  # readers know what a config holds; pydantic checks that JSON can hold it
@@ -172,7 +172,6 @@ class ModelParams(Params):
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
-        "build": ("kind", (ModelKind.OWN,)),
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
         "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
         **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
@@ -184,9 +183,12 @@ class ModelParams(Params):
     @classmethod
     def _become_own(cls, values: Any) -> Any:
         """With `build`, take kind own in place of the default kind, whose own fields then say nothing."""
-        if not isinstance(values, dict) or not values.get("build"):
+        if not isinstance(values, dict):  # a ModelParams
             return values
-        if values.get("kind", ModelKind.FLAMINGO) != ModelKind.FLAMINGO:
+        kind = values.get("kind", ModelKind.FLAMINGO)
+        if kind == ModelKind.OWN and not values.get("build"):
+            raise ParamError("build", f"is unset, and kind own needs it; write {EXAMPLE}")
+        if not values.get("build") or kind != ModelKind.FLAMINGO:
             return values
         return {name: value for name, value in values.items() if name not in _BACKBONES_ONLY} | {"kind": ModelKind.OWN}
 
@@ -202,8 +204,9 @@ class ModelParams(Params):
     def _check_together(self) -> Self:
         if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
             raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
-        if self.kind is ModelKind.OWN and self.build is None:
-            raise ParamError("build", f"is unset, and kind own needs it; write {EXAMPLE}")
+        if self.build is not None and self.kind is not ModelKind.OWN:
+            words = f"{path_of(self.build)!r} is the kind own, but kind is {self.kind}; unset one of the two"
+            raise ParamError("build", words)
         layer = self.language.feature_layer
         if layer is not None:
             raise ParamError("language.feature_layer", f"{layer} is for vision encoders only; remove it")

@@ -313,7 +313,10 @@ def test_a_mistake_in_a_metric_is_one_error_before_any_rank(pictures, changes, f
         ({"train.keep_best": "-heldout_loss"}, "train.keep_best: .*needs eval_every; set it"),
         ({"train.keep_best": "heldout_loss", "train.eval_every": 2}, "a lower loss is better; write -heldout_loss"),
         ({"train.keep_best": "acc", "train.eval_every": 2}, "'acc' is no score without metrics"),
-        ({"model.kind": "multimodal"}, "model.build: .*has no effect unless kind is own"),
+        (
+            {"model.kind": "multimodal"},
+            "model.build: 'two_towers:build' is the kind own, but kind is multimodal; unset one of the two",
+        ),
         ({"model.lora_rank": 2}, "model.lora_targets: is empty, and an own model needs it"),
         ({"data.feature_cache": "auto"}, "has no effect with model.kind own"),
     ],
