@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..data.batch import Sample
+from ..data.own_processor import OwnProcessor
 from ..data.processor import Processor
-from ..models import MediaModel
 from .evaluate import generate, without_pictures
 
 
@@ -25,9 +26,14 @@ class Answer:
 
 
 @torch.inference_mode()
-def answer(model: MediaModel, processor: Processor, sample: Sample, *, blank: bool = False) -> Answer:
-    """Return what the model says to a sample's prompt, with probabilities. With `blank`, it sees empty pictures."""
+def answer(model: Any, processor: Any, sample: Sample, *, blank: bool = False) -> Answer:
+    """Return what the model says to a sample's prompt, with probabilities. With `blank`, it sees empty pictures.
+
+    Of an own model only the text is known.
+    """
     batch, new_ids = generate(model, processor, [without_pictures(sample) if blank else sample])
+    if isinstance(processor, OwnProcessor):
+        return Answer(processor.decode(new_ids)[0], (), torch.zeros(1, 0, dtype=torch.long), {})
     ids = torch.cat([batch.input_ids, new_ids], dim=1)
     prompt_length = batch.input_ids.shape[1]
     logits = model(ids, media=batch.media).logits[0, prompt_length - 1 : -1]

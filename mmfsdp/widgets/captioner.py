@@ -105,13 +105,19 @@ class Captioner(CellWidget):
 
     def _load(self) -> None:
         with import_lock:
+            from ..data.batch import Sample
             from ..models.attention_view import looking_layers
-            from ..train.evaluate import load_run, new_samples
+            from ..train.evaluate import load_run, new_samples, why_no_captions
         params, self.model, self.processor = load_run(self.path)
+        reason = why_no_captions(self.model, self.processor)
+        if reason:
+            raise ValueError(reason)
         self.checkpoint = complete_checkpoints(self.path / "checkpoints")[-1].name
         words = {"heldout": "new", "unseen": "never-seen combination"}
         with own_code_of(self.path, params):
             for split, samples in new_samples(params, self.processor, EACH):
+                if not isinstance(samples[0], Sample):
+                    raise ValueError("rows of an own reader are captioned by `mmfsdp caption`, and not here")
                 self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
         self._layer.options = [(f"layer {i}", i) for i in looking_layers(self.model)]
         self._layer.index = len(self._layer.options) - 1 if self._layer.options else None
@@ -177,7 +183,7 @@ class Captioner(CellWidget):
             f"<div>with the picture{_tokens(seen)}{truth}</div><div>without it (blanked){_tokens(blank)}</div>"
         )
         self._token.options = [(f"{i + 1}: {piece}", i) for i, (piece, _, _) in enumerate(seen.tokens)]
-        self._token.index = 0
+        self._token.index = 0 if seen.tokens else None
         self._looks.layout.display = None if self._layer.options else "none"
 
     def _draw(self) -> None:
@@ -186,6 +192,13 @@ class Captioner(CellWidget):
             return
         import torch
 
+        import numpy as np
+        import torch
+
+        if not self._answer.media:  # of an own model, whose inputs may be anything
+            shown = np.asarray(self._samples[self._pick.value].images[0].convert("RGB"))
+            self._seen.value = f'<div class="mm-seen"><img alt="the picture asked about" src="{_png(shown)}"></div>'
+            return
         pixels = self._answer.media["vision"][0, 0, 0].cpu()
         mean, std = (torch.tensor(x)[:, None, None] for x in (self.processor.mean, self.processor.std))
         picture = ((pixels * std + mean).clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
@@ -214,6 +227,8 @@ class Captioner(CellWidget):
 
 def _tokens(answer: Answer) -> str:
     """Return an answer as HTML, word by word: the fuller the line below, the surer; the mouse shows other words."""
+    if not answer.tokens:
+        return f'<div class="mm-tokens">{escape(answer.text)}</div>'
     words = "".join(
         f'<span class="mm-token" title="{escape(others)}">{escape(piece)}<i style="width:{chance:.0%}"></i>'
         f"<small>{chance:.0%}</small></span>"

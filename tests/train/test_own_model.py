@@ -24,6 +24,7 @@ from mmfsdp.run.trust import trust_run
 from mmfsdp.train.evaluate import caption_held_out, captions, load_run
 from mmfsdp.train.metrics import score
 from mmfsdp.train.prepare import frozen_model, prepare
+from mmfsdp.widgets.captioner import Captioner
 from mmfsdp.widgets.report import report_html
 from tests.ranks import in_processes
 
@@ -209,6 +210,13 @@ def test_an_own_model_is_captioned_if_it_can_be_and_exported_as_its_state_dict(f
     assert result["captions"] == []
     words = "no captions: they need a model with generate and a processor with prompts and decode"
     assert result["no_captions"].startswith(words) and words in report_html(folder / "pairs-DDP")
+
+    captioner = Captioner(folder / "vlm-DDP").wait()
+    assert captioner._answer.text in ("red", "a blue square") and captioner._answer.text in captioner._said.value
+    assert "data:image/png" in captioner._seen.value
+    captioner.close()
+    with pytest.raises(ValueError, match=words):
+        Captioner(folder / "pairs-DDP").wait()
 
     _, model, _ = load_run(folder / "pairs-DDP")
     to = export(folder / "pairs-DDP", tmp_path / "exported")
