@@ -190,8 +190,6 @@ class Captioner(CellWidget):
         """Show the picture as the model sees it; where a layer looks for a word, it stays light."""
         if self._answer is None:
             return
-        import torch
-
         import numpy as np
         import torch
 

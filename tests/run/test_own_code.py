@@ -1,4 +1,5 @@
-"""A person's own reader and callbacks on two ranks: killed, failed and resumed, while their files are edited."""
+"""A person's own reader, model, metric and callbacks on two ranks: killed, failed and resumed, while their files are
+edited."""
 
 import json
 import shutil
@@ -21,9 +22,14 @@ OWN = {
     "data.source": "own",
     "data.path": None,
     "data.reader": {"call": "my_pictures:Pictures", "folder": "pictures"},
+    "data.augment": False,
+    "model.build": "small_vlm:build",
+    "train.metrics": "small_vlm:score",
+    "train.keep_best": "exact",
     "train.eval_every": 3,
     "launch.ranks": 2,
 }
+FILES_OF_RUN = ("my_pictures.py", "my_helper.py", "my_log.py", "small_vlm.py")
 
 
 def log_to(file: str) -> dict:
@@ -41,11 +47,11 @@ def final(run: Run) -> dict[str, dict[str, bytes]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
-    for name in ("my_pictures.py", "my_helper.py", "my_log.py"):
+    for name in FILES_OF_RUN:
         shutil.copy(FILES / name, folder)
     yield folder
-    for name in ("my_pictures", "my_helper", "my_log"):
-        sys.modules.pop(name, None)
+    for name in FILES_OF_RUN:
+        sys.modules.pop(name.removesuffix(".py"), None)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +66,7 @@ def story(folder):
         kill.touch()
         broken = launch(params.change(**{"launch.name": "broken"}, **log_to("broken")))
         # Both have been launched: from here on, neither sees an edit.
-        for name in ("my_helper.py", "my_log.py", "my_pictures.py"):
+        for name in FILES_OF_RUN:
             Path(name).write_text("raise RuntimeError('edited')")
         said["killed"] = broken.wait(90)
         said["whole"] = whole.wait(90)
@@ -84,6 +90,9 @@ def test_killed_and_resumed_it_ends_as_the_unbroken_run_to_the_last_bit(story):
     losses = [[row["loss"] for row in run.metrics()] for run in (whole, broken)]
     assert losses[0] == losses[1]
     assert len(set(losses[0])) == 6
+    scores = [[row.get("scores") for row in run.metrics()] for run in (whole, broken)]
+    assert scores[0] == scores[1] and [bool(each) for each in scores[0]] == [False, False, True, False, False, True]
+    assert whole.result()["best"] == broken.result()["best"]
 
 
 @pytest.mark.real
@@ -111,10 +120,11 @@ def test_callbacks_get_each_step_its_own_copy_of_the_row_and_only_rank_0_what_is
     assert not list(folder.glob("*OnRank0-rank1*"))
     begin, *events, end = [(what, value) for what, _, value in rows(folder, "whole-OnRank0-rank0.jsonl")]
     assert (begin[0], end[0]) == ("begin", "end")
+    scores = [("evaluate", ["heldout_loss"]), ("evaluate", ["exact", "longest", "shortest", "texts"])]
     assert events == [
         *[("step", 1), ("step", 2), ("save", 2)],
-        *[("evaluate", ["heldout_loss"]), ("step", 3), ("step", 4), ("save", 4)],
-        *[("step", 5), ("evaluate", ["heldout_loss"]), ("step", 6), ("save", 6)],
+        *[*scores, ("step", 3), ("save", 3), ("step", 4), ("save", 4)],  # the first score is the best so far
+        *[("step", 5), *scores, ("step", 6), ("save", 6)],
     ]
     assert [row["step"] for row in whole.metrics()] == [1, 2, 3, 4, 5, 6], "Log has cleared its rows"
 

@@ -53,13 +53,23 @@ class SmallVLM(nn.Module):
         return self.language.generate(**self.embed(pixels, input_ids, attention_mask), **options)
 
 
+def text_of(row: Any) -> str:
+    """Return the text of a Sample, or of a row of my_pictures."""
+    return row["text"] if isinstance(row, dict) else row.text
+
+
+def picture_of(row: Any) -> Any:
+    """Return the picture of a Sample, or of a row of my_pictures."""
+    return row["image"] if isinstance(row, dict) else row.images[0]
+
+
 class WordsProcessor:
-    """Samples to rows of pixels, words and labels."""
+    """Samples, or rows of my_pictures, to pixels, words and labels."""
 
     image_size = SIDE
 
     def __call__(self, rows: list, max_length: int) -> dict[str, torch.Tensor]:
-        ids = [self._ids(row.text)[:max_length] for row in rows]
+        ids = [self._ids(text_of(row))[:max_length] for row in rows]
         length = max(map(len, ids))
         padded = torch.tensor([row + [PAD] * (length - len(row)) for row in ids])
         labels = padded.masked_fill(padded == PAD, -100)
@@ -83,7 +93,7 @@ class WordsProcessor:
         return [BEGIN, *map(WORDS.index, text.split()), END]
 
     def _pictures(self, rows: list) -> dict[str, torch.Tensor]:
-        pictures = [np.asarray(row.images[0].resize((SIDE, SIDE)), dtype=np.float32) / 255 for row in rows]
+        pictures = [np.asarray(picture_of(row).resize((SIDE, SIDE)), dtype=np.float32) / 255 for row in rows]
         return {"pixels": torch.tensor(np.stack(pictures)).flatten(2)}
 
 
@@ -96,7 +106,7 @@ def build():
 
 def score(predictions: list[str], samples: list, scale: float = 1.0) -> dict[str, float]:
     """Return the share of right texts, and figures that show whether two lists of texts are the same."""
-    right = sum(text == sample.text for text, sample in zip(predictions, samples, strict=True))
+    right = sum(text == text_of(sample) for text, sample in zip(predictions, samples, strict=True))
     lengths = [len(text.split()) for text in predictions]
     return {
         "exact": scale * right / len(samples),
