@@ -93,14 +93,14 @@ def _question_keys(row: Row) -> set[str]:
     return keys
 
 
-def _question_of(key: str) -> Callable[[Row], object]:
-    """Return a function that tells whether a row has this question and an answer."""
+def _question(key: str, answers: str, example: str) -> Shape:
+    """Return the shape of rows with a question under `key`, and its answer under one of the keys of row_questions."""
 
     def fits(row: Row) -> object:
         belongs_to_instruction = key == "input" and is_set(row.get("instruction"))
         return is_set(row.get(key)) and not belongs_to_instruction and answer_keys(row, key)
 
-    return fits
+    return Shape(f"{key} with {answers}", fits, read_question, _question_keys, example)
 
 
 SHAPES = (
@@ -127,55 +127,19 @@ SHAPES = (
         _with_system(*PAIR_LISTS),
         '{"images": ["cat.png"], "texts": [{"user": "What is it?", "assistant": "A pet."}]}',
     ),
-    Shape(
-        "question with answer or answers (VQA)",
-        _question_of("question"),
-        read_question,
-        _question_keys,
-        '{"image": "cat.png", "question": "What is it?", "answers": ["pet", "cat"]}',
+    _question(
+        "question", "answer or answers (VQA)", '{"image": "cat.png", "question": "What?", "answers": ["pet", "cat"]}'
     ),
-    Shape(
-        "query with response",
-        _question_of("query"),
-        read_question,
-        _question_keys,
-        '{"query": "<image>What is it?", "response": "A pet.", "images": ["cat.png"]}',
-    ),
-    Shape(
-        "instruction with output",
-        _question_of("instruction"),
-        read_question,
-        _question_keys,
+    _question("query", "response", '{"query": "<image>What is it?", "response": "A pet.", "images": ["cat.png"]}'),
+    _question(
+        "instruction",
+        "output",
         '{"instruction": "Name the pet.", "input": "One word.", "output": "Cat.", "images": ["cat.png"]}',
     ),
-    Shape(
-        "prompt with completion",
-        _question_of("prompt"),
-        read_question,
-        _question_keys,
-        '{"prompt": "This is", "completion": " a pet.", "images": ["cat.png"]}',
-    ),
-    Shape(
-        "problem with solution",
-        _question_of("problem"),
-        read_question,
-        _question_keys,
-        '{"image": "cat.png", "problem": "How many ears?", "solution": "2"}',
-    ),
-    Shape(
-        "user with assistant",
-        _question_of("user"),
-        read_question,
-        _question_keys,
-        '{"image": "cat.png", "user": "What is it?", "assistant": "A pet."}',
-    ),
-    Shape(
-        "input with output",
-        _question_of("input"),
-        read_question,
-        _question_keys,
-        '{"image": "cat.png", "input": "What is it?", "output": "A pet."}',
-    ),
+    _question("prompt", "completion", '{"prompt": "This is", "completion": " a pet.", "images": ["cat.png"]}'),
+    _question("problem", "solution", '{"image": "cat.png", "problem": "How many ears?", "solution": "2"}'),
+    _question("user", "assistant", '{"image": "cat.png", "user": "What is it?", "assistant": "A pet."}'),
+    _question("input", "output", '{"image": "cat.png", "input": "What is it?", "output": "A pet."}'),
     Shape(
         "questions with answers",
         lambda row: is_set(row.get("questions")) and is_set(row.get("answers")),
@@ -207,6 +171,7 @@ SHAPES = (
 )
 """All shapes that are read. The last one, captions, is for rows of no other."""
 CAPTION = SHAPES[-1]
+QUESTION = SHAPES[3]
 MMC4 = SHAPES[-2]
 
 
@@ -287,9 +252,8 @@ def _find_shape(row: Row) -> Shape:
         raise Unreadable(f"is of {len(shapes)} shapes: it has {words}; keep the keys of one")
     if shapes:
         return shapes[0]
-    key = question_key(row)
-    if key:
-        return next(shape for shape in SHAPES if shape.words.startswith(f"{key} with"))
+    if question_key(row):
+        return QUESTION  # which names the answer that is missing
     if not CAPTION.fits(row):
         missing = "caption" if first_set(row, PICTURE_KEYS) else "file_name"
         known = "; ".join(shape.words for shape in SHAPES)
