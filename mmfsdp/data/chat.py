@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..params import ParamError
-from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Sample
+from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Message, Sample
 from .corrupt import CorruptRecord
 from .pictures import to_rgb
 from .processor import SampleProcessor, check_placeholders
@@ -27,6 +27,9 @@ BLANK = Sample.of(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank pictur
 TWO_TURNS = Sample.of(IMAGE, "blank", BLANK.images, BLANK.name, [("and", "blank")])
 SEVERAL_TURNS = "several-turns"
 """Code of the warning of a template that changes earlier turns."""
+WITH_SYSTEM = Sample((Message(SYSTEM, "system text"), Message(USER, "text"), Message(ASSISTANT, "text")), name="system")
+NO_SYSTEM = "no-system"
+"""Code of the warning of a template that takes no system text."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class ChatProcessor(SampleProcessor):
     """The model's `GivenValues`: arguments of its forward that it would else read from a GPU; None without."""
 
     def check(self) -> None:
-        """Try one sample with a picture, and one of two turns, and fill `warnings`.
+        """Try one sample with a picture, one of two turns and one with a system text, and fill `warnings`.
 
         Raises ParamError if the template or the processor cannot be used.
         """
@@ -130,6 +133,11 @@ class ChatProcessor(SampleProcessor):
         except CorruptRecord as error:
             skipped = "conversations of several turns are skipped, since each"
             self.warnings[SEVERAL_TURNS] = f"with the chat template of {self.source!r} {skipped} {error.reason}"
+
+        try:
+            self.encode(WITH_SYSTEM)
+        except CorruptRecord as error:
+            self.warnings[NO_SYSTEM] = f"samples with a system text are skipped, since each {error.reason}"
 
     def _learns_an_end(self, learned: list[int]) -> bool:
         """Return whether the tokens that are learned of the blank sample have a special one after its words."""

@@ -47,6 +47,8 @@ class OwnRows:
     """Keys of the rows read so far that nobody reads."""
     has_turns: bool = False
     """A row read so far is a conversation of several turns."""
+    has_system: bool = False
+    """A row read so far has a system text."""
     traceback: str = ""
     """The person's own lines of the first row that raised."""
     given: Any = None
@@ -145,6 +147,7 @@ class OwnRows:
         self.unread |= keys_not_read(row)
         sample = sample_of(row, self.params, name=name, find=lambda file: Path(file).expanduser())
         self.has_turns = self.has_turns or bool(sample.more)
+        self.has_system = self.has_system or bool(sample.system)
         return sample
 
     def records(self) -> Iterator[tuple[str, Loaded]]:
@@ -201,7 +204,10 @@ def open_reader(params: DataParams, *, image_size: int, seed: int, as_given: boo
             source = IndexedSource(*_picked(sides[side], keep), seed, params.resample, dict(skipped), list(notes))
         else:
             source = IterableSource(sides[side], keep, dict(skipped), [f"{rows.path!r} {NO_INDEX}", *notes])
-        source.field, source.has_turns = FIELD, rows.has_turns or any(each.has_turns for each in sides.values())
+        opened = [rows, *sides.values()]
+        source.field = FIELD
+        source.has_turns = any(each.has_turns for each in opened)
+        source.has_system = any(each.has_system for each in opened)
         splits[side] = source
     return splits
 

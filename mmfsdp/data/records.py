@@ -26,7 +26,7 @@ from .picture_folder import unread_pictures_note
 from .pictures import stable_hash
 from .row_files import FoundRow, RowFile
 from .row_values import MAX_FILE_NAME
-from .rows import check_file_name, check_row, has_turns, keys_not_read, picture_name, sample_of
+from .rows import check_file_name, check_row, has_system, has_turns, keys_not_read, picture_name, sample_of
 from .splits import (
     HELD_OUT,
     TRAIN,
@@ -145,6 +145,7 @@ class Records:
         """(N,) its published split, as an index of `split_names`."""
         self.split_names: list[str] = []
         self.has_turns = False
+        self.has_system = False
         self.notes: list[str] = []
 
     def __len__(self) -> int:
@@ -175,6 +176,7 @@ class Records:
                 if names:
                     named.update(hash(picture) for picture in pictures_named(file, record))
                 self.has_turns = self.has_turns or has_turns(record.row)
+                self.has_system = self.has_system or has_system(record.row)
         self.file_of, self.row_of, self.group_hash = (np.array(column, np.uint32) for column in columns[:3])
         self.split_code = np.array(columns[3], np.uint8)
         self.notes += unread_note([unread])
@@ -185,7 +187,8 @@ class Records:
         selected = Records(self.params, self.files)
         for name in ("file_of", "row_of", "group_hash", "split_code"):
             setattr(selected, name, getattr(self, name)[chosen])
-        selected.split_names, selected.has_turns = self.split_names, self.has_turns
+        selected.split_names = self.split_names
+        selected.has_turns, selected.has_system = self.has_turns, self.has_system
         return selected
 
     def load(self, index: int) -> Sample:
@@ -259,6 +262,6 @@ def split_records(records: Records, params: DataParams, skipped: dict[str, str],
     splits: dict[str, Source] = {}
     for side, own in sides.items():
         source = IndexedSource(own.load, len(own), seed, params.resample, dict(skipped), list(notes))
-        source.has_turns = records.has_turns
+        source.has_turns, source.has_system = records.has_turns, records.has_system
         splits[side] = source
     return splits

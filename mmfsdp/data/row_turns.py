@@ -57,6 +57,11 @@ Place = Picture | None
 """What stands at an IMAGE of a text: its own picture, or None for the next one of the row."""
 
 
+def role_of(name: Any) -> str | None:
+    """Return the role that a name in published data means; None if it is not read."""
+    return ROLE_OF.get(name) if isinstance(name, str) else None
+
+
 class Conversation:
     """The messages of a row and the places of pictures in them, as they are read turn by turn."""
 
@@ -166,7 +171,7 @@ def add_turns(conversation: Conversation, key: str, turns: Sequence[Any]) -> Non
             raise Unreadable(
                 f"has a turn with {keys_of(turn)}, without a role: it needs from and value, or role and content"
             )
-        role = ROLE_OF.get(turn[role_key]) if isinstance(turn[role_key], str) else None
+        role = role_of(turn[role_key])
         if role is None:
             name = shorten(str(turn[role_key]))
             raise Unreadable(f"has a turn of role {name!r}; roles that are read are {', '.join(ROLES)}, human and gpt")

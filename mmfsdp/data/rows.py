@@ -37,6 +37,7 @@ from .row_turns import (
     read_messages,
     read_pairs,
     read_question_lists,
+    role_of,
 )
 from .row_values import PICTURE_KEYS, Content, Row, file_name_of, first_key, first_set
 from .unread import check_keys, check_tags, is_set, keys_of, unread_keys
@@ -344,6 +345,17 @@ def has_turns(row: Row) -> bool:
         return True
     lists = [row.get(key) for key in (*PAIR_LISTS, "questions")]
     return any(isinstance(pairs, list) and len(pairs) > 1 for pairs in lists) and not _is_interleaved(row)
+
+
+def has_system(row: Row) -> bool:
+    """Return whether a row has a system text."""
+    if first_set(row, SYSTEM_KEYS):
+        return True
+    for key in ("messages", *CONVERSATION_KEYS, "prompt"):
+        turns = row.get(key)
+        if isinstance(turns, list) and turns and isinstance(turns[0], Mapping):
+            return "system" in (role_of(turns[0].get("role")), role_of(turns[0].get("from")))
+    return False
 
 
 def sample_of(row: Row, params: SourceParams, *, name: str, find: FindPicture) -> Sample:

@@ -192,11 +192,12 @@ def open_shards(params: DataParams, *, image_size: int, seed: int) -> dict[str, 
         for side in (TRAIN, HELD_OUT):
             sides[side] = replace(shards, keep=partial(is_in_split, limit, side))
     notes += unread_note([set().union(shards.unread, *(side.unread for side in sides.values()))])
-    turns = shards.has_turns or any(side.has_turns for side in sides.values())
+    opened = [shards, *sides.values()]
     splits: dict[str, Source] = {}
     for side, source in sides.items():
         splits[side] = replace(source, skipped=dict(shards.skipped), notes=list(notes))
-        splits[side].has_turns = turns
+        splits[side].has_turns = any(each.has_turns for each in opened)
+        splits[side].has_system = any(each.has_system for each in opened)
     return splits
 
 
@@ -262,7 +263,9 @@ class ShardSource(Source):
                 if self.keep(record.name):
                     loaded = load_or_corrupt(record.load, self.params)
                     self.unread |= record.unread
-                    self.has_turns |= isinstance(loaded, Sample) and bool(loaded.more)
+                    if isinstance(loaded, Sample):
+                        self.has_turns |= bool(loaded.more)
+                        self.has_system |= bool(loaded.system)
                     yield loaded
             yield from lost
 

@@ -91,6 +91,8 @@ class Source(ABC):
     """Number of records; None if unknown, or if they are generated without end."""
     has_turns: bool = False
     """It has conversations of several turns, as far as it was read to open it."""
+    has_system: bool = False
+    """It has samples with a system text, as far as it was read to open it."""
     field: str = "path"
     """The parameter that names it, for errors and notes."""
 

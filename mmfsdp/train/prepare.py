@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ..core.make_plan import make_plan
 from ..core.plan import Finding, WrapPlan
 from ..data import open_sources
-from ..data.chat import SEVERAL_TURNS
+from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
@@ -124,12 +124,18 @@ def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
     """Return the plan with what a person should know of the data among its findings."""
     lint = list(plan.lint)
     turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
+    no_system = "".join(finding.message for finding in plan.lint if finding.code == NO_SYSTEM)
+    if not any(splits["train"].has_system for splits in sources.values()):
+        lint = [finding for finding in lint if finding.code != NO_SYSTEM]
     for place, splits in sources.items():
         source = splits["train"]
         lint += [Finding("warning", "data", f"{place}.{source.field}: {note}") for note in source.notes]
         if source.has_turns and turns:
             words = f"{place}.{source.field} has conversations of several turns: {turns}"
             lint.insert(0, Finding("error", SEVERAL_TURNS, words))
+        if source.has_system and no_system:
+            words = f"{place}.{source.field} has system texts: {no_system}"
+            lint.insert(0, Finding("error", NO_SYSTEM, words))
     return replace(plan, lint=tuple(lint))
 
 

@@ -230,6 +230,24 @@ def test_a_template_that_changes_earlier_turns_is_found_before_a_run_meets_two(f
         checked(2)
 
 
+def test_a_template_without_system_texts_is_found_before_a_run_meets_one(folders, tmp_path):
+    template = CHAT.replace("IMAGE", "<image>").replace("in messages %}", "in messages if m.role != 'system' %}")
+    chosen = params(with_template(folders["llava"], tmp_path / "model", template), lora_rank=2)
+
+    def checked(**fields):
+        said = [{"from": "human", "value": "what"}, {"from": "gpt", "value": "a dog"}]
+        rows = [{"id": i, "conversations": said, **fields} for i in range(3)]
+        (tmp_path / "rows.json").write_text(json.dumps(rows))
+        data = {"source": "json", "path": str(tmp_path / "rows.json"), "max_length": 64}
+        return prepare(RunParams(model=chosen, data=data)).plan
+
+    assert not checked().lint and not checked(system="").lint
+    with pytest.raises(
+        ParamError, match="data.path has system texts: .* leaves it out; write it into the first question"
+    ):
+        checked(system="be short")
+
+
 def test_pictures_of_llama4_of_any_number_of_tiles_share_a_batch(tmp_path):
     chosen = params(save_vlm("llama4", tmp_path / "llama4"), lora_rank=2)
     model, processor = build_model(chosen)
