@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
 
-from ..core.collectives import Progress, gather_json, is_distributed, rank, world_size
+from ..core.collectives import Progress, is_distributed, rank, world_size
 from ..core.step import local_part
 from ..params import ParamError, StateDictType
+from .gather import gather_json
 from .steps import complete_checkpoints, damaged, file_checksum, marker_of
 from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensors, set_optimizer_tensors
 

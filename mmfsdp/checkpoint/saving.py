@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from ..core.collectives import gather_json, is_distributed, rank, world_size
+from ..core.collectives import is_distributed, rank, world_size
 from ..params import StateDictType
+from .gather import gather_json
 from .steps import (
     best_of,
     checkpoint_name,

@@ -6,7 +6,7 @@ is in no group stays with the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from os.path import commonprefix
 
@@ -301,35 +301,28 @@ def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[l
             if owning_group(name, groups) is None:  # in the root so far, although a module further inside may gather it
                 # The innermost module around it whose forward runs; the root's does.
                 callers.append(next(module for module in ancestors(name) if not module or trace.calls[module]))
-        joined: list[str] = []
-        apart = []
         if "" in callers:
             # Every module around the parameter leaves its group, so that none but the root gathers it.
+            apart = []
             for group in groups:
                 apart.append([module for module in group if not contains([module], names)])
+            groups = list(filter(None, apart))
         else:
-            for index, group in enumerate(groups):
-                if index in owners:
-                    joined += group
-                else:
-                    apart.append(group)
-            apart.append(outermost(list(dict.fromkeys(joined + callers))))
-        groups = list(filter(None, apart))
-    return _merge_overlapping(groups)
-
-
-def _merge_overlapping(groups: list[list[str]]) -> list[list[str]]:
-    """Merge the groups that are partly inside each other: no order wraps each after the groups inside it."""
+            groups = _as_one(groups, owners, callers)
+    # Those that are partly inside each other become one: no order wraps each after the groups inside it.
     _, tangled = wrap_order(groups)
-    if not tangled:
-        return groups
-    apart, merged = [], []
+    return _as_one(groups, tangled, []) if tangled else groups
+
+
+def _as_one(groups: list[list[str]], joined: Collection[int | None], modules: list[str]) -> list[list[str]]:
+    """Return the groups with those of the indices `joined`, and the modules, made into one."""
+    together, apart = [], []
     for index, group in enumerate(groups):
-        if index in tangled:
-            merged += group
+        if index in joined:
+            together += group
         else:
             apart.append(group)
-    return [*apart, outermost(merged)]
+    return [*apart, outermost(list(dict.fromkeys(together + modules)))]
 
 
 def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> tuple[list[list[str]], set[str]]:

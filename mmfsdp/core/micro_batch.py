@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ..params import ParamError
 from .collectives import gather_through_store, rank
-from .names import class_name
+from .names import class_name, unwrapped
 
 IGNORED_LABEL = -100
 """Of a position without loss, as in torch's cross-entropy and in transformers."""
@@ -152,7 +152,7 @@ def compare_over_ranks(batches: Sequence[StepBatch]) -> None:
 
 def tell_of_missing_labels(model: nn.Module, batches: Sequence[StepBatch]) -> None:
     """Warn on rank 0 if mappings have no labels, so that the loss is weighed by samples."""
-    inner = getattr(model, "module", model)
+    inner = unwrapped(model)
     if rank() > 0 or hasattr(inner, "count_label_tokens"):
         return
     if any(isinstance(batch, MappingBatch) and "labels" not in batch.mapping for batch in batches):

@@ -48,3 +48,9 @@ def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
         for name, tensor in named(remove_duplicate=False):
             names_of.setdefault(tensor, []).append(name)
     return [(names, tensor) for tensor, names in names_of.items()]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP or FSDP1; one of FSDP2 is itself."""
+    inner: nn.Module = getattr(model, "module", model)
+    return inner

@@ -22,7 +22,7 @@ from .collectives import compute_device, sum_over_ranks, world_size
 from .inference import reshard
 from .lint import list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, loss_of
-from .names import plain_name
+from .names import plain_name, unwrapped
 from .plan import UnitKind, plan_of, stop_at_errors
 
 FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale")
@@ -182,7 +182,7 @@ def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Te
     """Return the model's loss in fp32; lint it in the first step. Raises ParamError where there is none."""
     output = model(**inputs)
     loss = loss_of(output)
-    inner = getattr(model, "module", model)
+    inner = unwrapped(model)
     check_loss(inner, loss)
     if not hasattr(model, "mmfsdp_loss_checked"):
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

@@ -6,22 +6,18 @@ assumed to run in the order in which they were registered.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from .fake_tensors import RealValues, copy_inputs, fake_mode, fake_model, tensors_of
 from .names import ancestors, tied_names
 
 
@@ -191,122 +187,6 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def fake_mode() -> FakeTensorMode:
-    """Return a mode under which operators compute shapes only."""
-    # Without a GPU the mode pretends to have 8, and the next backward would start a thread for each of them, which can
-    # abort Python 3.11 at exit ("terminate called without an active exception"). Autograd starts its threads only once,
-    # so a backward outside of the mode starts the real ones first.
-    torch.ones(1, requires_grad=True).backward()
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def fake_model(
-    model: nn.Module,
-    mode: FakeTensorMode,
-    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
-    buffer_dtype: torch.dtype | None = None,
-) -> nn.Module:
-    """Return a copy whose parameters and buffers are fake tensors on the CPU, wherever the model's are.
-
-    dtypes: of parameters, by first name; others keep theirs. buffer_dtype: of floating-point buffers.
-    """
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for name, p in model.named_parameters():
-        fake = fake_tensor(p, mode, dtypes.get(name))
-        memo[id(p)] = nn.Parameter(fake, requires_grad=p.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = fake_tensor(buffer, mode, buffer_dtype if buffer.is_floating_point() else None)
-    return copy.deepcopy(model, memo)
-
-
-def copy_inputs(example: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
-    """Return keyword arguments with a copy of each tensor, on the CPU; fake tensors for those without values."""
-
-    def copied(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.is_meta or isinstance(value, FakeTensor):
-            return fake_tensor(value, mode)
-        return value.detach().cpu().clone()
-
-    return tree_map(copied, example)
-
-
-class RealValues(TorchDispatchMode):
-    """Compute with real values every tensor that depends on no parameter: masks, positions, grids, numbers of tokens.
-
-    Models read such tensors as numbers to decide on shapes. As soon as one operand is fake, the result is fake.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, operator = kwargs or {}, getattr(func, "_overloadpacket", None)
-        if operator is ASK_DEVICE:  # most calls of a forward
-            return CPU
-        tensors = tensors_of((args, kwargs))
-        if operator is aten._grouped_mm and tensors[0].dtype is torch.float32:
-            return grouped_mm_output(*args, **kwargs)
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            if operator in INDEXING:
-                # Fake tensors do not know how many elements a mask selects, even if the mask itself has values.
-                args = (args[0], places(args[1]), *args[2:])
-            return func(*args, **kwargs)
-        if not tensors:
-            # Made out of nothing. Whole numbers may become positions; floats may be large, and stay fake.
-            fake = func(*args, **kwargs)
-            if operator is not aten.arange and any(tensor.is_floating_point() for tensor in tensors_of(fake)):
-                return fake
-        with unset_fake_temporarily():
-            return func(*args, **kwargs)
-
-
-aten = torch.ops.aten
-ASK_DEVICE, CPU = torch.ops.prim.device, torch.device("cpu")
-INDEXING = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-
-
-def grouped_mm_output(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *_: Any, **__: Any
-) -> torch.Tensor:
-    """Return a tensor without values, as large as the products of groups of rows of a and matrices of b, in fp32.
-
-    In torch 2.14 the kernels take fp32, but the shapes of fake tensors are worked out for bf16 only. 2.15 does both.
-    Raises ValueError for matrices that the kernels do not take.
-    """
-    for matrix in (a, b):
-        if max(matrix.stride()[-2:]) % 4:
-            raise ValueError(f"grouped_mm takes rows of a multiple of 16 bytes, not {tuple(matrix.shape)} in fp32")
-    groups: list[int] = []
-    if a.dim() == b.dim():  # one product a group: the groups are matrices of a and b, or columns of a and rows of b
-        groups = [len(a) if a.dim() == 3 or offsets is None else len(offsets)]
-    columns = b.shape[-1]
-    # Its rows are padded to 16 bytes (_meta_registrations.py, _create_grouped_mm_output_tensor).
-    padded = a.new_empty(*groups, a.shape[-2], columns + -columns % 4)
-    return padded[..., :columns]
-
-
-def places(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Return indices with the places of a mask instead of it: the result's shape is known then."""
-    found: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is not None and index.dtype is torch.bool and not isinstance(index, FakeTensor):
-            with unset_fake_temporarily():
-                found += index.nonzero(as_tuple=True)
-        else:
-            found.append(index)
-    return found
-
-
-def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a tensor of that shape without storage."""
-    with mode:
-        return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
-
-
 def need_gradient(value: Any) -> bool:
     """Return True if a tensor in nested collections requires a gradient."""
     return any(tensor.requires_grad for tensor in tensors_of(value))
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested collections."""
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]

@@ -46,7 +46,7 @@ class VisionEncoder(nn.Module):
         if hasattr(visual, "output_tokens"):  # open_clip's ViT: its forward then returns (pooled, tokens)
             visual.output_tokens = True
         self.item_shape: tuple[int, ...] = (3, image_size, image_size)
-        self.visual = unwrapped(visual)
+        self.visual = runs_without_ranks(visual)
         _, self.num_tokens, self.dim = output_shape(self, torch.empty(2, *self.item_shape, device="meta"))
         self.visual = visual
 
@@ -68,7 +68,7 @@ class VisionEncoder(nn.Module):
         return tokens
 
 
-def unwrapped(visual: Any) -> Any:
+def runs_without_ranks(visual: Any) -> Any:
     """Return a model whose output has the same shape and that runs without ranks: the model itself, or a copy of it.
 
     A sharded model cannot run before all of it is wrapped. The configuration of transformers is enough for a copy

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ..core.names import unwrapped
 from .backbones import CACHE, forward_arguments
 from .tokens import TokenIds
 
@@ -232,7 +233,7 @@ def by_sample(pixel_values: torch.Tensor, pictures: torch.Tensor) -> torch.Tenso
 def train_mode(model: nn.Module) -> None:
     """Set train mode for a wrapped model of any kind, but keep its frozen modules in eval mode."""
     model.train()
-    inner = getattr(model, "module", model)
+    inner = unwrapped(model)
     if not isinstance(inner, MediaModel):
         for module in inner.modules():
             parameters = list(module.parameters())

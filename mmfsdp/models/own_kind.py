@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.lint import WRAPPERS
 from ..core.micro_batch import check_loss, loss_of
 from ..core.names import named_tensors
-from ..core.trace import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.weights import set_tensor
 from ..data.own_processor import FIELD, OwnProcessor, check_pickles
 from ..data.own_random import own_random

@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
 
+from ..core.fake_tensors import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.fsdp2 import cast_inputs
 from ..core.plan import MemoryEvent, Unit, WrapPlan
 from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
-from ..core.trace import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, FSDPParams, ParamError
 from .cost_lint import without_gradient

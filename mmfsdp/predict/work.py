@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
+from ..core.fake_tensors import aten, tensors_of
 from ..core.recompute import in_backward
-from ..core.trace import aten, tensors_of
 
 FLASH_FORWARD = getattr(aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD = getattr(aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)

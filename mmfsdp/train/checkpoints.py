@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.collectives import gather_json
+from ..checkpoint.gather import gather_json
 from ..params import ParamError
 from ..params.train import HELD_OUT_LOSS
 from .callbacks import Callback, Training

@@ -19,7 +19,8 @@ from PIL import Image
 from torch import nn
 
 from .. import checkpoint
-from ..core.collectives import compute_device, gather_json, sum_over_ranks
+from ..checkpoint.gather import gather_json
+from ..core.collectives import compute_device, sum_over_ranks
 from ..core.inference import keep_gathered
 from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model

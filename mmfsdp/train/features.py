@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..core.collectives import gather_json, rank
+from ..checkpoint.gather import gather_json
+from ..core.collectives import rank
 from ..data.batch import Batch
 from ..models.kinds import kind_of
 from ..params import ParamError, RunParams

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..core.collectives import gather_json
+from ..checkpoint.gather import gather_json
 from ..core.plan import WrapPlan
 from ..core.step import train_step
 from ..data.loader import batches, sum_skipped

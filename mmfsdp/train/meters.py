@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from ..core.fake_tensors import tensors_of
 from ..core.micro_batch import StepBatch
 from ..core.plan import ring_bytes
-from ..core.trace import tensors_of
 from ..predict.wire import CollectiveCount
 from ..run.folder import last_row
 from .callbacks import Callback, Training

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..core.collectives import gather_json
+from ..checkpoint.gather import gather_json
 from ..core.inference import keep_gathered
 from ..data.own_processor import FIELD as BUILD
 from ..data.own_processor import accepted, row_of

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import checkpoint
-from ..core.collectives import gather_json
+from ..checkpoint.gather import gather_json
 from ..params import RunParams
 from ..run.folder import add_event
 from .optimizer import Scaler
