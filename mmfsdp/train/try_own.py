@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data.batch import Sample
 from ..data.corrupt import shorten
-from ..data.sources import open_splits
-from ..data.stream import Source
+from ..data.stream import GivenRow, Source
 from ..params import RunParams
 from ..params.own import check_call, own_fields, path_of
+from .metrics import METRICS
 from .own_callbacks import FIELD as CALLBACKS
 from .own_callbacks import check_callbacks
-from .prepare import frozen_model
+from .prepare import kept_model, opened
 
 MAX_WORDS = 300
 """Letters of a first row that are shown."""
@@ -28,24 +27,23 @@ def try_own(params: RunParams, name: str) -> list[str]:
     if name == "data.reader":
         return _try_reader(params)
     if name == "model.build":
-        model, _ = frozen_model(params.model)
+        _, model, _ = kept_model(params)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total = sum(p.numel() for p in model.parameters())
         return [f"{type(model).__name__}: {total:,} parameters, {trainable:,} of them trainable"]
     lines = []
     for field, value in own_fields(params):
-        if field == name:
-            check_call(field, value)
-            lines.append(f"{path_of(value)} is there")
+        if field == name == METRICS:
+            check_call(field, value, [], [])
+            lines.append(f"{path_of(value)} is there; it is tried on a held-out sample at the launch")
     return lines
 
 
 def _try_reader(params: RunParams) -> list[str]:
     """Return how many rows there are, what the first one is, and what a person should know."""
-    data = params.data.sources()["data"]
-    splits = open_splits(data, image_size=1)
+    splits = opened(params.change(**{"data.more": []}))["data"]
     train, heldout = splits["train"], splits["heldout"]
-    path = path_of(data.reader) if data.reader else ""
+    path = path_of(params.data.reader) if params.data.reader else ""
     rows = f"{_count(train)} rows to train on, {_count(heldout)} held out"
     return [f"{path}: {rows}; first: {in_words(next(iter(train)))}", *train.notes]
 
@@ -56,8 +54,8 @@ def _count(source: Source) -> str:
 
 def in_words(row: Any) -> str:
     """Return a row in a line: its texts, and the sizes of its pictures."""
-    if not isinstance(row, Sample):
-        return repr(row)[:MAX_WORDS]
+    if isinstance(row, GivenRow):
+        return repr(row.row)[:MAX_WORDS]
     said = " ".join(f"{message.role}: {message.text}" for message in row.messages)
     sizes = ", ".join(f"{picture.width} x {picture.height}" for picture in row.images)
     pictures = f"; pictures of {sizes} pixels" if sizes else "; no picture"

@@ -254,5 +254,21 @@ def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, fi
         form.reveal(name)
     view = PlanView(form)
     view.wait()
+    view.close()
     assert not (tmp_path / "imported").exists()
+
+    path = tmp_path / "theirs.yaml"
+    RunParams().change(**{"model.build": "traced:build"}).to_yaml(path)
+    form = RunForm(str(path))
+    view = PlanView(form)
+    with pytest.raises(ParamError, match="'traced:build' comes from a file; it is not run before you press Try"):
+        view.wait()
+    assert "press Try" in said(form, "model.build")
+    assert not (tmp_path / "imported").exists()
+    row = form.reveal("model.build")
+    row.try_now()
+    assert "model.build: traced:build returned a NoneType" in row.wait()
+    assert (tmp_path / "imported").exists()
+    with pytest.raises(ParamError, match="returned a NoneType"):
+        view.wait()  # it plans again, since the person has let the code run
     view.close()
