@@ -77,6 +77,7 @@ REAL_TESTS = {
     "mmfsdp/core/nf4_kernel.py": ["tests/core/test_quantize.py"],
     "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
     "mmfsdp/core/planner.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/fake_tensors.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/quantize.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
     "mmfsdp/core/step.py": [
