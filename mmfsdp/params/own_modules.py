@@ -251,6 +251,12 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
     return tuple(name for name in names if name and not name.startswith("."))
 
 
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the distributions of each top-level module that is installed: finding them takes half a second."""
+    return packages_distributions()
+
+
 @dataclass(frozen=True)
 class OwnSources:
     """The own code that a run needs: what is copied into its folder, and what is known by a version."""
@@ -281,8 +287,7 @@ def own_sources(modules: Iterable[str]) -> OwnSources:
         words = f"the own code and what it imports are {len(files)} files of {size / 2**20:.1f} MB; a run folder takes"
         raise ValueError(f"{words} {MAX_BYTES >> 20} MB: install what does not change as a package")
     packages = {}
-    names = packages_distributions() if others else {}
     for other in sorted(others):
-        for distribution in names.get(other, ()):
+        for distribution in _distributions().get(other, ()):
             packages[distribution] = version(distribution)
     return OwnSources(dict(sorted(files.items())), packages)

@@ -18,6 +18,13 @@ CELLS = {
     "print('threads', sum(t.name == 'plan' for t in threading.enumerate()), "
     "'forms', sum(isinstance(w, RunForm) for w in ipywidgets.widgets.widget._instances.values()))",
 }
+ROWS = """%%writefile my_rows.py
+from PIL import Image
+def read():
+    return [{"image": Image.new("RGB", (8, 8)), "text": f"<b>row {i}"} for i in range(SIZE)]
+"""
+CELLS |= {"write": ROWS.replace("SIZE", "40"), "again": ROWS.replace("SIZE", "50")}
+CELLS["wrong"] = CELLS["write"].replace("range(40)", "renge(40)")
 expect.set_options(timeout=20_000)
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 
@@ -116,3 +123,24 @@ def test_two_forms_again_and_again_in_the_dark_on_a_narrow_page(page):
     shot(page, "plan-narrow")
     assert page.locator(".mm-form").evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth + 1)")
     set_theme(page, "JupyterLab Light")
+
+
+def test_a_module_written_in_a_cell_is_tried_in_the_form_and_again_after_an_edit(page):
+    run_cell(page, "write")
+    run_cell(page, "form")
+    page.get_by_text("More: data").click()
+    write(page, "reader", "my_rows:read")
+    row = field(page, "reader")
+    expect(row).to_contain_text("Import path of your own reader")
+    row.get_by_role("button", name="Try").click()
+    words = "my_rows:read: 39 rows to train on, 1 held out; first: user: <image> assistant: <b>row"
+    expect(row).to_contain_text(words, timeout=60_000)  # the first time, the kernel imports torch
+    shot(page, "own_reader")
+    run_cell(page, "again")
+    row.get_by_role("button", name="Try").click()
+    expect(row).to_contain_text(re.compile(r"my_rows:read: 4\d rows to train on, [1-9] held out"))
+    run_cell(page, "wrong")
+    row.get_by_role("button", name="Try").click()
+    expect(row.get_by_role("alert")).to_contain_text("'my_rows:read' raised NameError: name 'renge' is not defined")
+    expect(row.locator("pre")).to_contain_text('my_rows.py", line 3, in read')
+    shot(page, "own_reader_error")
