@@ -46,7 +46,7 @@ class FileBytes:
         file = self._opened()
         content = os.pread(file.fileno(), end - start, start)
         if file is not self._unpacked:
-            _check_unchanged(file, self._state)
+            check_unchanged(file, self._state)
         return content
 
     def lines(self) -> IO[bytes]:
@@ -63,7 +63,7 @@ class FileBytes:
         if self._unpacked is not None:
             return self._unpacked
         if self._state is None:
-            self._state = _state_of(os.stat(self.path))
+            self._state = state_of(os.stat(self.path))
         file = _open(self.path, self._state)
         start = os.pread(file.fileno(), START_BYTES, 0)
         if start.startswith(GZIP):
@@ -76,13 +76,15 @@ class FileBytes:
         return file
 
 
-def _state_of(stat: os.stat_result) -> State:
+def state_of(stat: os.stat_result) -> State:
+    """Return what changes when a file is written or replaced."""
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _check_unchanged(file: IO[bytes], state: State | None) -> None:
+def check_unchanged(file: IO[bytes], state: State | None) -> None:
+    """Raise OSError if a file is not as it was."""
     # After a write in place, the byte ranges would give other rows under the names of these.
-    if _state_of(os.fstat(file.fileno())) != state:
+    if state_of(os.fstat(file.fileno())) != state:
         raise OSError("the file has changed since it was opened")
 
 
@@ -90,7 +92,7 @@ def _check_unchanged(file: IO[bytes], state: State | None) -> None:
 def _open(path: Path, state: State) -> IO[bytes]:
     """Return a file, open; the one that was not used for the longest time is closed."""
     file = path.open("rb")
-    _check_unchanged(file, state)
+    check_unchanged(file, state)
     return file
 
 

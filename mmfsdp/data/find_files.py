@@ -12,6 +12,7 @@ from braceexpand import braceexpand
 from ..params import DataSource, ParamError, SourceParams
 from .csv_rows import TableRows
 from .json_rows import JsonLines, JsonList
+from .parquet import ParquetRows
 from .picture_folder import NamedPictures, open_folder
 from .row_files import FoundFiles, RowFile
 from .splits import HELD_OUT, named_split
@@ -90,14 +91,14 @@ def find_row_files(params: SourceParams, path: str, heldout: FoundFiles | None =
         if params.pictures:
             _look_elsewhere(found, params.pictures)
         return found
-    paths, notes = _json_paths(path)
+    paths, notes = (_parquet_paths(path), []) if params.source is DataSource.PARQUET else _json_paths(path)
     root = Path(os.path.commonpath([file.parent for file in paths]))
     held_out = {file.path.resolve() for file in heldout.files} if heldout else set()
     files: list[RowFile] = []
     for file in paths:
         if file.resolve() in held_out:
             continue
-        kind = row_file(file)
+        kind = ParquetRows(file) if params.source is DataSource.PARQUET else row_file(file)
         kind.relative = PurePosixPath(file.relative_to(root).as_posix())
         if params.pictures:
             kind.pictures = Path(os.path.expanduser(params.pictures))
@@ -128,6 +129,16 @@ def _json_paths(path: str) -> tuple[list[Path], list[str]]:
         return expand_path(path, *JSON_SUFFIXES), notes
     suffixes: Sequence[str] = TABLE_SUFFIXES if tables else JSON_SUFFIXES
     return expand_path(path, *suffixes), []
+
+
+def _parquet_paths(path: str) -> list[Path]:
+    """Return the files; of a folder without any those below it, as data sets of the hub have them."""
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not any(folder.glob("*.parquet")):
+        below = sorted(file for file in folder.rglob("*.parquet") if file.is_file())
+        if below:
+            return below
+    return expand_path(path, ".parquet")
 
 
 def row_file(path: Path) -> RowFile:

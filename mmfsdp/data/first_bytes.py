@@ -64,6 +64,6 @@ _KINDS: list[tuple[Callable[[bytes], bool], str]] = [
     (_begins(b"%PDF"), "is a PDF; convert its pages to PNG or JPEG"),
     (_begins(b"\x28\xb5\x2f\xfd"), "is compressed by zstd, which is not read; unpack it with zstd -d"),
     (_begins(b"PK\x03\x04"), "is a zip archive; unpack it"),
-    (_begins(b"PAR1"), "is a Parquet file, which is not read; export its rows to JSON lines"),
+    (_begins(b"PAR1"), "is a Parquet file; set data.source to parquet to read its rows"),
 ]
 """A test of a file's first bytes, and the words for it, in the order in which they are tried."""

@@ -22,6 +22,7 @@ from .corrupt import CorruptRecord, shorten
 from .find_files import find_all_files
 from .first_bytes import what_it_is
 from .json_rows import JsonLines
+from .parquet import CACHE_BYTES
 from .picture_folder import unread_pictures_note
 from .pictures import stable_hash
 from .row_files import FoundRow, RowFile
@@ -38,8 +39,8 @@ from .splits import (
     sides_of,
     splits_note,
 )
-from .stream import IndexedSource, Loaded, Source, load_or_corrupt
-from .unread import unread_note
+from .stream import Blocks, IndexedSource, Loaded, Source, load_or_corrupt
+from .unread import is_set, unread_note
 
 PLAIN_NAME = re.compile(r"[\w-][\w .-]*(/[\w-][\w .-]*)*")
 """A relative path as nearly all are, without `.`, `..`, drives and empty parts."""
@@ -59,8 +60,11 @@ class Record:
     row: dict[str, Any]
 
 
-def describe(file: RowFile, found: FoundRow, params: SourceParams) -> Record:
-    """Return the record of a row. Raises CorruptRecord if it is none, or names no usable picture."""
+def describe(file: RowFile, found: FoundRow, params: SourceParams, *, is_whole: bool = True) -> Record:
+    """Return the record of a row. Raises CorruptRecord if it is none, or names no usable picture.
+
+    is_whole: the row has all its keys. Otherwise its picture may be in the row itself, under the name that it once had.
+    """
     key, where, content = found
     if isinstance(content, CorruptRecord):
         raise content
@@ -68,7 +72,7 @@ def describe(file: RowFile, found: FoundRow, params: SourceParams) -> Record:
     try:
         row = content if isinstance(content, dict) else check_row(content, name=name)
         picture = picture_name(row)
-        if picture:
+        if picture and is_whole:
             picture = picture_inside(file.pictures, name, picture)
     except CorruptRecord as error:
         raise error.at(where) from None
@@ -120,13 +124,33 @@ def picture_inside(folder: Path, name: str, file: str) -> str:
     return path.as_posix()
 
 
-def pictures_named(file: RowFile, record: Record) -> Iterator[str]:
-    """Yield the pictures that a row names by their paths below the folder that holds all files."""
-    for key in ("file_name", "image", "images"):
-        value = record.row.get(key)
-        for name in value if isinstance(value, list) else [value]:
-            if isinstance(name, str) and name:
-                yield os.path.normpath(file.relative.parent / name.strip().replace("\\", "/"))
+def kind_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what rows share that have the same keys set, to values of the same types: they have one shape."""
+    kind: list[Any] = []
+    for key, value in row.items():
+        if is_set(value):
+            inner = value[0] if isinstance(value, list) else None
+            kind += (key, type(value), type(inner))
+    return tuple(kind)
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield all texts in a row, however deep: a row names a picture under some key of its shape."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from texts_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts_of(inner)
+
+
+def paths_named(file: RowFile, row: dict[str, Any]) -> Iterator[str]:
+    """Yield what may be the path of a picture in a row, below the folder that holds all files."""
+    for text in texts_of(row):
+        if len(text) <= MAX_FILE_NAME:
+            yield os.path.normpath(file.relative.parent / text.strip().replace("\\", "/"))
 
 
 class Records:
@@ -154,33 +178,59 @@ class Records:
     def scan(self, skipped: dict[str, str], *, names: bool = False) -> set[int]:
         """Read all rows once, and learn which can be used; `skipped` gets label and reason of the others.
 
-        names: also return the hashes of the paths of all pictures that rows name. Raises ParamError for a file that
+        names: also return the hashes of all paths that rows name. Raises ParamError for a file that
         cannot be read.
         """
-        columns = [array(code) for code in "IIIB"]
         unread: set[str] = set()
+        kinds: set[Any] = set()
         named: set[int] = set()
+        parts: list[list[np.ndarray]] = []
         for number, file in enumerate(self.files):
-            for i, found in enumerate(file.scan()):
-                try:
-                    record = describe(file, found, self.params)
-                except CorruptRecord as error:
-                    skipped[error.label] = error.reason
+            for record in self._scan_file(number, file, skipped, parts):
+                if not file.scans_whole_rows:
                     continue
-                if record.split not in self.split_names:
-                    self.split_names.append(record.split)
-                values = (number, i, stable_hash(record.group), self.split_names.index(record.split))
-                for column, value in zip(columns, values, strict=True):
-                    column.append(value)
-                unread |= keys_not_read(record.row)
-                if names:
-                    named.update(hash(picture) for picture in pictures_named(file, record))
+                kind = kind_of(record.row)
+                if kind not in kinds:
+                    kinds.add(kind)
+                    unread |= keys_not_read(record.row)
                 self.has_turns = self.has_turns or has_turns(record.row)
                 self.has_system = self.has_system or has_system(record.row)
-        self.file_of, self.row_of, self.group_hash = (np.array(column, np.uint32) for column in columns[:3])
-        self.split_code = np.array(columns[3], np.uint8)
+                if names:
+                    named.update(map(hash, paths_named(file, record.row)))
+            for row in file.first_rows():
+                unread |= keys_not_read(row)
+                self.has_turns = self.has_turns or has_turns(row)
+                self.has_system = self.has_system or has_system(row)
+            self.notes += file.notes()
+        if parts:
+            self.file_of, self.row_of, self.group_hash, codes = map(np.concatenate, zip(*parts, strict=True))
+            self.split_code = codes.astype(np.uint8)
         self.notes += unread_note([unread])
         return named
+
+    def _scan_file(
+        self, number: int, file: RowFile, skipped: dict[str, str], parts: list[list[np.ndarray]]
+    ) -> Iterator[Record]:
+        """Yield the records of a file, and then add what is kept of them to `parts`."""
+        rows, groups, names, splits = array("I"), array("I"), array("I"), array("B")
+        for i, found in enumerate(file.scan()):
+            try:
+                record = describe(file, found, self.params, is_whole=file.scans_whole_rows)
+            except CorruptRecord as error:
+                skipped[error.label] = error.reason
+                continue
+            if record.split not in self.split_names:
+                self.split_names.append(record.split)
+            rows.append(i)
+            groups.append(stable_hash(record.group))
+            splits.append(self.split_names.index(record.split))
+            if not file.scans_whole_rows:
+                names.append(stable_hash(record.name))
+            yield record
+        if len(names) > 1 and len(set(groups)) == 1:
+            groups = names  # pictures in the rows themselves, which all have the same name
+        columns = ([number] * len(rows), rows, groups, splits)
+        parts.append([np.array(column, np.uint32) for column in columns])
 
     def select(self, chosen: np.ndarray) -> Records:
         """Return the records where `chosen` (N,) is true, in the same order."""
@@ -191,6 +241,19 @@ class Records:
         selected.has_turns, selected.has_system = self.has_turns, self.has_system
         return selected
 
+    def blocks(self) -> Blocks | None:
+        """Return the blocks in which all records are read; None if each is read by itself."""
+        sizes = np.concatenate([file.block_bytes for file in self.files])
+        if not sizes.any():
+            return None
+        blocks = np.empty(len(self), np.int64)
+        before = 0
+        for number, file in enumerate(self.files):
+            own = self.file_of == number
+            blocks[own] = before + file.block_of(self.row_of[own])
+            before += len(file.block_bytes)
+        return Blocks(blocks, sizes, at_a_time=CACHE_BYTES // 2)
+
     def load(self, index: int) -> Sample:
         """Return a sample. Raises CorruptRecord."""
         file = self.files[self.file_of[index]]
@@ -199,7 +262,7 @@ class Records:
             found = file.read(row)
         except (OSError, ValueError) as error:
             name = f"{file.relative.as_posix()}:{row}"
-            raise CorruptRecord(name, f"cannot be read any more ({error})") from None
+            raise CorruptRecord(name, f"cannot be read ({error})") from None
         record = describe(file, found, self.params)
 
         def find(picture: str) -> Path:
@@ -262,6 +325,7 @@ def split_records(records: Records, params: DataParams, skipped: dict[str, str],
     splits: dict[str, Source] = {}
     for side, own in sides.items():
         source = IndexedSource(own.load, len(own), seed, params.resample, dict(skipped), list(notes))
+        source.blocks = own.blocks()
         source.has_turns, source.has_system = records.has_turns, records.has_system
         splits[side] = source
     return splits

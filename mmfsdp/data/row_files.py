@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from .corrupt import CorruptRecord
 
 FoundRow = tuple[str, str, Any]
@@ -32,8 +34,12 @@ class RowFile(ABC):
     scans_whole_rows = True
     """Whether `scan` yields all keys of a row, not only those that name its pictures."""
 
+    block_bytes: np.ndarray
+    """(B,) bytes that a process keeps to read rows of a block; 0 where rows are read one by one."""
+
     def __init__(self, path: Path):
         self.path = path
+        self.block_bytes = np.zeros(1, np.int64)
         self.pictures = path.parent
         self.relative = PurePosixPath(path.name)
 
@@ -44,6 +50,18 @@ class RowFile(ABC):
     @abstractmethod
     def read(self, i: int) -> FoundRow:
         """Return the row of that number, as `scan` has yielded it. Raises OSError if the file cannot be read."""
+
+    def first_rows(self) -> list[dict[str, Any]]:
+        """Return the first rows whole, where `scan` does not yield whole ones."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Return what a person should know of the file."""
+        return []
+
+    def block_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return (N,) the block of each row: rows of a block are read together."""
+        return np.zeros(len(rows), np.int64)
 
     def checked(self, key: str, where: str, check: Callable[[str], Any]) -> Any:
         """Return what `check` makes of a row under its name, or the CorruptRecord that it raises."""

@@ -75,6 +75,30 @@ def epoch_order(length: int, seed: int, epoch: int, resample: bool) -> np.ndarra
     return rng.integers(length, size=length) if resample else rng.permutation(length)
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of records that can only be read as a whole, such as the row groups of Parquet files."""
+
+    block_of: np.ndarray
+    """(N,) the block of each record."""
+    sizes: np.ndarray
+    """(B,) bytes of each block."""
+    at_a_time: int
+    """Bytes of blocks whose records are mixed."""
+
+    def rearranged(self, order: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """Return an epoch's order (N,) so rearranged that each block is needed during a part of it only.
+
+        Blocks are taken in a random order, as many at a time as have `at_a_time` bytes, and the records of these keep
+        their random order among each other. Where all blocks fit, the order stays as it is.
+        """
+        turn = np.random.default_rng((seed, epoch, len(self.sizes))).permutation(len(self.sizes))
+        bytes_before = np.cumsum(self.sizes[turn]) - self.sizes[turn]
+        part_of_block = np.empty(len(self.sizes), np.int64)
+        part_of_block[turn] = bytes_before // self.at_a_time
+        return order[np.argsort(part_of_block[self.block_of[order]], kind="stable")]
+
+
 def at_epoch(loaded: Loaded, epoch: int) -> Loaded:
     """Return what an epoch learns of a record: where a sample has several right answers, each epoch has the next."""
     return loaded.for_epoch(epoch) if isinstance(loaded, Sample) else loaded
@@ -128,6 +152,8 @@ class IndexedSource(Source):
     """Each epoch draws as many records with replacement instead."""
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    blocks: Blocks | None = None
+    """Records that are read together, and so come near each other in an epoch. None: each is read by itself."""
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all records once, in their own order; without end if there is no length."""
@@ -145,6 +171,8 @@ class IndexedSource(Source):
                     epoch, offset = divmod(position, self.length)
                     if epoch != order_epoch:
                         order, order_epoch = epoch_order(self.length, self.seed, epoch, self.resample), epoch
+                        if self.blocks:
+                            order = self.blocks.rearranged(order, self.seed, epoch)
                     index = int(order[offset])
                 batch.append(at_epoch(load_or_corrupt(self.load, index), epoch))
             yield batch

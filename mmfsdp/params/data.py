@@ -20,7 +20,7 @@ class SourceParams(Params):
     """One source of samples."""
 
     source: DataSource = DataSource.SHAPES
-    """Kind of source: shapes (generated), folder, json, webdataset, own (`reader`). Default shapes."""
+    """Kind of source: shapes (generated), folder, json, parquet, webdataset, hub, own (`reader`). Default shapes."""
 
     reader: OwnCode | None = None
     """Import path of your own reader, my_data:read, or {call: my_data:read, size: 3} with arguments. It returns an
@@ -28,8 +28,9 @@ class SourceParams(Params):
     picture a PIL image, bytes or a path. With it, `source` is own. Default unset."""
 
     path: str | None = None
-    """The folder (folder), the files of rows (json) or the .tar shards (webdataset): braces as in
-    shards/{000..011}.tar, wildcards, or their folder. Needed by all but shapes and own. Default unset."""
+    """The folder (folder), the files of rows (json, parquet) or the .tar shards (webdataset): braces as in
+    shards/{000..011}.tar, wildcards, or their folder. For hub a name, org/name or org/name:configuration, or a folder
+    that save_to_disk wrote. Needed by all but shapes and own. Default unset."""
 
     pictures: str | None = None
     """Folder of the pictures that a file of rows names, if it is not the file's own. Default unset: the file's own."""
@@ -68,7 +69,7 @@ class SourceParams(Params):
         "path": ("source", _READ_FROM_DISK),
         "heldout": ("source", _READ_FROM_DISK),
         "heldout_fraction": ("heldout", (None,)),
-        "pictures": ("source", (DataSource.FOLDER, DataSource.JSON)),
+        "pictures": ("source", (DataSource.FOLDER, DataSource.JSON, DataSource.PARQUET, DataSource.HUB)),
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
 

@@ -220,6 +220,16 @@ class DataSource(Choice):
         "WebDataset .tar shards: .jpg or .png with .txt or .json (LAION), or documents (MMC4).",
         "mmfsdp.data.shards:open_shards",
     )
+    PARQUET = (
+        "parquet",
+        "Rows of .parquet files, with the pictures inside or beside them. Needs mmfsdp[parquet].",
+        "mmfsdp.data.records:open_records",
+    )
+    HUB = (
+        "hub",
+        "A data set of the Hugging Face hub, or a folder of its save_to_disk. Needs mmfsdp[hub].",
+        "mmfsdp.data.hub:open_hub",
+    )
     OWN = (
         "own",
         "Your own code: what the import path `reader` gives.",

@@ -24,7 +24,7 @@ FILES = {
     "pdf": (b"%PDF-1.7\n", "is a PDF; convert its pages"),
     "zip": (b"PK\x03\x04\x14\0", "is a zip archive; unpack it"),
     "zstd": (b"\x28\xb5\x2f\xfd\x04\0", "is compressed by zstd, which is not read; unpack it with zstd -d"),
-    "parquet": (b"PAR1\x15\x04", "is a Parquet file, which is not read"),
+    "parquet": (b"PAR1\x15\x04", "is a Parquet file; set data.source to parquet"),
 }
 
 

@@ -1,0 +1,195 @@
+"""open_hub: a data set of the Hugging Face hub, or a folder of `save_to_disk`. Needs the extra `hub`, for datasets.
+
+Rows stay in datasets' Arrow files, memory-mapped, so that all ranks of a node share them. They are read without its
+decoding: our reader opens the pictures, since a picture that datasets cannot decode ends its iteration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..params import DataParams, ParamError
+from .records import Records, split_records
+from .row_files import FoundRow, RowFile
+from .row_values import PICTURE_KEYS
+from .splits import HELD_OUT, named_split, published_split
+from .stream import Source
+
+MISSING = 'source hub needs datasets, which is not installed; run: pip install "mmfsdp[hub]"'
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^/:]+))?")
+SAVED = ("dataset_dict.json", "state.json")
+"""Files in a folder that `save_to_disk` wrote."""
+BATCH_ROWS = 1000
+LOOKED_AT = 100
+"""Rows of a split that are read to open it, to say which keys nobody reads."""
+
+
+class HubRows(RowFile):
+    """The rows of a split. A row is a dict of column -> value; a picture is {bytes, path}; a class is its name."""
+
+    scans_whole_rows = False
+
+    def __init__(self, path: Path, name: str, rows: Any):
+        """Take the split's name, and its rows as a Dataset of datasets."""
+        super().__init__(path)
+        self.relative = PurePosixPath(name)
+        self.split = published_split(PurePosixPath(name)) or published_split(PurePosixPath(), name)
+        self._rows = rows.with_format("arrow")
+        self._classes = {}
+        for column, feature in rows.features.items():
+            if type(feature).__name__ == "ClassLabel":
+                self._classes[column] = list(feature.names)
+
+    def scan(self) -> Iterator[FoundRow]:
+        """Yield of each row its id and the names of its pictures alone: pictures and texts stay in the file."""
+        for start in range(0, len(self._rows), BATCH_ROWS):
+            table = self._rows[start : start + BATCH_ROWS]
+            columns = {name: _names_in(table.column(name)) for name in table.column_names if _names_rows(name)}
+            for i in range(len(table)):
+                row = {name: values[i] for name, values in columns.items() if values is not None}
+                yield self._found(start + i, row)
+
+    def read(self, i: int) -> FoundRow:
+        """Return the row of that number."""
+        return self._found(i, self._with_classes(self._rows[i].to_pylist()[0]))
+
+    def first_rows(self) -> list[dict[str, Any]]:
+        """Return the first rows whole."""
+        return [self._with_classes(row) for row in self._rows[:LOOKED_AT].to_pylist()]
+
+    def _found(self, i: int, row: dict[str, Any]) -> FoundRow:
+        if row.get("id") is not None:
+            return str(row["id"]), f"row {i}", row
+        return str(i), "", row
+
+    def _with_classes(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row with the names of its classes for their numbers; -1 stands for none in unlabeled splits."""
+        for column, names in self._classes.items():
+            number = row.get(column)
+            if isinstance(number, int):
+                row[column] = names[number].replace("_", " ") if 0 <= number < len(names) else None
+        return row
+
+
+def _names_rows(column: str) -> bool:
+    return column == "id" or column in PICTURE_KEYS
+
+
+def _names_in(column: Any) -> list[Any] | None:
+    """Return texts, numbers and names of pictures of an Arrow column, without their bytes; None for anything else."""
+    arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
+    types = arrow.types
+    kind = column.type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind):
+        return column.to_pylist()
+    if types.is_struct(kind) and kind.get_field_index("path") >= 0:
+        return [{"path": path} for path in compute.struct_field(column, "path").to_pylist()]
+    if types.is_list(kind) or types.is_large_list(kind):
+        inner = kind.value_type
+        if types.is_string(inner):
+            return column.to_pylist()
+        if types.is_struct(inner) and inner.get_field_index("path") >= 0:
+            paths = compute.struct_field(compute.list_flatten(column), "path").to_pylist()
+            lengths = compute.list_value_length(column).to_pylist()
+            rest = iter(paths)
+            return [[{"path": next(rest)} for _ in range(length or 0)] for length in lengths]
+    return None
+
+
+def open_hub(params: DataParams, *, image_size: int, seed: int) -> dict[str, Source]:
+    """Return the training and the held-out rows of a data set. See sources.py."""
+    assert params.path is not None
+    if find_spec("datasets") is None:
+        raise ParamError("source", MISSING)
+    files = _open_splits(params.path)
+    if params.heldout is not None and not named_split(params.heldout):
+        files = _with_heldout(files, params)
+    for file in files:
+        file.pictures = Path(params.pictures).expanduser() if params.pictures else file.path
+    skipped: dict[str, str] = {}
+    records = Records(params, files)
+    records.scan(skipped)
+    return split_records(records, params, skipped, seed)
+
+
+def _with_heldout(files: list[HubRows], params: DataParams) -> list[HubRows]:
+    """Return the splits, with those that `heldout` names in the split heldout: one of them, or another data set."""
+    assert params.heldout is not None
+    own = [file for file in files if file.relative.name == params.heldout]
+    if not own and "/" not in params.heldout and not os.path.exists(params.heldout):
+        there = ", ".join(file.relative.name for file in files)
+        words = f"{params.heldout!r} is no split of {params.path!r}, which has {there}"
+        raise ParamError("heldout", f"{words}; give one of them, or the path of another data set")
+    if not own:
+        try:
+            own = _open_splits(params.heldout)
+        except ParamError as error:
+            raise ParamError("heldout", error.message) from None
+        for file in own:
+            file.relative = PurePosixPath(HELD_OUT) / file.relative
+        files = files + own
+    for file in own:
+        file.split = HELD_OUT
+    return files
+
+
+def _open_splits(path: str) -> list[HubRows]:
+    """Return the splits of a data set of the hub, of a folder of `save_to_disk`, or of files in a folder.
+
+    Raises ParamError.
+    """
+    datasets = import_module("datasets")
+    folder = Path(path).expanduser()
+    try:
+        if any((folder / file).is_file() for file in SAVED):
+            content = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            content = datasets.load_dataset(str(folder))
+        else:
+            content = _load_from_hub(datasets, path)
+    except ParamError:
+        raise
+    except ConnectionError as error:
+        words = f"{path!r} is not on this machine, and the hub cannot be reached ({error}); load it once where there is"
+        fix = "a network (datasets keeps it in its cache), or give a folder that save_to_disk wrote"
+        raise ParamError("path", f"{words} {fix}") from None
+    except Exception as error:  # datasets raises errors of its own, of pyarrow, of the hub and of the file formats
+        words = f"{path!r} cannot be loaded by datasets ({type(error).__name__}: {error})"
+        raise ParamError("path", f"{words}; a configuration is written as {path.partition(':')[0]}:NAME") from None
+    if not isinstance(content, dict):
+        content = {"rows": content}
+    return [HubRows(folder, name, rows) for name, rows in content.items()]
+
+
+def _load_from_hub(datasets: Any, path: str) -> Any:
+    """Return all splits of a data set of the hub, each rank from the cache. Raises whatever datasets raises."""
+    match = HUB_NAME.fullmatch(path)
+    if not match:
+        words = "is no folder, and no name of the hub; write org/name, or org/name:configuration"
+        raise ParamError("path", f"{path!r} {words}")
+    names = [match["name"]] if match["config"] is None else [match["name"], match["config"]]
+    if "RANK" in os.environ:  # whoever launched has downloaded it; the hub may have a newer revision by now
+        with _offline(datasets):
+            try:
+                return datasets.load_dataset(*names)
+            except ConnectionError:  # started by hand, such as by torchrun
+                pass
+    return datasets.load_dataset(*names)
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Let datasets look into its cache alone, as HF_HUB_OFFLINE=1 does for a whole process."""
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
