@@ -18,6 +18,7 @@ from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
+from .new import new
 from .planning import bench, plan
 from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, track, watch
 
@@ -51,7 +52,16 @@ def build_parser() -> Parser:
 
 
 def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
-    """Add the commands that take the parameters of a run as flags."""
+    """Add the commands that take the parameters of a run as flags, and the one that writes them."""
+    usage = "FILE --pictures PATH\n                  [--vision DIR --language DIR | --model NAME]"
+    command = add(new, "look at your data, and write a configuration that trains on them", usage=usage)
+    command.add_argument("file", metavar="FILE", help="the YAML file to write; none that exists is changed")
+    about = "your data: a folder of pictures, a file of rows, shards, or the name of a data set of the hub"
+    command.add_argument("--pictures", metavar="PATH", required=True, help=about)
+    command.add_argument("--vision", metavar="DIR", help="a vision encoder of transformers: a folder, or its hub name")
+    command.add_argument("--language", metavar="DIR", help="a language model of transformers, likewise")
+    command.add_argument("--model", metavar="NAME", help="a whole vision-language model of transformers, likewise")
+
     command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
     command.add_argument("--machine", metavar="NAME", help="add the seconds of a step, and every mesh, on this machine")
     add_flags(command)
@@ -198,5 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 COMMANDS = [
     command.__name__
-    for command in (plan, run, launch, runs, watch, cancel, sweep, drill, resume, track, caption, report, export, bench)
+    for command in (
+        *(new, plan, run, launch, runs, watch, cancel, sweep, drill, resume),
+        *(track, caption, report, export, bench),
+    )
 ]

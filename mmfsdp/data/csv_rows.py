@@ -21,6 +21,7 @@ TAB = "\t"
 class TableRows(RowFile):
     """A dict of column -> text in each row. A cell without text is not set."""
 
+    format = "a table with named columns"
     named_by_picture = True
 
     def __init__(self, path: Path, *, delimiter: str):

@@ -34,6 +34,7 @@ LOOKED_AT = 100
 class HubRows(RowFile):
     """The rows of a split. A row is a dict of column -> value; a picture is {bytes, path}; a class is its name."""
 
+    format = "a split that datasets reads"
     scans_whole_rows = False
 
     def __init__(self, path: Path, name: str, rows: Any):

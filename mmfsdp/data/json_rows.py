@@ -20,6 +20,7 @@ from .rows import check_row, parse_row
 class JsonLines(RowFile):
     """A JSON object in each line."""
 
+    format = "JSON lines"
     named_by_picture = True
 
     def __init__(self, path: Path):
@@ -59,6 +60,8 @@ class JsonLines(RowFile):
 
 class JsonList(RowFile):
     """A list of JSON objects, or the images and annotations of COCO's captions."""
+
+    format = "JSON"
 
     def __init__(self, path: Path):
         super().__init__(path)

@@ -34,6 +34,7 @@ MISSING = 'source parquet needs pyarrow, which is not installed; run: pip instal
 class ParquetRows(RowFile):
     """A row is a dict of column -> value; a picture is {bytes, path}, as datasets writes it, or a file's name."""
 
+    format = "Parquet"
     scans_whole_rows = False
 
     def __init__(self, path: Path):

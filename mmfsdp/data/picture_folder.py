@@ -76,6 +76,7 @@ class NamedPictures(RowFile):
         self._names = Strings(pictures)
         self._texts = Strings(texts)
         self._by_class = not any(texts)
+        self.format = "the names of class folders" if self._by_class else "text files beside the pictures"
 
     def scan(self) -> Iterator[FoundRow]:
         """Yield the name of each picture, without its caption, which is in a file of its own."""

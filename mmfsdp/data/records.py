@@ -254,8 +254,8 @@ class Records:
             before += len(file.block_bytes)
         return Blocks(blocks, sizes, at_a_time=CACHE_BYTES // 2)
 
-    def load(self, index: int) -> Sample:
-        """Return a sample. Raises CorruptRecord."""
+    def record(self, index: int) -> Record:
+        """Return a record, read again. Raises CorruptRecord."""
         file = self.files[self.file_of[index]]
         row = int(self.row_of[index])
         try:
@@ -263,7 +263,12 @@ class Records:
         except (OSError, ValueError) as error:
             name = f"{file.relative.as_posix()}:{row}"
             raise CorruptRecord(name, f"cannot be read ({error})") from None
-        record = describe(file, found, self.params)
+        return describe(file, found, self.params)
+
+    def load(self, index: int) -> Sample:
+        """Return a sample. Raises CorruptRecord."""
+        file = self.files[self.file_of[index]]
+        record = self.record(index)
 
         def find(picture: str) -> Path:
             return file.pictures / picture_inside(file.pictures, record.name, picture)

@@ -27,6 +27,8 @@ class RowFile(ABC):
     """The folder of the pictures that rows name."""
     relative: PurePosixPath
     """Its path below the folder that holds all files of the source."""
+    format: str
+    """What kind of file it is, in words."""
     split: str | None = None
     """The published split of all its rows. None: as names of files and folders say."""
     named_by_picture = False
