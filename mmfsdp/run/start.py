@@ -37,7 +37,7 @@ from .record import (
     RunRecord,
 )
 from .state import SWEEP_FILE, is_run, run_state
-from .trust import code_digest, params_digest
+from .trust import code_digest, params_digest, trust_run
 
 if TYPE_CHECKING:
     from ..core.plan import Finding, WrapPlan
@@ -196,6 +196,7 @@ def start_in(folder: Path, params: RunParams, entry: str) -> None:
     environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
     process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
     make_record(params, entry, identity=identity, pid=process.pid, folder=folder).write(folder)
+    trust_run(folder)  # also where there is no key to show later who started it
     start_trackers(folder, params)
 
 

@@ -30,7 +30,7 @@ from .record import RunRecord
 
 KEY_BYTES = 32
 _trusted: dict[Path, tuple[bytes, dict[str, bytes]]] = {}
-"""Run folders that this process was told to trust, and what they held then."""
+"""Run folders whose own code this process may run, and what they held then."""
 MAX_VALUE_LENGTH = 500
 """Characters of a value that are shown."""
 
@@ -48,7 +48,7 @@ class UntrustedRun(ParamError):
 
 
 def trust_run(folder: Path) -> None:
-    """Have this process trust what a run folder holds now, whoever wrote it.
+    """Let this process run the own code that a run folder holds now, whoever wrote it: see `own_code_of`.
 
     Raises ParamError for what no launch writes there.
     """
@@ -64,9 +64,11 @@ def _content(folder: Path) -> tuple[bytes, dict[str, bytes]]:
 def own_code_of(folder: Path, params: RunParams) -> Iterator[None]:
     """Run the own code of a run in this process, as it was at its launch: to caption, to export, to look at samples.
 
-    Without own code, and in the run's own ranks, nothing happens. Raises UntrustedRun as `check_trusted`.
+    Without own code, and in the run's own ranks, nothing happens. Raises UntrustedRun as `check_trusted`, but not for a
+    run that this process has started, nor where `trust_run` was called.
     """
-    if own_fields(params) and code_in_use() is None:
+    is_rank = code_in_use() is not None
+    if own_fields(params) and not is_rank and _trusted.get(folder.absolute()) != _content(folder):
         check_trusted(folder, params)
     with code_of(folder):
         yield
@@ -85,8 +87,6 @@ def check_trusted(folder: Path, params: RunParams) -> None:
 
     params: those to be resumed with.
     """
-    if folder.absolute() in _trusted and _trusted[folder.absolute()] == _content(folder):
-        return
     why = _distrust(folder)
     if why:
         raise UntrustedRun(f"{folder}: {why}", [*what_runs(params), *code_lines(folder)])

@@ -12,9 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 from mmfsdp import Run, RunParams, checkpoint, cli, launch, sweep
-from mmfsdp.params.own import OwnCodeError
+from mmfsdp.params.own import OwnCodeError, call_own
+from mmfsdp.params.own_modules import OwnSources
+from mmfsdp.run.own_code import changes
 from mmfsdp.run.record import Status
-from mmfsdp.run.trust import UntrustedRun, check_trusted
+from mmfsdp.run.trust import UntrustedRun, check_trusted, own_code_of
 from tests.tiny_run import tiny_run
 
 FILES = Path(__file__).parent.parent / "files" / "own"
@@ -146,10 +148,18 @@ def last_words(run: Run) -> str:
 
 
 @pytest.mark.real
-def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick, capsys):
+def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick, capsys, monkeypatch):
     Path("my_words.py").write_text("WORDS = 'as edited'")
     assert quick.wait(60).status is Status.COMPLETED, quick.state().traceback
     assert last_words(quick) == "as launched"
+    with monkeypatch.context() as closed:
+        closed.setenv("XDG_CONFIG_HOME", "/dev/null")  # nobody has a key there
+        with own_code_of(quick.path, quick.params):
+            assert call_own("train.callbacks", "my_call:call") == "as launched", (
+                "by who has started it, in this process"
+            )
+        with pytest.raises(UntrustedRun):
+            check_trusted(quick.path, quick.params)
     told = []
     assert quick.resume(tell=told.append).wait(60).status is Status.COMPLETED
     assert last_words(quick) == "as launched"
@@ -191,6 +201,13 @@ def test_members_of_a_sweep_that_start_later_run_the_code_of_its_start(folder, t
     states = both.wait(90)
     assert [state.status for state in states.values()] == [Status.COMPLETED] * 2, str(both)
     assert [last_words(both.run(name)) for name in both.members] == ["as launched", "of the second"]
+
+
+def test_what_differs_from_the_code_of_the_launch_is_named():
+    before = OwnSources({"a.py": b"1", "b.py": b"", "same.py": b""}, {"numpy": "2.0", "torch": "2.14"})
+    now = OwnSources({"a.py": b"2", "c.py": b"", "same.py": b""}, {"numpy": "2.1", "torch": "2.14"})
+    assert changes(before, now) == "changed a.py; added c.py; gone b.py; numpy 2.1 was 2.0"
+    assert changes(before, before) == ""
 
 
 def test_the_command_prints_the_lines_of_the_person_below_the_error(tmp_path, monkeypatch, capsys):
