@@ -178,7 +178,9 @@ def finish(folder: Path, *, best: bool = False) -> int:
         mark = "=" if row["caption"] == row["truth"] else "x"
         show(f"  {mark} {row['caption']}", f"    truth: {row['truth']}")
     for key, value in result.items():
-        if isinstance(value, float):
+        if key == "no_captions":
+            show(f"  {value}")
+        elif isinstance(value, float):
             show(f"  {key}: {value:.3f}")
         elif not isinstance(value, (list, dict)):
             show(f"  {key}: {value}")
