@@ -15,7 +15,6 @@ from .row_values import (
     Content,
     Picture,
     Row,
-    answer_message,
     first_set,
     list_in,
     picture_from,
@@ -53,7 +52,8 @@ def read_caption(row: Row, params: SourceParams) -> Content:
         raise Unreadable(f"has {IMAGE} in one of several captions; a caption has its picture before it")
     if places:
         return place_pictures([Message(ASSISTANT, captions[0])], [None] * places, pictures, in_front=False)
-    messages = (Message(USER, IMAGE * len(pictures)), answer_message(captions))
+    answer = Message(ASSISTANT, captions[0], tuple(captions[1:]))
+    messages = (Message(USER, IMAGE * len(pictures)), answer)
     return Content(messages, tuple(pictures), verbatim=True)
 
 

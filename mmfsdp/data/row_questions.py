@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 
 from ..params import SourceParams
 from .batch import ASSISTANT, IMAGE, USER
 from .corrupt import Unreadable, shorten
 from .row_turns import Conversation, add_pairs, add_turns
-from .row_values import Content, Row, answer_message, first_set, list_in, text_in, texts_in
+from .row_values import Content, Row, first_set, list_in, text_in, texts_in
 from .unread import is_set, keys_of
 
 PLACE_KEY = "correct_choice_idx"
@@ -79,7 +80,7 @@ def read_question(row: Row, params: SourceParams) -> Content:
     if len(answers) > 1 and any(IMAGE in answer for answer in answers):
         raise Unreadable(f"has {IMAGE} in one of several answers; pictures belong to the question")
     conversation.add(ASSISTANT, answers[0])
-    conversation.messages[-1] = answer_message(answers)
+    conversation.messages[-1] = replace(conversation.messages[-1], answers=tuple(answers[1:]))
     return conversation.content()
 
 
@@ -153,8 +154,8 @@ def _answers(row: Row, keys: Sequence[str]) -> list[str]:
 def _chosen(row: Row, key: str, choices: Sequence[str]) -> str:
     """Return the choice that an answer names by its place (from 0), its letter or its text."""
     answer = row[key]
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
-        return choices[answer]
+    if isinstance(answer, Integral) and not isinstance(answer, bool) and int(answer) in range(len(choices)):
+        return choices[int(answer)]
     if isinstance(answer, str):
         text = answer.strip()
         if text in choices:

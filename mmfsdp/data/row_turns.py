@@ -36,6 +36,10 @@ ROLE_OF = {
     "developer": SYSTEM,
 }
 """What the roles of published data mean here."""
+CONVERSATION_KEYS = ("conversations", "conversation", "dialogue")
+"""Keys of a list of turns, as they are published beside `messages`."""
+PAIR_LISTS = ("texts", "qa", "qas", "qa_pairs")
+"""Keys of a list of questions with their answers."""
 SYSTEM_KEYS = ("system", "system_prompt", "system_message")
 TURN_KEYS = {"role", "content", "from", "value"}
 PAIR_KEYS = (
@@ -63,7 +67,7 @@ def role_of(name: Any) -> str | None:
 
 
 class Conversation:
-    """The messages of a row and the places of pictures in them, as they are read turn by turn."""
+    """Collects the messages of a row and the places of pictures in them, as they are read turn by turn."""
 
     def __init__(self, row: Row):
         self.row = row
@@ -141,9 +145,6 @@ def read_conversations(row: Row, params: SourceParams) -> Content:
     return _read_turns(row, key, in_front=not is_llava)
 
 
-CONVERSATION_KEYS = ("conversations", "conversation", "dialogue")
-
-
 def _read_turns(row: Row, key: str, *, in_front: bool) -> Content:
     conversation = Conversation(row)
     turns = list_in(row, key)
@@ -203,6 +204,8 @@ def _text_of_parts(parts: Sequence[Any], where: str) -> tuple[str, list[Place]]:
                 lines.append(text)
         elif kind in PICTURE_PARTS:
             check_turn_keys(part, {"type", *PICTURE_PART_KEYS})
+            if is_set(part.get("text")):
+                raise Unreadable(f"has a part of a picture with a text in {where}.{i}; make two parts of it")
             key = first_set(part, PICTURE_PART_KEYS)
             places.append(picture_from(part[key], f"{where}.{i}.{key}") if key else None)
             if lines and lines[-1].endswith(IMAGE):
@@ -221,9 +224,6 @@ def read_pairs(row: Row, params: SourceParams) -> Content:
     conversation = Conversation(row)
     add_pairs(conversation, key, list_in(row, key))
     return conversation.content()
-
-
-PAIR_LISTS = ("texts", "qa", "qas", "qa_pairs")
 
 
 def add_pairs(conversation: Conversation, key: str, pairs: Sequence[Any]) -> None:

@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 
-from .batch import ASSISTANT, IMAGE, USER, Message
+from .batch import IMAGE, USER, Message
 from .corrupt import Unreadable, shorten
 from .unread import is_set
 
@@ -97,7 +98,7 @@ def texts_in(row: Row, key: str, inner_keys: Sequence[str] = (), *, numbers: boo
                 words = f"; a dict there needs {' or '.join(inner_keys)}" if inner_keys else ""
                 raise Unreadable(f"has {key!r}, a dict and no text{words}")
             item = item[inner]
-        if numbers and isinstance(item, (int, float)) and not isinstance(item, bool):
+        if numbers and isinstance(item, Real) and not isinstance(item, bool):
             item = str(item)
         texts.append(text_in({key: item}, key))
     return [text for text in texts if text]
@@ -130,13 +131,17 @@ def picture_from(value: Any, key: str) -> Picture:
     if not isinstance(value, str):
         kind = type(value).__name__
         raise Unreadable(f"has a wrong {key}: a picture is a file's name, bytes or a picture of PIL, and not a {kind}")
-    name = value.strip()
-    if name.startswith("file://"):
-        name = unquote(urlsplit(name).path)
+    name = plain_name(value)
     if not name:
         raise Unreadable(f"has a wrong {key}: a picture without a name")
     check_file_name(name)
     return name
+
+
+def plain_name(name: str) -> str:
+    """Return the path of a file that is named by it or by a file:// address."""
+    name = name.strip()
+    return unquote(urlsplit(name).path) if name.startswith("file://") else name
 
 
 def pictures_in(row: Row) -> list[Picture]:
@@ -169,8 +174,10 @@ def named_pictures(value: Any) -> bool:
 def file_name_of(value: Any) -> str:
     """Return the file's name of one picture; "" for one that is in the row itself."""
     if isinstance(value, Mapping):
-        value = None if value.get("bytes") else value.get("path")
-    return value.strip() if isinstance(value, str) else ""
+        value = None if value.get("bytes") else value.get("path") or value.get("url")
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return plain_name(value) if isinstance(value, str) else ""
 
 
 def place_pictures(
@@ -201,8 +208,3 @@ def place_pictures(
         raise Unreadable(words + "give one placeholder per picture")
     rest = iter(pictures)
     return Content(tuple(messages), tuple(next(rest) if place is None else place for place in places))
-
-
-def answer_message(answers: Sequence[str]) -> Message:
-    """Return the assistant's message of right answers, of which the first is its text."""
-    return Message(ASSISTANT, answers[0], tuple(answers[1:]))

@@ -6,7 +6,7 @@ A shape is one entry of SHAPES and one function that reads it (row_turns, row_qu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from .row_turns import (
     PAIR_LISTS,
     PICTURE_PART_KEYS,
     SYSTEM_KEYS,
+    TEXT_PARTS,
     is_pair,
     read_conversations,
     read_messages,
@@ -39,7 +40,7 @@ from .row_turns import (
     read_question_lists,
     role_of,
 )
-from .row_values import PICTURE_KEYS, Content, Row, file_name_of, first_key, first_set
+from .row_values import PICTURE_KEYS, Content, Row, file_name_of, first_key, first_set, named_pictures
 from .unread import check_keys, check_tags, is_set, keys_of, unread_keys
 
 FindPicture = Callable[[str], Path | bytes]
@@ -80,15 +81,16 @@ def _is_interleaved(row: Row) -> bool:
 
 
 def _with_system(*keys: str) -> Callable[[Row], set[str]]:
-    return lambda row: {*keys, *SYSTEM_KEYS}
+    """Return a function that gives the first of some keys that a row has, and that of a system text."""
+    return lambda row: {first_key(row, keys), first_set(row, SYSTEM_KEYS)}
 
 
 def _question_keys(row: Row) -> set[str]:
     """Return the keys that are read of a row with a question."""
     key = question_key(row)
-    keys = {key, *answer_keys(row, key), *SYSTEM_KEYS, *CONTEXT_KEYS, "history"}
+    keys = {key, *answer_keys(row, key), first_set(row, SYSTEM_KEYS), *CONTEXT_KEYS, "history"}
     if key == "question":
-        keys.update(CHOICE_KEYS)
+        keys.add(first_set(row, CHOICE_KEYS))
     if key == "instruction":
         keys.update(INPUT_KEYS)
     return keys
@@ -145,7 +147,7 @@ SHAPES = (
         "questions with answers",
         lambda row: is_set(row.get("questions")) and is_set(row.get("answers")),
         read_question_lists,
-        _with_system("questions", "answers"),
+        lambda row: {"questions", "answers", first_set(row, SYSTEM_KEYS)},
         '{"image": "cat.png", "questions": ["What is it?", "Its color?"], "answers": ["A pet.", "Teal."]}',
     ),
     Shape(
@@ -183,7 +185,7 @@ def is_caption(row: Row) -> bool:
 
 def lacks_picture(row: Row) -> bool:
     """Return whether a row that is no caption names no picture, so that one that belongs to it can be added."""
-    return not MMC4.fits(row) and not first_set(row, PICTURE_KEYS) and not _has_picture_parts(row)
+    return not MMC4.fits(row) and not first_set(row, PICTURE_KEYS) and not any(True for _ in _part_pictures(row))
 
 
 KINDS: dict[str, Any] = {"empty": "", "text": "text", "number": 0, "list of texts": [None, "text"], "other": [{}]}
@@ -314,6 +316,20 @@ def picture_name(row: Row) -> str:
     return file_name_of(value)
 
 
+def picture_names(row: Row) -> list[str]:
+    """Return the files of all pictures that a row names, in no particular order; nothing is opened or checked."""
+    key = first_set(row, PICTURE_KEYS)
+    values = row.get(key)
+    if named_pictures(values):
+        values = values.values()  # type: ignore[union-attr]
+    elif not isinstance(values, (list, tuple)):
+        values = [values]
+    infos = row.get("image_info")
+    matched = [info.get("image_name") for info in infos if isinstance(info, Mapping)] if isinstance(infos, list) else []
+    names = [file_name_of(value) for value in (*values, *_part_pictures(row), *matched)]
+    return [name for name in names if name]
+
+
 def keys_not_read(row: Row) -> set[str]:
     """Return the keys of a row that have content and that no reader looks at."""
     return set(_known_of(_kinds_of(row)).unread)
@@ -372,7 +388,7 @@ def sample_of(row: Row, params: SourceParams, *, name: str, find: FindPicture) -
     """
     try:
         shape = shape_of(row)
-        has_pictures = shape is not MMC4 and (first_set(row, PICTURE_KEYS) or _has_picture_parts(row))
+        has_pictures = shape is not MMC4 and (first_set(row, PICTURE_KEYS) or any(True for _ in _part_pictures(row)))
         check_keys(row, _known_of(_kinds_of(row)).read, has_pictures=bool(has_pictures))
         content = shape.read(row, params)
         check_tags([text for message in content.messages for text in message.truths])
@@ -385,13 +401,14 @@ def sample_of(row: Row, params: SourceParams, *, name: str, find: FindPicture) -
     return Sample(content.messages, tuple(pictures), name, verbatim=content.verbatim)
 
 
-def _has_picture_parts(row: Row) -> bool:
-    """Return whether a part of a message has a picture of its own."""
+def _part_pictures(row: Row) -> Iterator[Any]:
+    """Yield the pictures that parts of messages have of their own."""
     for key in ("messages", *CONVERSATION_KEYS, "prompt"):
         turns = row.get(key)
         for turn in turns if isinstance(turns, (list, tuple)) else ():
             parts = turn.get("content") if isinstance(turn, Mapping) else None
             for part in parts if isinstance(parts, (list, tuple)) else ():
-                if isinstance(part, Mapping) and part.get("type") != "text" and first_set(part, PICTURE_PART_KEYS):
-                    return True
-    return False
+                if isinstance(part, Mapping) and part.get("type") not in TEXT_PARTS:
+                    part_key = first_set(part, PICTURE_PART_KEYS)
+                    if part_key:
+                        yield part[part_key]

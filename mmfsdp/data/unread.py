@@ -39,7 +39,9 @@ BOX_TAG = re.compile(r"<(bbox|ref-object)>")
 
 def is_set(value: Any) -> bool:
     """Return False for a key without content: tables write null where a row has nothing."""
-    return value is not None and value not in ("", [], {})
+    if isinstance(value, (str, bytes, list, tuple, dict)):
+        return len(value) > 0
+    return value is not None
 
 
 def keys_of(row: Mapping[str, Any]) -> str:

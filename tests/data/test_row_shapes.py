@@ -17,7 +17,17 @@ from PIL import Image
 
 from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Message, Processor, open_source
 from mmfsdp.data.batch import IGNORE
-from mmfsdp.data.rows import SHAPES, check_row, has_system, has_turns, keys_not_read, picture_name, sample_of, shape_of
+from mmfsdp.data.rows import (
+    SHAPES,
+    check_row,
+    has_system,
+    has_turns,
+    keys_not_read,
+    picture_name,
+    picture_names,
+    sample_of,
+    shape_of,
+)
 from mmfsdp.data.stream import DataSlice
 from mmfsdp.models.build import build_model
 from mmfsdp.params import DataParams, ModelParams
@@ -49,6 +59,7 @@ def test_a_row_becomes_its_sample(entry):
     messages[-1] = Message(messages[-1].role, messages[-1].text, tuple(entry.get("answers", ())))
     assert sample.messages == tuple(messages)
     assert names == entry["pictures"]
+    assert set(names) <= set(picture_names(row)), "also names the pictures that a document leaves out"
     assert sample.verbatim == entry.get("verbatim", False)
     assert keys_not_read(row) == set(entry.get("unread", []))
     assert has_turns(row) == bool(sample.more)
@@ -62,7 +73,13 @@ def test_a_wrong_neighbor_is_refused_by_name(entry, wrong):
     with pytest.raises(CorruptRecord) as error:
         read(row)
     assert wrong["words"] in error.value.reason
-    keys_not_read(row), has_turns(row), has_system(row), picture_name(row)  # are asked before a row is read
+    (
+        keys_not_read(row),
+        has_turns(row),
+        has_system(row),
+        picture_names(row),
+        picture_name(row),
+    )  # are asked before a row is read
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.words)
