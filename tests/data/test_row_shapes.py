@@ -73,13 +73,8 @@ def test_a_wrong_neighbor_is_refused_by_name(entry, wrong):
     with pytest.raises(CorruptRecord) as error:
         read(row)
     assert wrong["words"] in error.value.reason
-    (
-        keys_not_read(row),
-        has_turns(row),
-        has_system(row),
-        picture_names(row),
-        picture_name(row),
-    )  # are asked before a row is read
+    for ask in (keys_not_read, has_turns, has_system, picture_names, picture_name):
+        ask(row)  # before it is read, of rows of any kind
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.words)
