@@ -64,10 +64,15 @@ def code_from(folder: Path | None) -> Iterator[None]:
         _instead.reset(token)
 
 
-def folders() -> list[str]:
-    """Return where modules are looked for, in order: a copy of own code, the current folder, sys.path."""
+def first_folders() -> list[str]:
+    """Return where modules are looked for before sys.path: a copy of own code, the current folder."""
     copy = _instead.get() or _code
-    return [*([str(copy)] if copy else []), str(Path.cwd()), *filter(None, sys.path)]
+    return [*([str(copy)] if copy else []), str(Path.cwd())]
+
+
+def folders() -> list[str]:
+    """Return where modules are looked for, in order."""
+    return [*first_folders(), *filter(None, sys.path)]
 
 
 def module_names() -> list[str]:
@@ -86,6 +91,24 @@ def is_installed(file: str) -> bool:
     parts = Path(file).parts
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     return "site-packages" in parts or "dist-packages" in parts or any(file.startswith(f"{each}/") for each in standard)
+
+
+def is_own(module: str, file: str, entry: str) -> bool:
+    """Return True for a module of a person's own code, of which `entry` is the module that a field names.
+
+    Not for what is installed; nor for an editable installation, whose folder may be large, unless it holds the entry.
+    """
+    if is_installed(file) or is_of_package(file):
+        return False
+    name = module.partition(".")[0]
+    is_near = any(file.startswith(f"{folder}/") for folder in first_folders())
+    return is_near or name == entry.partition(".")[0] or name not in _distributions()
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the distributions of each top-level module that is installed: finding them takes half a second."""
+    return packages_distributions()
 
 
 class _Loader(SourceFileLoader):
@@ -118,7 +141,7 @@ class _Finder:
             if finder is not self and finder is not PathFinder:
                 spec = spec or finder.find_spec(name, path, target)
         origin = spec.origin if spec else None
-        if spec is None or (origin and (is_installed(origin) or is_of_package(origin))):
+        if spec is None or (origin and not is_own(name, origin, _owner.get())):
             return None
         if origin and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(name, origin)
@@ -214,7 +237,9 @@ def _sources(name: str) -> tuple[dict[str, Path], set[str]]:
         spec = _spec(module, own_folders)
         if spec is None:
             others.add(module.partition(".")[0])
-        elif spec.origin and spec.origin.endswith(".py") and not is_of_package(spec.origin):
+        elif spec.origin and not is_own(module, spec.origin, name):
+            others.add(module.partition(".")[0])
+        elif spec.origin and spec.origin.endswith(".py"):
             files[module] = Path(spec.origin)
             package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
             names = {*_imports(files[module].read_bytes(), package), *_parents(module)} - met
@@ -251,12 +276,6 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
     return tuple(name for name in names if name and not name.startswith("."))
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    """Return the distributions of each top-level module that is installed: finding them takes half a second."""
-    return packages_distributions()
-
-
 @dataclass(frozen=True)
 class OwnSources:
     """The own code that a run needs: what is copied into its folder, and what is known by a version."""
@@ -281,11 +300,14 @@ def own_sources(modules: Iterable[str]) -> OwnSources:
             sources[late] = Path(_loaded[late][0])
         for each, file in sources.items():
             end = "/__init__.py" if file.name == "__init__.py" else ".py"
-            files[each.replace(".", "/") + end] = _loaded[each][1] if each in _loaded else file.read_bytes()
+            executed, content = _loaded.get(each, ("", b""))
+            files[each.replace(".", "/") + end] = content if executed == str(file) else file.read_bytes()
     size = sum(map(len, files.values()))
     if size > MAX_BYTES:
         words = f"the own code and what it imports are {len(files)} files of {size / 2**20:.1f} MB; a run folder takes"
-        raise ValueError(f"{words} {MAX_BYTES >> 20} MB: install what does not change as a package")
+        raise ValueError(
+            f"{words} {MAX_BYTES >> 20} MB: install what does not change as a package, or launch from another folder"
+        )
     packages = {}
     for other in sorted(others):
         for distribution in _distributions().get(other, ()):

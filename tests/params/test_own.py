@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp.params import ParamError, RunParams
+from mmfsdp.params import ParamError, RunParams, own_modules
 from mmfsdp.params.own import OwnCodeError, call_own, load_own, own_fields
 from mmfsdp.params.own_modules import code_from, own_sources
 from tests.processes import in_fresh_python
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 def write(name: str, text: str) -> None:
     path = Path(name)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text))
 
 
@@ -208,3 +208,26 @@ def test_a_notebook_shows_the_lines_of_the_person_and_none_of_this_package():
     assert "return {}['key']" in shown
     assert "OwnCodeError: data.reader: 'my_data:read' raised KeyError: 'key'" in shown
     assert "own.py" not in shown
+
+
+def test_an_editable_installation_is_known_by_its_version_unless_it_holds_the_entry(tmp_path, monkeypatch):
+    """transformers in a folder of its sources would be more than a run folder takes."""
+    write("elsewhere/large/__init__.py", "from . import part")
+    write("elsewhere/large/part.py", "def read():\n    return 1")
+    info = tmp_path / "elsewhere/large-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: large\nVersion: 1.5\n")
+    (info / "top_level.txt").write_text("large\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    own_modules._distributions.cache_clear()
+    try:
+        write("my_data.py", "import large.part\ndef read():\n    return large.part.read()")
+        assert call_own("data.reader", "my_data:read") == 1
+        sources = own_sources(["my_data"])
+        assert (set(sources.files), sources.packages) == ({"my_data.py"}, {"large": "1.5"})
+        assert call_own("data.reader", "large.part:read") == 1
+        assert set(own_sources(["large.part"]).files) == {"large/__init__.py", "large/part.py"}
+    finally:
+        own_modules._distributions.cache_clear()
