@@ -206,7 +206,7 @@ def _scalars(plan: WrapPlan) -> Iterator[Finding]:
     if scalars:
         yield _error(
             "scalar",
-            f"{some(scalars)}: a scalar has no dim to shard; give it the shape (1,) before make_plan: "
+            f"{some(scalars)}: a scalar has no dim to shard; give it the shape (1,) where the model is built: "
             f"model.{scalars[0]} = nn.Parameter(model.{scalars[0]}.detach().reshape(1))",
         )
 
