@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams
 from ..params.base import plain
-from ..params.own import own_fields, path_of
+from ..params.own import own_fields
 from ..params.own_modules import OwnSources
 from .folder import (
     NUMBER,
@@ -91,8 +91,8 @@ def sweep(
     content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
     different = {}  # members with the same plan are prepared once
     for _, member in members:
-        own = [path_of(value) for _, value in own_fields(member)]
-        different[repr((member.model, member.data, member.fsdp, member.launch.ranks, own))] = member
+        parts = (member.model, member.data, member.fsdp, member.launch.ranks, own_fields(member))
+        different[repr(parts)] = member
     files: dict[str, bytes] = {}
     packages: dict[str, str] = {}
     for member in different.values():
