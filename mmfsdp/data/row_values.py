@@ -18,7 +18,7 @@ from PIL import Image
 
 from .batch import IMAGE, USER, Message
 from .corrupt import Unreadable, shorten
-from .unread import is_set
+from .unread import is_set, keys_of
 
 Row = Mapping[str, Any]
 Picture = str | bytes | Image.Image
@@ -72,7 +72,9 @@ def text_in(row: Row, key: str) -> str:
 
 def list_in(row: Row, key: str) -> list[Any]:
     """Return the list under a key; a table may hold it as text in JSON."""
-    value = row[key]
+    value = row.get(key)
+    if value is None:
+        raise Unreadable(f"has no {key!r}, which it needs (it has {keys_of(row)})")
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)

@@ -269,3 +269,49 @@ def test_each_epoch_of_a_source_learns_the_next_caption(tmp_path, shard):
         batches = islice(train.batches(DataSlice(batch_size=1)), 4)
         assert [batch[0].text for batch in batches] == [*captions, "a dog"]
         assert [sample.truths for sample in train] == [tuple(captions)]
+
+
+KEYS = sorted(
+    {key for entry in TABLE for key in entry["row"]} | {"role", "content", "from", "value", "type", "url", "bytes"}
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 3) | st.floats(0, 1) | st.text("a<image>[] \n", max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS, "user", "text"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@st.composite
+def changed_rows(draw) -> dict:
+    """Draw a row of the table in which one value, at any depth, is another one or is missing."""
+    row = copy.deepcopy(draw(st.sampled_from(TABLE))["row"])
+    inner, depth = row, draw(st.integers(0, 3))
+    while True:
+        places = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        if not places:
+            return row
+        place = draw(st.sampled_from(places))
+        if depth == 0 or not isinstance(inner[place], (dict, list)):
+            break
+        inner, depth = inner[place], depth - 1
+    if draw(st.booleans()):
+        inner[place] = draw(VALUES)
+    else:
+        del inner[place]
+    return row
+
+
+@given(changed_rows() | st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+def test_any_row_is_a_sample_or_is_refused_by_name(row):
+    for ask in (keys_not_read, has_turns, has_system, picture_names, picture_name):
+        ask(row)
+    try:
+        sample, names = read(row)
+    except CorruptRecord as error:
+        assert error.name == "x" and error.reason
+        return
+    assert set(names) <= set(picture_names(row))
+    places = "".join(message.text for message in sample.messages).count(IMAGE)
+    assert places == len(sample.images) or sample.is_document
