@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,18 +12,19 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.nn.parameter import is_lazy
 
 from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.lint import WRAPPERS
 from ..core.micro_batch import check_loss, loss_of
 from ..core.names import named_tensors
-from ..core.weights import set_tensor
 from ..data.own_processor import FIELD, OwnProcessor, check_pickles
 from ..data.own_random import own_random
 from ..data.processor import SampleProcessor
@@ -35,6 +38,10 @@ READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsup
 """Raised by a forward that needs the values of tensors that depend on parameters: a plan has none."""
 
 
+_on_meta: dict[str, tuple[nn.Module, SampleProcessor]] = {}
+"""What a rank has built, without weights, by its parameters: it is planned again at the end, for the largest batch."""
+
+
 class OwnKind(Kind):
     """A person's own model and processor."""
 
@@ -45,6 +52,10 @@ class OwnKind(Kind):
         """Call the person's function; for the meta device, under it where it allows that."""
         assert params.build is not None
         load_own(FIELD, params.build)  # under the meta device, an import would make its module's tensors there
+        key = json.dumps([params.build, params.lora_rank, params.lora_targets])
+        if meta and dist.is_initialized() and key in _on_meta:  # a rank has built it already, and runs one code only
+            model, processor = _on_meta[key]
+            return Built(copy.deepcopy(model), processor, None)
         why = ""
         if not meta:
             model, processor = checked(params, call_own(FIELD, params.build))
@@ -57,6 +68,8 @@ class OwnKind(Kind):
         if why:
             words = f"{path_of(params.build)} needs weights: {why}. Each process builds the whole model, then shards it"
             processor.warnings["own-build"] = f"model.build: {words}"
+        if dist.is_initialized():
+            _on_meta[key] = without_weights(model), processor
         return Built(model, processor, None)
 
     def example(
@@ -113,6 +126,11 @@ def checked(params: ModelParams, returned: Any) -> tuple[nn.Module, Any]:
     if not callable(processor):
         words = f"{path} returned a {type(processor).__name__} for its processor; return what turns rows into a dict"
         raise OwnCodeError(FIELD, words)
+    if any(is_lazy(p) for p in model.parameters()):
+        raise OwnCodeError(FIELD, f"{path} returned a model with lazy parameters; give its modules all their sizes")
+    if hasattr(model, "_orig_mod"):
+        words = f"{path} returned a model from torch.compile; return it as it is, and set fsdp.compile_units"
+        raise OwnCodeError(FIELD, words)
     wrapped = [type(module).__name__ for module in model.modules() if isinstance(module, WRAPPERS)]
     if wrapped:
         raise OwnCodeError(FIELD, f"{path} returned a model inside {wrapped[0]}; return it as it is, a run wraps it")
@@ -136,9 +154,19 @@ def build_on_meta(params: ModelParams) -> tuple[nn.Module, Any, str]:
         return model, processor, ""
     with own_random(0):  # a plan leaves the caller's random states alone
         model, processor = checked(params, call_own(FIELD, params.build))
-    for names, tensor in named_tensors(model):
-        set_tensor(model, names, tensor.detach().to("meta"), like=tensor)
-    return model, processor, why
+    return without_weights(model), processor, why
+
+
+def without_weights(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose parameters and buffers are on the meta device."""
+    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
+    for _, tensor in named_tensors(model):
+        on_meta = tensor.detach().to("meta")
+        if isinstance(tensor, nn.Parameter):
+            on_meta = nn.Parameter(on_meta, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = on_meta
+    with own_errors(FIELD, f"a copy of the {type(model).__name__}, for its plan, raised"):
+        return copy.deepcopy(model, memo)
 
 
 def outside_of_meta(model: nn.Module, processor: Any) -> str:
@@ -195,7 +223,8 @@ def try_forward(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
     Raises OwnCodeError if it fails, or returns no loss that depends on a trainable parameter.
     """
     mode = fake_mode()
-    fake = fake_model(model, mode).train()
+    with own_errors(FIELD, f"a copy of {path}'s model, for its plan, raised"):
+        fake = fake_model(model, mode).train()
     try:
         with (
             torch.random.fork_rng(devices=()),

@@ -25,9 +25,9 @@ SLOW_FACTOR = 5
 """Multiple of the limit that the first step, profiles and checkpoints may take; other steps, of the longest so far."""
 PHASES = ("starting", "joining", "building", "wrapping", "taking", "step", "trained")
 """First words of what ranks say that they do, in the order in which they do it."""
-STEP_PARTS = ("data", "compute", "profile", "held-out", "callback", "save")
+STEP_PARTS = ("data", "compute", "profile", "held-out", "metric", "callback", "save")
 """Words after `step N`, in order."""
-OF_ANY_LENGTH = ("profile", "callback", "save")
+OF_ANY_LENGTH = ("profile", "metric", "callback", "save")
 """Those that write files, or run a person's own code: they may take longer than a step, and do not tell how long a step
 takes."""
 NOT_STARTED = "start; can its node see launch.folder?"

@@ -113,9 +113,11 @@ class _Tracked:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the columns of a row that hold numbers, also those that are not finite."""
+    """Return the columns of a row that hold numbers, also those that are not finite, and own scores."""
     values = {}
-    for name, value in row.items():
+    scores = row.get("scores")
+    own = {f"scores/{name}": value for name, value in scores.items()} if isinstance(scores, dict) else {}
+    for name, value in (dict(row) | own).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS:
             values[name] = float(value)
     return values

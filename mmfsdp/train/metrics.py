@@ -74,10 +74,10 @@ class Scores(Callback):
             predictions += in_order(of_ranks)
             samples += share.samples
         train_mode(training.setup.model)
-        training.beat(f"step {step} scores")
+        metrics = training.setup.params.train.metrics
+        training.beat(f"step {step} metric {', '.join(map(path_of, metrics))}")
         scores: dict[str, float] = {}
         if dist.get_rank() == 0:
-            metrics = training.setup.params.train.metrics
             with own_random(training.setup.params.train.seed):
                 scores = score(metrics, predictions, samples)
         return gather_json(scores)[0]

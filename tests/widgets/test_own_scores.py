@@ -6,6 +6,7 @@ import math
 from mmfsdp.checkpoint.saving import remove_old
 from mmfsdp.checkpoint.steps import MARKER, best_of, complete_checkpoints, mark_best
 from mmfsdp.run.folder import best_words, read_metrics
+from mmfsdp.run.track import numbers
 from mmfsdp.widgets.compare import comparison
 from mmfsdp.widgets.curves import History, charts
 
@@ -20,6 +21,7 @@ def test_each_score_has_a_curve(tmp_path):
     html = charts(history)
     assert all(title in html for title in ("vqa: 0.2 at first, 0.4 now", "&lt;b&gt;bold", ">length<"))
     assert "<b>bold" not in html
+    assert numbers(rows[1]) == {"loss": 1.0, "scores/vqa": 0.4, "scores/length": 3}
     (tmp_path / "params.yaml").write_text("train: {}\n")
     assert ">vqa<" in comparison([tmp_path])
 

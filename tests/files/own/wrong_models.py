@@ -23,6 +23,24 @@ def raising():
     return two_towers.build(width)
 
 
+def lazy():
+    model, processor = two_towers.build()
+    model.words = nn.LazyLinear(8)
+    return model, processor
+
+
+def compiled():
+    model, processor = two_towers.build()
+    return torch.compile(model), processor
+
+
+def not_copied():
+    """Holds what cannot be copied."""
+    model, processor = two_towers.build()
+    model.rows = (row for row in [])
+    return model, processor
+
+
 def without_loss():
     class Silent(two_towers.TwoTowers):
         def forward(self, pixels, words):
