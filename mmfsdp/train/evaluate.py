@@ -220,7 +220,7 @@ def why_no_captions(model: nn.Module, processor: SampleProcessor) -> str:
     lacks = [] if callable(getattr(model, "generate", None)) else ["a model with generate"]
     if isinstance(processor, OwnProcessor) and not processor.can_prompt:
         lacks.append("a processor with prompts and decode")
-    return f"no captions: they need {' and '.join(lacks)}, which model.build does not return" if lacks else ""
+    return f"captions need {' and '.join(lacks)}, which model.build does not return" if lacks else ""
 
 
 @contextmanager

@@ -206,7 +206,7 @@ def check_generates(params: RunParams, model: nn.Module, processor: SampleProces
     """Raise ParamError if the metrics' texts cannot be generated with the model on its ranks."""
     reason = why_no_captions(model, processor)
     if reason:
-        raise ParamError(METRICS, f"{reason.replace('no captions: they', 'they')}; unset it")
+        raise ParamError(METRICS, f"{reason.replace('captions need', 'they need')}; unset it")
     generates: Any = model.generate
     sharded = params.fsdp.backend is not Backend.DDP and params.launch.world_size > 1
     if sharded and not accepted(generates, synced_gpus=True):
