@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from ..checkpoint.steps import best_of
 from ..params import ParamError, RunParams
 from ..params.base import plain
 from ..params.own import own_fields
@@ -26,6 +27,7 @@ from .folder import (
     NUMBER,
     PathLike,
     Types,
+    best_words,
     last_row,
     of_types,
     open_own,
@@ -240,6 +242,9 @@ class Sweep:
             row |= {"loss": last_row(folder).get("loss"), "new right": result.get("heldout_exact_match")}
             record = RunRecord.read(folder)
             row["seconds"] = status["finished"] - record.created if record and "finished" in status else None
+            best = best_words(best_of(folder / "checkpoints"))
+            if best:  # of `train.keep_best`
+                row["best"] = best
             rows.append(row | {"why": state.reason})
         return sorted(rows, key=lambda row: states[row["name"]].not_finite)
 
@@ -247,9 +252,11 @@ class Sweep:
         varied: dict[str, None] = {}
         for values in self.members.values():
             varied |= dict.fromkeys(values)
-        head = ["name", *varied, "state", "step", "loss", "new right", "seconds", "why"]
+        rows = self.rows()
+        scores = ["best"] if any("best" in row for row in rows) else []
+        head = ["name", *varied, "state", "step", "loss", "new right", *scores, "seconds", "why"]
         lines = [head]
-        for row in self.rows():
+        for row in rows:
             lines.append([_cell(row.get(key)) for key in head])
         return text_table(lines)
 

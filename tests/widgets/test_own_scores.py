@@ -6,6 +6,7 @@ import math
 from mmfsdp.checkpoint.saving import remove_old
 from mmfsdp.checkpoint.steps import MARKER, best_of, complete_checkpoints, mark_best
 from mmfsdp.run.folder import best_words, read_metrics
+from mmfsdp.run.sweep import Sweep
 from mmfsdp.run.track import numbers
 from mmfsdp.widgets.compare import comparison
 from mmfsdp.widgets.curves import History, charts
@@ -47,3 +48,13 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     for damage in ("[]", "{", '{"step": 4, "name": "vqa", "score": 1}', '{"step": "5", "name": 1, "score": 1}'):
         (tmp_path / "best.json").write_text(damage)
         assert best_of(tmp_path) is None
+
+
+def test_a_sweep_shows_the_best_scores_of_its_members(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps({"members": [{"train.lr": 0.1}, {"train.lr": 0.2}]}))
+    assert " best " not in str(Sweep.open(tmp_path))
+    (tmp_path / "001/checkpoints/step_00000004").mkdir(parents=True)
+    (tmp_path / "001/checkpoints/step_00000004" / MARKER).touch()
+    mark_best(tmp_path / "001/checkpoints", {"step": 4, "name": "vqa", "score": 0.5})
+    head, first, second = str(Sweep.open(tmp_path)).splitlines()
+    assert "best" in head and "vqa" not in first and "vqa 0.5 at step 4" in second
