@@ -1,4 +1,4 @@
-"""The page on own code does as it says: its modules are written to files, and a run of two ranks uses them."""
+"""The page on own code does as it says: its modules are written to files, and a run uses them."""
 
 import csv
 import re
@@ -39,7 +39,7 @@ def params(tmp_path, monkeypatch):
     changes = {"data.source": "own", "data.path": None, "data.reader": own["data"]["reader"]}
     changes |= {f"train.{name}": value for name, value in own["train"].items()}
     changes |= {"train.metrics": "my_score:score", "train.keep_best": "right", "train.eval_every": 2}
-    yield tiny_run(tmp_path, **changes, **{"launch.ranks": 2, "train.steps": 3, "train.warmup_steps": 1})
+    yield tiny_run(tmp_path, **changes, **{"launch.ranks": 1, "train.steps": 3, "train.warmup_steps": 1})
     for name in modules:
         sys.modules.pop(name, None)
 
