@@ -177,12 +177,24 @@ def _load_from_hub(datasets: Any, path: str) -> Any:
         raise ParamError("path", f"{path!r} {words}")
     names = [match["name"]] if match["config"] is None else [match["name"], match["config"]]
     if "RANK" in os.environ:  # whoever launched has downloaded it; the hub may have a newer revision by now
-        with _offline(datasets):
-            try:
-                return datasets.load_dataset(*names)
-            except ConnectionError:  # started by hand, such as by torchrun
-                pass
-    return datasets.load_dataset(*names)
+        try:
+            return _load_from_cache(datasets, names)
+        except ConnectionError:  # started by hand, such as by torchrun
+            return datasets.load_dataset(*names)
+    content = datasets.load_dataset(*names)
+    try:
+        _load_from_cache(datasets, names)  # as the ranks will
+    except ValueError as error:  # several configurations are there by now, and the name says none
+        name = next(iter(content.values())).info.config_name
+        words = f"{path!r} names no configuration, and ranks find several in the cache of datasets"
+        raise ParamError("path", f"{words}; write {path}:{name} for the one that the hub gives ({error})") from None
+    return content
+
+
+def _load_from_cache(datasets: Any, names: list[str]) -> Any:
+    """Return all splits of a data set that was downloaded before. Raises ConnectionError if it was not."""
+    with _offline(datasets):
+        return datasets.load_dataset(*names)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class JsonCursor:
         self._text = self._text[self._place :] + self._decoder.decode(part, final=self._complete)
         self._place = 0
         self._is_ascii = self._text.isascii()
+        self._has_halves = not self._is_ascii and bool(HALF_CHARACTER.search(self._text))
 
     def _move(self, place: int) -> None:
         if self._is_ascii:
@@ -99,7 +100,9 @@ class JsonCursor:
             self._read_on()
             self._piece *= 2
         self._piece = PIECE
-        self.may_have_half = bool(HALF_CHARACTER.search(self._text, self._place, end))
+        # Nearly all values have no escaped character, which `find` tells in a fraction of the time of a search.
+        is_doubtful = self._has_halves or self._text.find("\\u", self._place, end) >= 0
+        self.may_have_half = is_doubtful and bool(HALF_CHARACTER.search(self._text, self._place, end))
         self._move(end)
         return start, self.byte, value
 

@@ -68,7 +68,7 @@ def describe(file: RowFile, found: FoundRow, params: SourceParams, *, is_whole: 
     key, where, content = found
     if isinstance(content, CorruptRecord):
         raise content
-    name = f"{file.relative.as_posix()}:{key}"
+    name = f"{file.relative}:{key}"
     try:
         row = content if isinstance(content, dict) else check_row(content, name=name)
         picture = picture_name(row)
@@ -76,7 +76,7 @@ def describe(file: RowFile, found: FoundRow, params: SourceParams, *, is_whole: 
             picture = picture_inside(file.pictures, name, picture)
     except CorruptRecord as error:
         raise error.at(where) from None
-    folder = file.relative.parent.as_posix()
+    folder = str(file.relative).rpartition("/")[0] or "."
     group = name
     if picture:
         group = picture if folder == "." else f"{folder}/{picture}"

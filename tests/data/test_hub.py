@@ -1,5 +1,6 @@
 """Data sets of the hub: saved to disk, from files in a folder, by name without a network."""
 
+import json
 import pickle
 
 import datasets
@@ -8,6 +9,7 @@ from material import both, picture_bytes, write_metadata
 
 from mmfsdp.data import open_splits
 from mmfsdp.params import DataParams, ParamError
+from tests.processes import in_fresh_python
 
 PICTURE = picture_bytes()
 
@@ -107,3 +109,13 @@ def test_what_cannot_be_loaded_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ParamError, match="empty' cannot be loaded by datasets"):
         both(tmp_path / "empty", "hub")
+
+
+def test_a_data_set_is_downloaded_once_and_ranks_ask_no_network(tmp_path):
+    code = f"from tests.pretend_hub import main; main({str(tmp_path)!r})"
+    default, two, unnamed, *ranks = json.loads(in_fresh_python(code))
+    texts = {name: [f"{name}/train {i}" for i in range(3)] for name in ("one", "two")}
+    assert default[0] == texts["one"] and default[1] > 0
+    assert two[0] == texts["two"] and two[1] > 0
+    assert "write org/name:one for the one that the hub gives" in unnamed[0], "ranks could not tell which"
+    assert ranks == [[texts["one"], 0], [texts["two"], 0]]

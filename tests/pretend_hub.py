@@ -1,0 +1,119 @@
+"""A hub of one data set on this machine, by which datasets' own downloads and cache are tried without a network.
+
+`main(FOLDER)` prints as JSON what sources of it read, and how many requests each took.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from typing import Any
+
+REVISION = "a" * 40
+DATA_SET = "/api/datasets/org/name"
+CARD = b"""---
+configs:
+- config_name: one
+  default: true
+  data_files: [{split: train, path: one/train.parquet}, {split: test, path: one/test.parquet}]
+- config_name: two
+  data_files: [{split: train, path: two/train.parquet}, {split: test, path: two/test.parquet}]
+---
+"""
+
+
+def files() -> dict[str, bytes]:
+    """The files of the data set, by their paths: two configurations with two splits each."""
+    import pyarrow
+    import pyarrow.parquet
+    from PIL import Image
+
+    picture = BytesIO()
+    Image.new("RGB", (8, 8), "red").save(picture, "PNG")
+    content = {"README.md": CARD}
+    for name in ("one/train", "one/test", "two/train", "two/test"):
+        rows = [{"image": {"bytes": picture.getvalue(), "path": f"{i}.png"}, "text": f"{name} {i}"} for i in range(3)]
+        file = BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        content[f"{name}.parquet"] = file.getvalue()
+    return content
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does, as far as datasets asks."""
+
+    content: dict[str, bytes] = {}
+    requests = 0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        Hub.requests += 1
+        path = self.path.partition("?")[0]
+        if "/resolve/" in path:
+            name = path.split("/resolve/")[1].partition("/")[2]
+            if name in self.content:
+                self.answer(self.content[name], ETag=f'"{digest(self.content[name])}"')
+            else:
+                self.answer(b"{}", 404, **{"X-Error-Code": "EntryNotFound"})
+        elif path.startswith(f"{DATA_SET}/tree"):
+            below = path.removeprefix(f"{DATA_SET}/tree/{REVISION}").strip("/")
+            self.answer_json([entry for entry in self.entries() if entry["path"].startswith(below)])
+        elif path.startswith(DATA_SET):
+            names = [{"rfilename": name} for name in self.content]
+            self.answer_json({"id": "org/name", "sha": REVISION, "private": False, "tags": [], "siblings": names})
+        else:
+            self.answer(b"{}", 404)
+
+    do_HEAD = do_GET
+
+    def entries(self) -> list[dict[str, Any]]:
+        entries = []
+        for name, content in self.content.items():
+            entries.append({"type": "file", "path": name, "size": len(content), "oid": digest(content)})
+        return entries
+
+    def answer_json(self, value: Any) -> None:
+        self.answer(json.dumps(value).encode(), **{"Content-Type": "application/json"})
+
+    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"X-Repo-Commit": REVISION, "Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def main(folder: str) -> None:
+    Hub.content = files()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": folder}
+    os.environ |= {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    from mmfsdp.data import open_splits
+    from mmfsdp.params import DataParams, ParamError
+
+    results: list[list[Any]] = []
+    paths = ["org/name", "org/name:two", "org/name", "org/name:one", "org/name:two"]
+    for number, path in enumerate(paths):
+        if number > 2:  # from here on as a rank
+            os.environ["RANK"] = "0"
+        before = Hub.requests
+        try:
+            train = open_splits(DataParams(source="hub", path=path), image_size=8)["train"]
+            results.append([[sample.text for sample in train], Hub.requests - before])
+        except ParamError as error:
+            results.append([str(error), Hub.requests - before])
+    json.dump(results, sys.stdout)
