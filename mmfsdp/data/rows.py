@@ -310,7 +310,7 @@ def picture_name(row: Row) -> str:
     Empty for a row without a picture, with several, or with the picture itself.
     """
     key = first_set(row, PICTURE_KEYS)
-    value = row.get(key)
+    value = row[key] if key else list(_part_pictures(row))
     if isinstance(value, (list, tuple)) and row.get("conversations") is None:  # those were always held out alone
         value = value[0] if len(value) == 1 else None
     return file_name_of(value)

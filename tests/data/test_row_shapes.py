@@ -239,6 +239,9 @@ def test_rows_about_one_picture_have_its_name_to_be_held_out_together():
     assert picture_name(answer | {"images": ["0.png"]}) == "0.png"
     assert picture_name(answer | {"images": ["0.png", "1.png"]}) == ""
     assert picture_name(answer) == ""
+    parts = [{"type": "image", "image": "0.png"}, {"type": "text", "text": "what"}]
+    assert picture_name({"messages": [{"role": "user", "content": parts}, ANSWER]}) == "0.png"
+    assert picture_name({"messages": [{"role": "user", "content": parts + parts}, ANSWER]}) == ""
 
 
 def test_a_row_of_a_shard_in_any_shape_takes_the_picture_beside_it(shard):
