@@ -118,7 +118,8 @@ class FieldRow(w.HBox):
         elif self.is_own_code:
             typed = one_line(typed)
         elif self.kind in (dict, tuple):
-            typed = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
+            text = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
+            typed = text if typed else ""
         elif self.optional:
             typed = str(typed)
         self._not_now = ""  # choices that these parameters do not allow, with the reason
