@@ -112,7 +112,7 @@ def test_a_profile_gives_what_the_run_leaves_unset(tmp_path, monkeypatch):
     for content, words in {
         "nodes: 3": "nodes: no such field",
         "partition: a b": "partition: 'a b' is not allowed; write it as in gpu",
-        "machine: {flops: fast}": "machine: 'fast' should be a valid number",
+        "machine: {flops: fast}": "machine.flops: 'fast' should be a valid number",
         "[1]": "is not a mapping",
         "a: [": "is not YAML",
     }.items():
