@@ -35,9 +35,19 @@ from .backbones import add_lora
 from .kinds import Built, Kind
 
 READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-"""Raised by a forward that needs the values of tensors that depend on parameters: a plan has none."""
+"""Raised by a step that needs the values of tensors that depend on parameters: a plan has none."""
+NEEDS_STORAGE = (
+    "numpy() is not supported for tensor subclasses",
+    "data pointer",
+    "fake tensor",
+    "faketensor",
+    "fake impl",
+)
+"""In the messages of torch 2.11 to 2.14 to a step that hands such tensors to NumPy, or to a kernel of its own."""
 
 
+MAX_REASON = 160
+"""Letters of another library's message in a warning of ours."""
 _on_meta: dict[str, tuple[nn.Module, SampleProcessor]] = {}
 """What a rank has built, without weights, by its parameters: it is planned again at the end, for the largest batch."""
 
@@ -94,11 +104,9 @@ class OwnKind(Kind):
             batch = first_batch(place, sources[place], processor, params.train.batch_size)
         inputs = batch.inputs()
         processor.warnings.pop("own-forward", None)
-        why = try_forward(model, inputs, path_of(params.model.build or ""))
+        why = try_step(model, inputs, path_of(params.model.build or ""))
         if why:
-            words = (
-                f"model.build: the forward reads values that only weights give ({why}): units are planned in the order"
-            )
+            words = f"model.build: a step reads values that only weights give ({why}): units are planned in the order"
             processor.warnings["own-forward"] = f"{words} in which modules were registered, and the peak is not known"
             return None
         return inputs
@@ -149,7 +157,7 @@ def build_on_meta(params: ModelParams) -> tuple[nn.Module, Any, str]:
             model, processor = checked(params, call_own(FIELD, params.build))
         why = outside_of_meta(model, processor)
     except OwnCodeError as error:
-        why = f"it cannot be called under torch.device('meta') ({error.message})"
+        why = f"it cannot be called under torch.device('meta') ({in_a_line(error.message)})"
     if not why:
         return model, processor, ""
     with own_random(0):  # a plan leaves the caller's random states alone
@@ -217,24 +225,29 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def try_forward(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
-    """Run a forward on fake tensors. Return why it needs values, or "".
+def try_step(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
+    """Run forward and backward on fake tensors. Return why they need values, or "".
 
-    Raises OwnCodeError if it fails, or returns no loss that depends on a trainable parameter.
+    Raises OwnCodeError if they fail, or if the forward returns no loss that depends on a trainable parameter.
     """
     mode = fake_mode()
     with own_errors(FIELD, f"a copy of {path}'s model, for its plan, raised"):
         fake = fake_model(model, mode).train()
+    loss: Any = None
     try:
         with (
             torch.random.fork_rng(devices=()),
-            own_errors(FIELD, f"the forward of {path}'s model, on a batch of the data, raised"),
+            own_errors(FIELD, f"a step of {path}'s model, on a first batch, raised"),
         ):
             try:
                 with mode, RealValues(), torch.enable_grad():
                     loss = loss_of(fake(**copy_inputs(inputs, mode)))
-            except READS_VALUES as error:
-                return f"{type(error).__name__}: {error}"
+                    if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
+                        loss.backward()
+            except Exception as error:
+                if needs_values(error):
+                    return in_a_line(f"{type(error).__name__}: {error}")
+                raise
     except OwnCodeError as error:
         shapes = ", ".join(f"{name}: {_shape(value)}" for name, value in inputs.items())
         raise OwnCodeError(FIELD, f"{error.message}; the processor made {shapes}", error.traceback) from None
@@ -245,6 +258,18 @@ def try_forward(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
     if not loss.requires_grad:
         raise OwnCodeError(FIELD, f"the loss of {path}'s model depends on no trainable parameter")
     return ""
+
+
+def needs_values(error: Exception) -> bool:
+    """Return True if a step failed because fake tensors have no values; it may be sound."""
+    text = str(error).lower()
+    return isinstance(error, READS_VALUES) or any(words in text for words in NEEDS_STORAGE)
+
+
+def in_a_line(text: str) -> str:
+    """Return a message that torch may have written a page of."""
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
 
 
 def _shape(value: Any) -> str:

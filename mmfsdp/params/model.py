@@ -133,8 +133,8 @@ class ModelParams(Params):
     projectors), llava_stage2 (the language model, too), llava_lora. Default: all but the perceiver, the cross-attention
     and the new tokens; of a multimodal model, llava_stage1 (llava_lora with `lora_rank`). In a model of transformers
     vision, projector, language and lora stand for its parts: [vision, language] trains the rest, ['*', '!lora'] the
-    adapters alone. Default there: all but projector and lora. An own model is frozen as `build` returned it, unless
-    patterns say more. Default there: none."""
+    adapters alone. Default there: all but projector and lora. An own model is frozen as `build` returned it, with
+    lora_rank all of it but the adapters; patterns freeze more, or train. Default there: none."""
 
     projector: ProjectorKind = ProjectorKind.MLP
     """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp. Default

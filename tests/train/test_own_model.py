@@ -98,7 +98,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
         noisy = {**chosen, "model.build": NOISY}
         go(f"noisy-{backend}", **noisy, **{"data.workers": 1 if backend == "DDP" else 0})
         go(f"noisy-{backend}-resumed", after=f"noisy-{backend}", **noisy)
-        go(f"vlm-{backend}", **chosen, **VLM)
+        go(f"vlm-{backend}", **chosen, **VLM, **{"train.async_save": backend == "DDP"})
     go("vlm-more", after="vlm-FSDP2", step=12, **(VLM | {"train.steps": 14}))
     go("value-FSDP2", **{"model.build": "two_towers:build_by_value", "train.steps": 2})
     return failed
@@ -242,7 +242,7 @@ def test_an_own_model_is_captioned_if_it_can_be_and_exported_as_its_state_dict(f
         ("without_loss", "Silent returns no loss"),
         ("of_a_loss_for_each_row", r"Rows returns a loss of shape \(2,\); it must be a scalar"),
         ("without_gradient", "the loss of .*without_gradient's model depends on no trainable parameter"),
-        ("of_other_width", r"on a batch of the data, raised RuntimeError: .*; the processor made pixels: \(2, 12\)"),
+        ("of_other_width", r"on a first batch, raised RuntimeError: .*; the processor made pixels: \(2, 12\)"),
         ("processor_without_tensors", "returned no tensor under pixels"),
         (
             "processor_that_takes_no_row",
@@ -286,8 +286,17 @@ def test_a_model_that_needs_weights_is_planned_without_keeping_them(pictures):
     )
 
 
-def test_a_forward_that_reads_values_is_planned_by_the_order_of_its_modules(pictures):
-    ready = prepare(own_run(pictures, **{"model.build": "wrong_models:reading_values"}), activations=True)
+def test_adapters_train_in_an_own_model_and_what_patterns_train(pictures):
+    changes = {"model.lora_rank": 2, "model.lora_targets": ["up"], "model.freeze": ["!words.last.*"]}
+    plan = prepare(own_run(pictures, **changes)).plan
+    trained = {name for name, param in plan.by_name.items() if param.trainable}
+    assert {name for name in trained if "lora_" not in name} == {"words.last.weight", "words.last.bias"}
+    assert len(trained) == 2 + 2 * 4, "two matrices for each of four layers"
+
+
+@pytest.mark.parametrize("name", ["reading_values", "with_a_backward_in_numpy"])
+def test_a_step_that_reads_values_is_planned_by_the_order_of_its_modules(pictures, name):
+    ready = prepare(own_run(pictures, **{"model.build": f"wrong_models:{name}"}), activations=True)
     assert ready.plan.lint[0].code == "own-forward" and not ready.plan.memory_events
 
 
