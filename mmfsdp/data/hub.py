@@ -47,6 +47,9 @@ class HubRows(RowFile):
         for column, feature in rows.features.items():
             if type(feature).__name__ == "ClassLabel":
                 self._classes[column] = list(feature.names)
+        others = rows.features.keys() - self._classes.keys() - {"id", *PICTURE_KEYS}
+        self._caption = next(iter(self._classes)) if len(self._classes) == 1 and not others else ""
+        """The column of classes that are captions, where nothing else says anything about the pictures."""
 
     def scan(self) -> Iterator[FoundRow]:
         """Yield of each row its id and the names of its pictures alone: pictures and texts stay in the file."""
@@ -65,6 +68,10 @@ class HubRows(RowFile):
         """Return the first rows whole."""
         return [self._with_classes(row) for row in self._rows[:LOOKED_AT].to_pylist()]
 
+    def notes(self) -> list[str]:
+        """Return what a person should know of the split."""
+        return [f"captions of {self.relative} are the classes in its column {self._caption!r}"] if self._caption else []
+
     def _found(self, i: int, row: dict[str, Any]) -> FoundRow:
         if row.get("id") is not None:
             return str(row["id"]), f"row {i}", row
@@ -76,6 +83,8 @@ class HubRows(RowFile):
             number = row.get(column)
             if isinstance(number, int):
                 row[column] = names[number].replace("_", " ") if 0 <= number < len(names) else None
+        if self._caption:
+            row["text"] = row.pop(self._caption)
         return row
 
 

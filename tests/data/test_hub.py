@@ -88,6 +88,17 @@ def test_classes_are_their_names(tmp_path):
     assert {s.text for s in train + heldout} == {"cat", "golden retriever"} and not skipped
 
 
+def test_classes_are_captions_where_nothing_else_is_said(tmp_path):
+    for name in ("cat", "golden_retriever"):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        for i in range(3):
+            (tmp_path / "a" / name / f"{i}.png").write_bytes(PICTURE)
+    train, heldout, skipped = both(tmp_path / "a", "hub")
+    assert {s.text for s in train + heldout} == {"cat", "golden retriever"} and not skipped
+    source = open_splits(DataParams(source="hub", path=str(tmp_path / "a")), image_size=8)["train"]
+    assert "captions of train are the classes in its column 'label'" in " ".join(source.notes)
+
+
 def test_files_in_a_folder_are_loaded_as_datasets_loads_them(tmp_path):
     for split in ("train", "test"):
         (tmp_path / "a" / split).mkdir(parents=True)
