@@ -81,20 +81,22 @@ class NamedPictures(RowFile):
     def scan(self) -> Iterator[FoundRow]:
         """Yield the name of each picture, without its caption, which is in a file of its own."""
         for i in range(len(self._names)):
-            name = self._names[i]
-            problem = self._problem(i)
-            yield name, "", CorruptRecord(name, problem) if problem else {"file_name": name}
+            name, problem = self._names[i], self._problem(i)
+            yield "", "", self._corrupt(name, problem) if problem else {"file_name": name}
 
     def read(self, i: int) -> FoundRow:
         """Return the picture of that number with its caption."""
         name = self._names[i]
         if self._by_class:
-            return name, "", {"file_name": name, "text": class_of(name).replace("_", " ")}
+            return "", "", {"file_name": name, "text": class_of(name).replace("_", " ")}
         try:
             text = (self.path / self._texts[i]).read_text("utf-8-sig")
         except UnicodeDecodeError as error:
-            return name, "", CorruptRecord(name, f"has a caption that is not UTF-8 ({error})")
-        return name, "", {"file_name": name, "text": text}
+            return "", "", self._corrupt(name, f"has a caption that is not UTF-8 ({error})")
+        return "", "", {"file_name": name, "text": text}
+
+    def _corrupt(self, name: str, reason: str) -> CorruptRecord:
+        return CorruptRecord(str(self.relative.parent / name), reason)
 
     def _problem(self, i: int) -> str:
         if self._by_class and not class_of(self._names[i]):
@@ -109,9 +111,11 @@ def _stem(path: str) -> str:
 
 
 def class_of(picture: str) -> str:
-    """Return the class of a picture by its folder; "" if that is the data set's, or a split of it."""
-    folder = PurePosixPath(picture).parent
-    return "" if published_split(PurePosixPath(folder.name)) else folder.name
+    """Return the class of a picture: the name of the nearest folder that is no split; "" if there is none."""
+    for folder in reversed(PurePosixPath(picture).parent.parts):
+        if not published_split(PurePosixPath(folder)):
+            return folder
+    return ""
 
 
 def open_folder(root: Path, path: str, without: Path | None = None) -> FoundFiles:
@@ -125,11 +129,12 @@ def open_folder(root: Path, path: str, without: Path | None = None) -> FoundFile
         files, notes = _metadata_files(root, content.metadata)
         return FoundFiles(root, files, notes, content.pictures)
     text_of = {_stem(text): text for text in content.texts}
-    texts = [text_of.pop(_stem(picture), "") for picture in content.pictures]
+    texts = [text_of.get(_stem(picture), "") for picture in content.pictures]
     notes = []
     if any(texts):
-        if text_of:
-            notes.append(f"{_some(text_of.values())} without a picture of the same name, which are not read")
+        unread = sorted(set(content.texts).difference(texts))
+        if unread:
+            notes.append(f"{_some(unread)} without a picture of the same name, which are not read")
     else:
         classes = {class_of(picture) for picture in content.pictures} - {""}
         if len(classes) < 2:

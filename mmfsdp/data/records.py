@@ -87,7 +87,7 @@ def describe(file: RowFile, found: FoundRow, params: SourceParams, *, is_whole: 
     else:
         split = _split_of_file(file.relative)
     if file.named_by_picture and picture and "conversations" not in row:
-        name, where = group, "" if group == key else name  # a line with a caption is named by its picture
+        name, where = group, name if key else ""  # a line with a caption is named by its picture
     elif file.named_by_picture and row.get("id") is not None:
         where = f"id {shorten(str(row['id']))}"
     return Record(name, where, group, split, row)
@@ -229,8 +229,8 @@ class Records:
             yield record
         if len(names) > 1 and len(set(groups)) == 1:
             groups = names  # pictures in the rows themselves, which all have the same name
-        columns = ([number] * len(rows), rows, groups, splits)
-        parts.append([np.array(column, np.uint32) for column in columns])
+        columns = [np.array(column, np.uint32) for column in (rows, groups, splits)]
+        parts.append([np.full(len(rows), number, np.uint32), *columns])
 
     def select(self, chosen: np.ndarray) -> Records:
         """Return the records where `chosen` (N,) is true, in the same order."""

@@ -14,7 +14,8 @@ import numpy as np
 from .corrupt import CorruptRecord
 
 FoundRow = tuple[str, str, Any]
-"""What names a row (its line, id or index), its place where others may share that, and the row or why it is none."""
+"""What names a row (its line, id or index; "" where its picture alone does), its place where others may share that, and
+the row or why it is none."""
 
 
 class RowFile(ABC):

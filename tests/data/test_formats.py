@@ -161,10 +161,12 @@ def test_captions_in_text_files_of_the_pictures_names(folder):
     for i in range(5):
         (folder / f"{i}.txt").write_text(f"number {i}", "utf-8-sig")
     (folder / "4.txt").write_bytes(b"\xff\xfe")
+    (folder / "0.jpg").write_bytes(picture_bytes(kind="JPEG"))
     (folder / "README.txt").write_text("no caption")
     (folder / ".hidden.png").write_bytes(b"")
     train, heldout, skipped = both(folder, "folder")
-    assert {s.name: s.text for s in train + heldout} == {f"{i}.png": f"number {i}" for i in range(4)}
+    texts = {f"{i}.png": f"number {i}" for i in range(4)} | {"0.jpg": "number 0"}
+    assert {s.label: s.text for s in train + heldout} == texts
     assert train[0].prompt == IMAGE
     assert skipped.pop("5.png") == "has no caption; write it into 5.txt"
     assert "not UTF-8" in skipped.pop("4.png") and not skipped
@@ -196,6 +198,22 @@ def test_metadata_may_name_pictures_of_another_folder(folder, tmp_path_factory):
     (folder / "0.txt").write_text("a caption")
     with pytest.raises(ParamError, match="data.pictures: .*has no effect on pictures that no metadata.jsonl names"):
         both(folder, "folder", pictures=str(folder))
+
+
+def test_classes_may_hold_the_splits_and_other_folders_may_be_held_out(tmp_path):
+    for place in ("cat/train", "cat/val", "dog/train", "dog/val"):
+        (tmp_path / "a" / place).mkdir(parents=True)
+        (tmp_path / "a" / place / "1.png").write_bytes(picture_bytes())
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(picture_bytes())
+        (tmp_path / f"{i}.txt").write_text("a cow")
+    train, heldout, skipped = both(tmp_path / "a", "folder")
+    assert {s.name: s.text for s in train} == {"cat/train/1.png": "cat", "dog/train/1.png": "dog"} and not skipped
+    (tmp_path / "b").mkdir()
+    for name in ("0.png", "0.txt"):
+        (tmp_path / name).rename(tmp_path / "b" / name)
+    train, heldout, skipped = both(tmp_path / "a", "folder", heldout=str(tmp_path / "b"))
+    assert [s.label for s in heldout] == ["b/0.png"] and heldout[0].text == "a cow" and not skipped
 
 
 def test_a_single_folder_of_pictures_is_no_class(tmp_path):
