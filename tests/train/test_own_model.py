@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import as_rank, free_port, tiny_run
 
-from mmfsdp import checkpoint, train
+from mmfsdp import checkpoint, launch, train
 from mmfsdp.checkpoint.steps import complete_checkpoints, drop_after
 from mmfsdp.compat.export import export
 from mmfsdp.data.sources import open_splits
@@ -119,6 +119,16 @@ def two_towers():
 
 def open_heldout(params: RunParams, processor):
     return open_splits(params.data, image_size=processor.image_size, seed=params.train.seed)["heldout"]
+
+
+@pytest.mark.real
+def test_a_metric_that_fails_ends_the_run_by_its_name(pictures):
+    changes = {"model.build": "small_vlm:build", "train.metrics": "wrong_models:of_one_sample", "launch.ranks": 2}
+    run = launch(own_run(pictures, **changes, **{"train.eval_every": 1, "train.eval_samples": 5}))
+    state = run.wait(90)
+    error = "ValueError: knows one sample only"
+    assert state.reason == f"rank 0: train.metrics: 'wrong_models:of_one_sample' raised {error}"
+    assert 'raise ValueError("knows one sample only")' in state.traceback and "mmfsdp/" not in state.traceback
 
 
 @pytest.fixture(scope="module")

@@ -142,3 +142,10 @@ def no_dict(predictions, samples):
 
 def of_odd_name(predictions, samples):
     return {"<b>": 0.5}
+
+
+def of_one_sample(predictions, samples):
+    first, *others = samples
+    if others:
+        raise ValueError("knows one sample only")
+    return {"one": 1.0}
