@@ -99,7 +99,8 @@ class HeldOut(Callback):
                 batches.append(replace(batch, weight=data.weight, source=name))
                 tokens += batch.label_tokens
                 unusable |= batch.skipped
-            skipped[name].add(source.skipped | unusable)
+            unusable = source.skipped | unusable  # those that no model can read, then those that this one cannot
+            skipped[name].add(unusable)
             if not any(gather_json(tokens)):
                 reasons = f" ({first_reasons(unusable)})" if unusable else ""
                 message = f"no held-out sample of {name} can be used{reasons}; raise {name}.max_length, or unset this"
