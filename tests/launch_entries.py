@@ -94,6 +94,20 @@ def die(folder: Path) -> None:
         raise ConnectionError("connection closed by peer")
 
 
+def differ(folder: Path) -> None:
+    """Rank 1 sends more than rank 0 awaits, as where a part of a model is used on some ranks only."""
+    import faulthandler
+
+    import torch
+    import torch.distributed as dist
+
+    from mmfsdp.train.job import process_group
+
+    with process_group(RunParams.from_yaml(folder / "params.yaml")):
+        faulthandler.enable()
+        dist.all_reduce(torch.ones(8000 if RANK else 8))
+
+
 def sturdy(folder: Path) -> None:
     """Hold out against TERM, with a child that does so, too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -257,10 +257,26 @@ MORE_SHARED_MEMORY = (
 )
 
 
+DIFFERENT_COLLECTIVES = (
+    "; the ranks were in different collectives, or sent different sizes: a part of the model that trains was used on "
+    "some ranks only (use it on all, as in `loss + 0 * part(blank).sum()`), or a callback communicated on one rank"
+)
+_LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
+"""What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
+
+
+def library_error(log: str) -> str:
+    """Return the message with which a library in C++ ended a process, by what it has printed; "" if none did."""
+    found = _LIBRARY_ERROR.findall(log)
+    return found[-1][:400] if found else ""
+
+
 def advice(error: str) -> str:
     """Return what to do about an error message, to be appended to it; empty if there is no advice."""
     if SHARED_MEMORY_FULL.search(error):
         return MORE_SHARED_MEMORY
     if re.search("No space left on device|Disk quota exceeded", error):
         return "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
+    if "op.preamble.length <= op.nbytes" in error:
+        return DIFFERENT_COLLECTIVES
     return LESS_MEMORY if re.search("MemoryError|can't allocate memory|bad_alloc", error) else ""

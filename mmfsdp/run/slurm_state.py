@@ -20,9 +20,11 @@ from .record import (
     RunRecord,
     RunState,
     Status,
+    advice,
     all_done,
     cancelled_state,
     first_failure,
+    library_error,
     rank_status,
     rank_statuses,
     read_status,
@@ -245,6 +247,8 @@ def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> 
         last_words = last_log_lines(folder, rank)
         if rank < len(statuses) and not statuses[rank]:
             error = f"{error} before it started{_own_words(last_words)}"
+        elif ended := library_error(last_log_lines(folder, rank, size=64_000)):
+            error = f"{error}, ended by a library: {ended}{advice(ended)}"
         return RunState(Status.FAILED, f"rank {rank} on {node}: {error}", rank, last_words)
     lines = log.strip().splitlines()
     if lines:

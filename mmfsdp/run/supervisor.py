@@ -32,6 +32,7 @@ from .record import (
     all_done,
     cancelled_state,
     first_failure,
+    library_error,
     rank_statuses,
     write_status,
 )
@@ -154,6 +155,8 @@ class Supervisor:
         if oom_kills() > self.oom_kills:
             cause = "Linux has killed a process for lack of memory since the ranks started"
         reason = f"rank {rank} died without a traceback: {cause}{LESS_MEMORY}"
+        if error := library_error(last_log_lines(self.folder, rank, size=64_000)):
+            reason = f"rank {rank} was ended by a library: {error}{advice(error)}"
         if reported:
             reason += f"; then {reported.reason}"
         log = last_log_lines(self.folder, rank) or last_bytes(self.folder / "logs" / "supervisor.log")
