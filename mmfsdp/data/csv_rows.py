@@ -41,8 +41,8 @@ class TableRows(RowFile):
         lines = _Lines(self._content.lines())
         first = next(lines, "")
         if self.delimiter == "," and "," not in first:
-            # Where the comma is the decimal sign, spreadsheets write semicolons.
-            self.delimiter = next((sign for sign in (";", TAB) if sign in first), ",")
+            # Where the comma is the decimal sign, spreadsheets write semicolons; Flickr30k's captions have `|`.
+            self.delimiter = next((sign for sign in (";", TAB, "|") if sign in first), ",")
         self.columns = self._column_names(first)
         rows = csv.reader(lines, delimiter=self.delimiter, strict=True)
         while True:
@@ -89,7 +89,8 @@ class TableRows(RowFile):
         if any("\udc80" <= letter <= "\udcff" for cell in cells if not cell.isascii() for letter in cell):
             return CorruptRecord(name, "is not UTF-8; save the table in UTF-8")
         if len(cells) > len(self.columns):
-            words = f"has {len(cells)} cells and the table has {len(self.columns)} columns; quote a text with a comma"
+            sign = {",": "a comma", TAB: "a tab"}.get(self.delimiter, f"a {self.delimiter!r}")
+            words = f"has {len(cells)} cells and the table has {len(self.columns)} columns; quote a text with {sign}"
             return CorruptRecord(name, words)
         row = {}
         for column, cell in zip(self.columns, cells, strict=False):

@@ -135,6 +135,8 @@ def heldout_limit(
             return limit
     if len(set(hashes)) < 2:
         message = f"{path or params.path!r} holds {len(hashes)} usable records{_skipped_words(skipped)}; "
+        if len(hashes) > 1:
+            message += "they belong together, by their picture or their id, so all train or all are held out; "
         raise ParamError(field, message + "it takes two at least, one to train on and one to hold out")
     return min(hashes) + 1
 

@@ -65,6 +65,7 @@ TSV = table(separator="\t")
         ("rows.csv", table().encode("utf-8-sig")),
         ("rows.csv", table().replace("\n", "\r\n").replace("\r\nand", "\nand").encode()),
         ("rows.csv", table(separator=";").encode()),
+        ("rows.csv", table(separator="|").encode()),
         ("rows.csv.gz", gzip.compress(table().encode())),
         ("rows.TSV", TSV.encode()),
         ("rows.tsv", TSV.encode("utf-16")),
@@ -89,7 +90,8 @@ def test_rows_of_a_table_have_no_empty_cells_and_bad_ones_are_named(folder):
     train, heldout, skipped = both(folder / "rows.csv", "json")
     assert sorted(s.text for s in train + heldout) == ["a cat", "a dog", "last"]
     assert "has no caption (it has the keys file_name, license)" in skipped.pop("2.png (rows.csv:4)")
-    assert "has 5 cells and the table has 4 columns" in skipped.pop("rows.csv:5")
+    assert "has 5 cells and the table has 4 columns" in (reason := skipped.pop("rows.csv:5"))
+    assert "quote a text with a comma" in reason
     assert "is no row of a table" in skipped.pop("rows.csv:6")
     assert "is not UTF-8" in skipped.pop("rows.csv:9")
     assert not skipped

@@ -175,6 +175,16 @@ def test_one_usable_picture_cannot_be_split(picture_folder):
         both(picture_folder([], good=1))
 
 
+def test_rows_of_one_picture_cannot_be_split_and_the_error_says_why(tmp_path):
+    (tmp_path / "x.png").write_bytes(picture_bytes())
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "x.png", "text": "a"}) + "\n")
+    with pytest.raises(ParamError, match="1 usable records .*; it takes two at least"):
+        both(tmp_path / "rows.jsonl", "json")
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"image": "x.png", "text": "a"}) + "\n") * 3)
+    with pytest.raises(ParamError, match="3 usable records .*; they belong together, by their picture or their id"):
+        both(tmp_path / "rows.jsonl", "json")
+
+
 @pytest.mark.parametrize("fraction", [0.001, 0.3, 0.999])
 def test_the_split_is_by_name_alone(picture_folder, fraction):
     folder = picture_folder([], good=40)
