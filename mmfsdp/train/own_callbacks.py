@@ -14,7 +14,14 @@ from ..params.own import OwnCode, OwnCodeError, call_own, check_call, own_errors
 from .callbacks import Callback, Training
 
 FIELD = "train.callbacks"
-METHODS = ("on_train_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end")
+ARGUMENTS = {
+    "on_train_begin": (),
+    "on_step_end": ("row",),
+    "on_evaluate": ("scores",),
+    "on_save": ("step",),
+    "on_train_end": ("result",),
+}
+METHODS = tuple(ARGUMENTS)
 """The methods that are called where a callback has them."""
 
 
@@ -38,6 +45,7 @@ def check_methods(callback: Any, path: str) -> list[str]:
     for name in names:
         if name not in METHODS:
             raise OwnCodeError(FIELD, f"{path} has a method {name}, which nobody calls{did_you_mean(name, METHODS)}")
+        _check_arguments(callback, name, path)
     owner = callback if inspect.isclass(callback) else type(callback)
     for name in OURS_ONLY if issubclass(owner, Callback) else ():
         if getattr(owner, name) is not getattr(Callback, name):
@@ -47,6 +55,20 @@ def check_methods(callback: Any, path: str) -> list[str]:
         kind = callback.__name__ if inspect.isclass(callback) else type(callback).__name__
         raise OwnCodeError(FIELD, f"{path} gives a {kind}, which has none of the methods {', '.join(METHODS)}")
     return [name for name in METHODS if name in names]
+
+
+def _check_arguments(callback: Any, name: str, path: str) -> None:
+    """Raise OwnCodeError if a method of a callback, or of its class, does not take what it is called with."""
+    arguments = ARGUMENTS[name]
+    method = inspect.getattr_static(callback, name)
+    bound = isinstance(method, (staticmethod, classmethod)) or not inspect.isclass(callback)
+    try:
+        inspect.signature(getattr(callback, name)).bind(*(() if bound else ("self",)), *arguments)
+    except TypeError as error:
+        words = f"{path}.{name} is called as {name}({', '.join(arguments)}), which it does not take: {error}"
+        raise OwnCodeError(FIELD, words) from None
+    except ValueError:  # of no Python function
+        return
 
 
 OURS_ONLY = ("around_step", "after_step", "due")

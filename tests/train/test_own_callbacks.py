@@ -35,6 +35,16 @@ class OnlyRank0(Log):
 class Typo:
     def on_step_ends(self, row): ...
 
+class TakesNothing:
+    def on_step_end(self): ...
+
+class TakesAll:
+    @staticmethod
+    def on_save(step, folder=None): ...
+    @classmethod
+    def on_evaluate(cls, *args): ...
+    def on_train_end(self, *args, **kwargs): ...
+
 class Nothing:
     def step_end(self, row): ...
 
@@ -74,6 +84,7 @@ def test_classes_are_checked_and_not_made_before_ranks_start():
     words = check_callbacks(params("my_calls:Log", {"call": "my_calls:make", "size": 3}, "my_calls:Ours"))
     assert words[:2] == ["my_calls:Log: on_step_end", "my_calls:make: made when the run starts"]
     assert words[2].endswith("on_save, on_train_end")
+    assert check_callbacks(params("my_calls:TakesAll")) == ["my_calls:TakesAll: on_evaluate, on_save, on_train_end"]
     assert sys.modules["my_calls"].calls == []
 
 
@@ -81,6 +92,10 @@ def test_classes_are_checked_and_not_made_before_ranks_start():
     ("callback", "message"),
     [
         ("my_calls:Typo", "my_calls:Typo has a method on_step_ends, which nobody calls; did you mean on_step_end?"),
+        (
+            "my_calls:TakesNothing",
+            "TakesNothing.on_step_end is called as on_step_end(row), which it does not take: too many",
+        ),
         ("my_calls:Nothing", "gives a Nothing, which has none of the methods on_train_begin, on_step_end, on_evaluate"),
         (
             "my_calls:OverridesOurs",
