@@ -153,7 +153,16 @@ class OwnProcessor(SampleProcessor):
                 with own_errors(FIELD, f"the processor of {self.path}, on the first row of the data, raised"):
                     self._mapping(rows[:1])
         self.stand_in = usable[0]
-        return self.collate([self.encode(row) for row in rows])
+        encoded = [self.encode(row) for row in rows]
+        batch = self.collate(encoded)
+        self.warnings.pop("own-random", None)
+        if not same_values(batch.inputs(), self.collate(encoded).inputs()):
+            self.warnings["own-random"] = (
+                f"model.build: the processor of {self.path} makes another batch of the same rows each time, from "
+                "random numbers of its own generator: a resumed run is not as the unbroken one; draw them from the "
+                "global generators of Python, NumPy or torch, which are seeded for each batch"
+            )
+        return batch
 
     def prompts(self, samples: Sequence[Any]) -> OwnBatch:  # type: ignore[override]
         """Return a batch to generate from."""
@@ -218,6 +227,16 @@ def checked_mapping(values: Any, what: str) -> Mapping[str, Any]:
     if not any(isinstance(value, torch.Tensor) for value in tree_leaves(dict(values))):
         raise OwnCodeError(FIELD, f"{what} returned no tensor under {', '.join(values) or 'no key'}")
     return values
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Return True if two batches have the same tensors, bit for bit, NaN being as NaN."""
+    pairs = zip(tree_leaves(dict(one)), tree_leaves(dict(other)), strict=False)
+    for a, b in pairs:
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            if a.shape != b.shape or not torch.equal(a.nan_to_num(), b.nan_to_num()):
+                return False
+    return True
 
 
 def takes_argument(function: Any, name: str) -> bool:

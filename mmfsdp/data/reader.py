@@ -202,6 +202,7 @@ def open_reader(params: DataParams, *, image_size: int, seed: int, as_given: boo
         source: Source
         if sides[side].has_index():
             source = IndexedSource(*_picked(sides[side], keep), seed, params.resample, dict(skipped), list(notes))
+            source.may_be_random = True
         else:
             source = IterableSource(sides[side], keep, dict(skipped), [f"{rows.path!r} {NO_INDEX}", *notes])
         opened = [rows, *sides.values()]

@@ -15,6 +15,8 @@ import numpy as np
 
 from .batch import Sample
 from .corrupt import CorruptRecord
+from .own_random import own_random
+from .pictures import stable_hash
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,13 @@ class IndexedSource(Source):
     notes: list[str] = field(default_factory=list)
     blocks: Blocks | None = None
     """Records that are read together, and so come near each other in an epoch. None: each is read by itself."""
+    may_be_random: bool = False
+    """Loading may draw random numbers: they depend on the place in the stream alone, so that a resumed run has them."""
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all records once, in their own order; without end if there is no length."""
         for index in count() if self.length is None else range(self.length):
-            yield load_or_corrupt(self.load, index)
+            yield self._at(index, index)
 
     def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:
         """Yield the slice's batches, without end."""
@@ -174,5 +178,12 @@ class IndexedSource(Source):
                         if self.blocks:
                             order = self.blocks.rearranged(order, self.seed, epoch)
                     index = int(order[offset])
-                batch.append(at_epoch(load_or_corrupt(self.load, index), epoch))
+                batch.append(at_epoch(self._at(index, position), epoch))
             yield batch
+
+    def _at(self, index: int, position: int) -> Loaded:
+        """Return a record, which stands at that position in the stream."""
+        if not self.may_be_random:
+            return load_or_corrupt(self.load, index)
+        with own_random(stable_hash(f"{self.seed}/{position}")):
+            return load_or_corrupt(self.load, index)

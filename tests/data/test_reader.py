@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from mmfsdp.data import CorruptRecord, open_sources
 from mmfsdp.data.stream import DataSlice, GivenRow
@@ -13,6 +14,9 @@ from mmfsdp.params.own import OwnCodeError
 
 MODULE = """
 import io
+import random
+import numpy as np
+import torch
 from pathlib import Path
 from PIL import Image
 from mmfsdp.data import Sample
@@ -58,6 +62,11 @@ def breaks():
 
 def nothing():
     return []
+
+class Augmented(Rows):
+    def __getitem__(self, index):
+        drawn = random.randrange(1000), np.random.randint(1000), int(torch.randint(1000, ()))
+        return super().__getitem__(index) | {"text": f"{index}: {drawn}"}
 
 def number():
     return 3
@@ -120,6 +129,24 @@ def test_rows_are_dealt_as_those_of_files_are():
     first_epoch = sum(whole, [])[: source.length]
     assert len(set(first_epoch)) == source.length
     assert first_epoch != sorted(first_epoch, key=lambda text: int(text.split()[1])), "nothing is shuffled"
+
+
+def test_random_numbers_of_a_reader_depend_on_the_place_in_the_stream_alone():
+    splits = open_both("my_rows:Augmented")
+    source = splits["train"]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    whole = texts(source, 30)
+    assert torch.equal(torch.rand(2), expected), "the training's own random numbers are left alone"
+    torch.manual_seed(4)
+    assert texts(source, 30, ranks=2) == whole
+    assert texts(source, 5, start=7) == whole[7:12], "a resumed stream has others"
+    assert texts(source, 15, worker=1, workers=2) == whole[1::2]
+    drawn = sum(whole, [])
+    assert len(set(drawn)) == len(drawn) > source.length, "each epoch draws anew"
+    heldout = splits["heldout"]
+    assert [item.text for item in heldout] == [item.text for item in heldout]
 
 
 def test_a_share_of_the_rows_is_held_out_always_the_same():

@@ -310,6 +310,13 @@ def test_a_step_that_reads_values_is_planned_by_the_order_of_its_modules(picture
     assert ready.plan.lint[0].code == "own-forward" and not ready.plan.memory_events
 
 
+def test_a_processor_that_draws_from_a_generator_of_its_own_is_told(pictures):
+    for name, codes in (("wrong_models:processor_with_a_generator", ["own-random"]), ("two_towers:build", [])):
+        lint = prepare(own_run(pictures, **{"model.build": name}), activations=True).plan.lint
+        assert [each.code for each in lint] == codes
+        assert all("a resumed run is not as the unbroken one" in each.message for each in lint)
+
+
 def test_a_processor_that_workers_cannot_get_is_named(pictures):
     params = own_run(pictures, **{"model.build": "wrong_models:processor_of_one_row", "data.workers": 1})
     with pytest.raises(ParamError, match="cannot be sent to worker processes .* or set workers to 0"):

@@ -1,5 +1,7 @@
 """Models, processors and metrics with a mistake each."""
 
+import random
+
 import small_vlm
 import torch
 import two_towers
@@ -90,6 +92,17 @@ def processor_of_one_row():
         if len(rows) > 1:
             raise ValueError("pictures of one batch must be of one size")
         return inner(rows)
+
+    return two_towers.build()[0], process
+
+
+def processor_with_a_generator():
+    """Its random numbers are not those that are seeded for each batch."""
+    inner, drawn = two_towers.PairProcessor(), random.Random(0)
+
+    def process(rows):
+        batch = inner(rows)
+        return batch | {"pixels": batch["pixels"] + drawn.random()}
 
     return two_towers.build()[0], process
 
