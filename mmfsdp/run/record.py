@@ -259,7 +259,8 @@ MORE_SHARED_MEMORY = (
 
 DIFFERENT_COLLECTIVES = (
     "; the ranks were in different collectives, or sent different sizes: a part of the model that trains was used on "
-    "some ranks only (use it on all, as in `loss + 0 * part(blank).sum()`), or a callback communicated on one rank"
+    "some ranks only (use it on all, as in `loss + 0 * part(blank).sum()`), a forward gathered held-out batches of "
+    "different sizes (make train.eval_samples a multiple of the ranks), or a callback communicated on one rank"
 )
 _LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
 """What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
