@@ -105,6 +105,7 @@ def differ(folder: Path) -> None:
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         faulthandler.enable()
+        Heartbeat(folder, RANK)("step 2 callback gathers")
         dist.all_reduce(torch.ones(8000 if RANK else 8))
 
 

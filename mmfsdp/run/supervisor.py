@@ -19,7 +19,7 @@ from typing import Any
 
 import submitit
 
-from .folder import add_event, last_bytes, last_log_lines, last_row
+from .folder import add_event, last_bytes, last_log_lines, last_row, read_heartbeat
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
 from .rank import VISIBLE_DEVICES, run_rank, set_interface
@@ -156,7 +156,9 @@ class Supervisor:
             cause = "Linux has killed a process for lack of memory since the ranks started"
         reason = f"rank {rank} died without a traceback: {cause}{LESS_MEMORY}"
         if error := library_error(last_log_lines(self.folder, rank, size=64_000)):
-            reason = f"rank {rank} was ended by a library: {error}{advice(error)}"
+            beat = read_heartbeat(self.folder, rank)
+            activity = f" (in {beat[0]})" if beat else ""
+            reason = f"rank {rank} was ended by a library{activity}: {error}{advice(error)}"
         if reported:
             reason += f"; then {reported.reason}"
         log = last_log_lines(self.folder, rank) or last_bytes(self.folder / "logs" / "supervisor.log")
