@@ -44,7 +44,7 @@ class TableRows(RowFile):
             # Where the comma is the decimal sign, spreadsheets write semicolons; Flickr30k's captions have `|`.
             self.delimiter = next((sign for sign in (";", TAB, "|") if sign in first), ",")
         self.columns = self._column_names(first)
-        rows = csv.reader(lines, delimiter=self.delimiter, strict=True)
+        rows = self._reader(lines)
         while True:
             start, number = lines.end, lines.number + 1
             try:
@@ -63,15 +63,19 @@ class TableRows(RowFile):
         number = self._numbers[i]
         lines = _Lines(io.BytesIO(self._content.read(*self._ranges[i])))
         try:
-            cells: list[str] | csv.Error = next(csv.reader(lines, delimiter=self.delimiter, strict=True), [])
+            cells: list[str] | csv.Error = next(self._reader(lines), [])
         except csv.Error as error:
             cells = error
         return str(number), "", self._row(cells, number)
 
+    def _reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        """Yield the cells of each row. Spaces after a `|` are for the eye."""
+        return csv.reader(lines, delimiter=self.delimiter, skipinitialspace=self.delimiter == "|", strict=True)
+
     def _column_names(self, line: str) -> list[str]:
         """Return the names of the columns. Raises ParamError for a name that is there twice."""
         try:
-            names = [name.strip() for name in next(csv.reader([line], delimiter=self.delimiter, strict=True), [])]
+            names = [name.strip() for name in next(self._reader([line]), [])]
         except csv.Error as error:
             raise ParamError("path", f"{str(self.path)!r}: its first line names no columns ({error})") from None
         names = [name or f"column {i}" for i, name in enumerate(names, start=1)]

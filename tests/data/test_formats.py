@@ -65,7 +65,7 @@ TSV = table(separator="\t")
         ("rows.csv", table().encode("utf-8-sig")),
         ("rows.csv", table().replace("\n", "\r\n").replace("\r\nand", "\nand").encode()),
         ("rows.csv", table(separator=";").encode()),
-        ("rows.csv", table(separator="|").encode()),
+        ("rows.csv", table(separator="| ").encode()),
         ("rows.csv.gz", gzip.compress(table().encode())),
         ("rows.TSV", TSV.encode()),
         ("rows.tsv", TSV.encode("utf-16")),
