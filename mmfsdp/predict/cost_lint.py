@@ -98,6 +98,7 @@ def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
         yield _warning(
             "no-gradient",
             f"{some(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
-            "only for values that have none, such as ids of an argmax. It never learns, the plan may count gathers "
-            "that do not come, and DDP fails at its second step; freeze it, or give an example that trains it",
+            "only for values that have none, such as ids of an argmax. If that is so in every step, it never learns, "
+            "the plan may count gathers that do not come, and DDP fails at its second step; freeze it, or give an "
+            "example that trains it. What some steps use must be used on all ranks alike, or the run ends",
         )
