@@ -1,5 +1,6 @@
 """Vision-language models of transformers on two ranks, one with text only: no hang, and the step of one process."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,18 @@ import torch.distributed as dist
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.data import Sample
+from mmfsdp.data.batch import QUESTION
 from mmfsdp.models.build import freeze_model, open_model
 from mmfsdp.params import FSDPParams, ModelParams
-from tests.models.test_from_transformers import ONE, TEXT, TURNS, replace
+from tests.models.test_from_transformers import ONE, TEXT, TURNS
 from tests.parity import two_steps
 from tests.ranks import on_ranks
 from tests.tiny_vlms import FAMILIES, save_vlm
 
 pytestmark = pytest.mark.real
 
-SAMPLES = [[ONE, TURNS], [TEXT, replace(TEXT, text="an answer")]]
+SAMPLES = [[ONE, TURNS], [TEXT, Sample.of(QUESTION.format("what is two ?"), "an answer", (), "text")]]
 """Of each rank: the second has no picture."""
 BACKENDS = {
     "FSDP2": FSDPParams(),
