@@ -76,9 +76,10 @@ class _Tracked:
 
     def poll(self) -> None:
         """Hand over the rows that were written since the last call."""
-        *lines, self._partial = (self._partial + self._file.read()).split(b"\n")
+        data = self._file.read()
         if self._file.restarted:
-            self._partial = b""
+            self._partial = b""  # of the file before
+        *lines, self._partial = (self._partial + data).split(b"\n")
         if self._file.inode and self._file.inode != self.inode:  # the resumed run has cut its file
             resumed = [event["step"] for event in read_events(self.folder) if event["kind"] == "resumed"]
             first = min([self.sent, *resumed[self.resumes :]])

@@ -68,7 +68,7 @@ def in_wandb(folder) -> tuple[dict[str, dict[int, float]], set[str]]:
 
 
 def differences(found: dict[str, dict[int, float]], rows: list[dict]) -> list[str]:
-    """What of the rows of metrics is not there, and what is there besides."""
+    """Return what of the rows of metrics is missing, and what is there besides."""
     wrong = []
     for row in rows:
         for key, value in track.numbers(row).items():
@@ -137,6 +137,23 @@ def test_rows_of_steps_that_are_done_again_replace_those_before(tmp_path):
     assert math.isnan(found.pop(3)) and found == {1: 1.0, 2: 1.0, 4: 2.0}
 
 
+def test_a_row_that_is_half_written_before_or_after_the_file_is_cut_is_neither_lost_nor_mixed(tmp_path):
+    folder = make_folder(light(tmp_path).launch)
+    write_text(folder / "params.yaml", light(tmp_path).to_yaml())
+    tracked = track._Tracked(folder, TrackerKind.TENSORBOARD)
+    path = metrics_path(folder)
+    path.write_bytes(b'{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    tracked.poll()
+    add_event(folder, "resumed", step=0, text="")
+    write_text(path, '{"step": 1, "loss": 3.0}\n{"step": 2, "lo')  # a new file, as a resumed run makes it
+    tracked.poll()
+    with path.open("ab") as file:
+        file.write(b'ss": 4.0}\n')
+    tracked.poll()
+    tracked.close()
+    assert in_tensorboard(folder) == {"loss": {1: 3.0, 2: 4.0}}
+
+
 def write(folder, steps, *, loss: float) -> None:
     for step in steps:
         MetricsWriter(folder).write({"step": step, "time": 1e9 + step, "loss": loss})
@@ -199,6 +216,6 @@ def log(run: Run) -> str:
 
 
 def tracking(run: Run) -> bool:
-    """Whether a process tracks the run."""
+    """Return whether a process tracks the run."""
     found = subprocess.run(["pgrep", "-f", f"mmfsdp.run {run.path} track"], capture_output=True)
     return found.returncode == 0
