@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import socket
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mmfsdp import train
+from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.params import BackboneParams, DataParams, LaunchParams, ModelParams, RunParams, TrainParams
 
 WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two", "small", "large"]
@@ -77,6 +82,40 @@ def as_rank(rank: int, ranks: int, port: int) -> None:
     """Set the environment that `train.run` reads."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+
+
+def train_as_rank(
+    rank: int,
+    run: Path,
+    params: Callable[[], RunParams],
+    *,
+    port: int,
+    ranks: int = 2,
+    after: Path | None = None,
+    step: int = 2,
+) -> str:
+    """Train in a run folder that rank 0 makes: a new one, or a copy of the run `after` from that step on.
+
+    Every process calls it, also one whose rank the run does not have. Returns the traceback of this rank; "" without.
+    """
+    as_rank(rank, ranks, port)
+    ready = run.with_name(f"{run.name}.ready")
+    if rank == 0:
+        if after:
+            shutil.copytree(after, run)
+            drop_after(run / "checkpoints", step)
+        else:
+            run.mkdir()
+        params().to_yaml(run / "params.yaml")
+        ready.touch()
+    while not ready.exists():
+        time.sleep(0.01)
+    try:
+        if rank < ranks:
+            train.run(run)
+    except Exception:
+        return traceback.format_exc()
+    return ""
 
 
 PORTS = itertools.count(10_000 + os.getpid() % 60 * 100)

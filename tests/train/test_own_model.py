@@ -2,18 +2,16 @@
 
 import importlib
 import json
-import shutil
-import time
-import traceback
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import as_rank, free_port, tiny_run
+from tiny_run import free_port, tiny_run, train_as_rank
 
-from mmfsdp import checkpoint, launch, train
-from mmfsdp.checkpoint.steps import complete_checkpoints, drop_after
+from mmfsdp import checkpoint, launch
+from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.compat.export import export
 from mmfsdp.data.sources import open_splits
 from mmfsdp.params import ParamError, RunParams
@@ -74,22 +72,11 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
 
     def go(name: str, *, after: str = "", step: int = 2, ranks: int = 2, **changes) -> None:
         run = Path(folder, name)
-        as_rank(rank, ranks, next(ports))
-        if rank == 0:
-            if after:
-                shutil.copytree(Path(folder, after), run)
-                drop_after(run / "checkpoints", step)
-            else:
-                run.mkdir()
-            own_run(Path(folder), **changes).to_yaml(run / "params.yaml")
-            Path(folder, f"{name}.ready").touch()
-        while not Path(folder, f"{name}.ready").exists():
-            time.sleep(0.01)
-        if rank < ranks:
-            try:
-                train.run(run)
-            except Exception:
-                failed[name] = traceback.format_exc()
+        before = Path(folder, after) if after else None
+        made = partial(own_run, Path(folder), **changes)
+        error = train_as_rank(rank, run, made, port=next(ports), ranks=ranks, after=before, step=step)
+        if error:
+            failed[name] = error
 
     go("pairs-one", ranks=1, **{"train.accumulation": 4, "launch.ranks": 1})
     for backend in BACKENDS:

@@ -2,9 +2,6 @@
 change between its parts."""
 
 import json
-import shutil
-import time
-import traceback
 from itertools import islice
 from pathlib import Path
 
@@ -13,15 +10,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from mmfsdp import checkpoint, train
-from mmfsdp.checkpoint.steps import drop_after
+from mmfsdp import checkpoint
 from mmfsdp.data import open_source
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_events, read_metrics
 from mmfsdp.train.evaluate import load_run
 from tests.fault_entries import on_batches
 from tests.ranks import in_processes
-from tests.tiny_run import as_rank, free_port, tiny_run
+from tests.tiny_run import free_port, tiny_run, train_as_rank
 
 pytestmark = pytest.mark.real
 
@@ -49,20 +45,9 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
 
     def go(name: str, params: RunParams, *, after: Path | None = None, step: int = 2, ranks: int = 2) -> Path:
         run = Path(folder, name)
-        as_rank(rank, ranks, next(ports))
-        if rank == 0:
-            shutil.copytree(after, run) if after else run.mkdir()
-            if after:
-                drop_after(run / "checkpoints", step)
-            params.to_yaml(run / "params.yaml")
-            Path(folder, f"{name}.ready").touch()
-        while not Path(folder, f"{name}.ready").exists():
-            time.sleep(0.01)
-        if rank < ranks:
-            try:
-                train.run(run)
-            except Exception:
-                failed[name] = traceback.format_exc()
+        error = train_as_rank(rank, run, lambda: params, port=next(ports), ranks=ranks, after=after, step=step)
+        if error:
+            failed[name] = error
         return run
 
     base = tiny_run(Path(folder))
