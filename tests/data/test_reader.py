@@ -99,7 +99,7 @@ def open_both(reader, **changes):
 
 
 def texts(source, steps=3, *, ranks=1, start=0, worker=0, workers=1):
-    """What each rank gets, all batches of a step together."""
+    """Return what each rank gets, all batches of a step together."""
     whole = [[] for _ in range(steps)]
     for rank in range(ranks):
         data_slice = DataSlice(4 // ranks, rank, ranks, start, worker, workers)

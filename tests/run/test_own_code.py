@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def story(folder):
-    """What happened, in order: an unbroken run, and one that is killed and goes on, while their files are edited."""
+    """Tell what happened: an unbroken run, and one that is killed and goes on, while their files are edited."""
     said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

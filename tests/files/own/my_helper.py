@@ -1,4 +1,4 @@
-"""What the reader imports."""
+"""Hold what the reader imports."""
 
 VERSION = "as launched"
 
