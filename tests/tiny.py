@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.data.batch import Batch
@@ -60,6 +63,15 @@ def tiny_batch(size: int = 2, *, seed: int = 0) -> Batch:
         labels[row, 9 - (seed + row) % 5 :] = -100
     vision = torch.randn(size, 1, 1, 3, 16, 16, generator=g)
     return Batch(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, media={"vision": vision})
+
+
+def last_layer_trains() -> Any:
+    """Return a language model of six layers, frozen but for the last layer and what follows it."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 6}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=48, **size))
+    freeze(model, ["*", "!model.layers.5.*", "!model.norm.*", "!lm_head.*"])
+    return model
 
 
 class Mapping:

@@ -51,7 +51,7 @@ def describe(model: nn.Module) -> WrapPlan:
         plan = read_fsdp1(model, fsdp1)
     elif plan is None:
         plan = _read_fsdp2(model)
-    return replace(plan, lint=(*lint(inner, plan, wrapped=True), *lint_cost(plan)))
+    return replace(plan, lint=(*lint(inner, plan, wrapped=True), *lint_cost(inner, plan)))
 
 
 def _read_fsdp2(model: nn.Module) -> WrapPlan:

@@ -68,7 +68,7 @@ def make_plan(
     device = (train or TrainParams()).device
     on_gpu = device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available())
     findings = lint(model, plan, trace=grouped.trace)
-    plan = replace(plan, lint=(*findings, *lint_cost(plan, on_gpu=on_gpu)))
+    plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))
     if example is None or plan.refused:
         return plan
     return with_memory_events(model, plan, example)

@@ -101,8 +101,11 @@ def trace_registration(
     for name, p in model.named_parameters(remove_duplicate=False):
         if p.requires_grad or plain_name(name) in also_trainable:
             after_trainable = True
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if output_made_to_require_grad(owner):
+            after_trainable = True
+            trace.returns_gradient.update(ancestors(plain_name(name)))
         if not p.requires_grad:
-            owner = model.get_submodule(name.rpartition(".")[0])
             # A module may use its own weights after trainable ones inside it, adapters for example.
             around_trainable = need_gradient(list(owner.parameters()))
             if not around_trainable and (not after_trainable or isinstance(owner, nn.Embedding)):
@@ -185,6 +188,12 @@ def _drop_bypassed_modules(model: nn.Module, trace: Trace) -> None:
 def has_forward(module: nn.Module) -> bool:
     """Return False for a mere container, such as ModuleList."""
     return type(module).forward is not nn.Module.forward
+
+
+def output_made_to_require_grad(module: nn.Module) -> bool:
+    """Return True for an embedding after `enable_input_require_grads()`, by the name of its hook in all libraries."""
+    hooks = module._forward_hooks.values()
+    return any(getattr(hook, "__name__", "").startswith("make_inputs_require_grad") for hook in hooks)
 
 
 def need_gradient(value: Any) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import nn
 
 from ..core.group import MIN_UNIT_PARAMETERS
 from ..core.lint import some
-from ..core.plan import Finding, Param, WrapPlan
+from ..core.names import plain_name
+from ..core.plan import Finding, Param, UnitKind, WrapPlan
+from ..core.trace import output_made_to_require_grad
 from ..params import AutoWrapPolicy, Backend
 
 MAX_PADDING_SHARE = 0.25
 """Above this share of padding, the lint says which mesh has less."""
 
 
-def lint_cost(plan: WrapPlan, *, on_gpu: bool = False) -> tuple[Finding, ...]:
+def lint_cost(model: nn.Module, plan: WrapPlan, *, on_gpu: bool = False) -> tuple[Finding, ...]:
     """Return the findings. on_gpu: it will train on GPUs."""
-    findings = [*_left_in_root(plan), *_over_sharded(plan)]
+    findings = [*_left_in_root(plan), *_over_sharded(plan), *_inputs_require_grad(model, plan)]
     if on_gpu:
         findings += _fp32_products(plan)
     return tuple(findings)
@@ -90,6 +93,25 @@ def padding_share(plan: WrapPlan, shard: int) -> float:
             numel += p.numel
             padded += p.padded(shard)
     return padded / numel - 1 if numel else 0.0
+
+
+def _inputs_require_grad(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    """Find frozen units that backward passes through only because an embedding's output was made to need a gradient."""
+    embeddings = [plain_name(name) for name, module in model.named_modules() if output_made_to_require_grad(module)]
+    # The root's unit begins first, whatever it holds, and ends last.
+    trainable = [unit.order for unit in plan.units[1:] if unit.kind is not UnitKind.FROZEN]
+    if not embeddings or not trainable:
+        return
+    # Nothing that trains comes before these units, so only their inputs can lead backward through them.
+    frozen = [unit for unit in plan.units if unit.kind is UnitKind.FROZEN and unit.gathers_backward]
+    only_by_inputs = [unit.name for unit in frozen if unit.order < min(trainable)]
+    if only_by_inputs:
+        yield _warning(
+            "inputs-require-grad",
+            f"{some(only_by_inputs)}: frozen, before all that trains, and gathered again in backward, because "
+            f"enable_input_require_grads() made the output of {some(embeddings)} require a gradient; call "
+            "disable_input_require_grads(): only activation checkpointing with use_reentrant=True needs it",
+        )
 
 
 def without_gradient(names: Sequence[str]) -> Iterator[Finding]:

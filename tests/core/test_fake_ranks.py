@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_batch, tiny_flamingo
+from tiny import last_layer_trains, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -101,7 +101,29 @@ class Rows(SimpleNamespace):
         return {"x": torch.ones(2, 32)}
 
 
-MODELS = {"often": (Often, Rows), "under two names": (UnderTwoNames, Rows), "flamingo": (tiny_flamingo, tiny_batch)}
+class Words(Rows):
+    """Two texts of eight tokens, of which seven are labels."""
+
+    label_tokens = 14
+
+    def inputs(self):
+        ids = torch.ones(2, 8, dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids}
+
+
+def decoder_whose_inputs_require_grad():
+    """Return a decoder of which only the last layer trains, after `enable_input_require_grads()`."""
+    model = last_layer_trains()
+    model.enable_input_require_grads()
+    return model
+
+
+MODELS = {
+    "often": (Often, Rows),
+    "under two names": (UnderTwoNames, Rows),
+    "flamingo": (tiny_flamingo, tiny_batch),
+    "inputs require grad": (decoder_whose_inputs_require_grad, Words),
+}
 
 
 @pytest.mark.filterwarnings("error:The .grad attribute")

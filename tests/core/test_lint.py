@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from test_plan import Stack
-from tiny import tiny_batch, tiny_flamingo
+from tiny import last_layer_trains, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FSDPModule
@@ -173,6 +173,22 @@ def over_sharded():
     return [found]
 
 
+def inputs_require_grad():
+    model = last_layer_trains()
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    for example in (None, {"input_ids": ids, "labels": ids}):
+        quiet = plan(model, example=example)
+        model.enable_input_require_grads()
+        costly = plan(model, example=example)
+        model.disable_input_require_grads()
+        assert quiet.lint == ()
+        more = [
+            b.name for a, b in zip(quiet.units, costly.units, strict=True) if a.gathers_backward < b.gathers_backward
+        ]
+        assert more == [f"model.layers.{i}" for i in range(5)]
+    return costly.lint
+
+
 def wrapped_to_checkpoint():
     model = stack()
     model.layers[0] = checkpoint_wrapper(model.layers[0])
@@ -213,6 +229,11 @@ MISTAKES = {
     left_in_root: ("warning", "left-in-root", "head.weight.*FROZEN_AWARE"),
     left_to_the_root: ("warning", "left-in-root", "table.weight.*its own module"),
     over_sharded: ("warning", "over-sharded", "0.experts: 8 rows over 512 ranks.* 6[0-9.]* times.*dp_shard 8"),
+    inputs_require_grad: (
+        "warning",
+        "inputs-require-grad",
+        r"model.layers.0, model.layers.1 and 3 more.*embed_tokens.*disable_input_require_grads\(\)",
+    ),
     wrapped_to_checkpoint: ("error", "wrapped-before", "layers.0: already.*plain"),
     used_outside: ("error", "used-outside", "table.weight.*example"),
     unfrozen_later: ("error", "unfrozen-later", "scale.*before make_plan"),
