@@ -77,6 +77,10 @@ def ledger(gib: float) -> str | None:
         (2.9e9 * 4 + 0.1e9 * 16) / 2**30: "The frozen parameters rest in bf16 here: 2 bytes each.",
         (2.9e9 * 2 + 0.1e9 * 4) / 2**30: "The trainable ones need more than their weights: gradient and two moments.",
         (2.9e9 * 2 + 0.1e9 * 12) / 2**30: "One of the four is missing: weight, gradient, and two moments are 16 bytes.",
+        (2.9e9 * 2 + 0.1e9 * 20) / 2**30: "Right with the second copy of the gradients that torch's DDP makes. "
+        "Here the trainable ones are as in the ledger: 16 bytes.",
+        (2.9e9 * 2) / 2**30: "Those are the frozen ones. The trainable ones come on top, with all that they need.",
+        (2.9e9 * 16 + 0.1e9 * 2) / 2**30: "That is the other way round: the 0.1 billion are the trainable ones.",
         (3e9 * 2 + 0.1e9 * 16) / 2**30: "Nearly: 2.9 billion are frozen, and the 0.1 billion should be counted once.",
         (2.9e9 * 2 + 0.1e9 * 16) / 1e9: "Right in units of 10⁹ bytes; a GiB has 2³⁰.",
         (2.9e9 * 2 + 0.1e9 * 16): "Right in bytes; the question asks for GiB.",

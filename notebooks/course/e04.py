@@ -12,12 +12,18 @@ def perceiver(shape: Sequence[int]) -> str | None:
     """(batch, pictures, latents, width)."""
     if tuple(shape) == (2, 3, 64, 1024):
         return None
-    if len(shape) == 5 or 4 in shape:
+    if len(shape) == 5 or 4 in shape or 12 in shape:
         return "The latents look at all frames of a picture at once: there is no dimension of frames any more."
-    if 256 in shape:
-        return "Patches are what goes in. What comes out is one vector for each latent."
+    if 256 in shape or 1024 * 4 in shape:
+        return (
+            "Patches are what goes in. What comes out is one vector for each latent, and a picture has 64 latents, "
+            "however many frames and patches it has."
+        )
     if len(shape) != 4:
         return "Four dimensions: batch, pictures of a sample, latents of a picture, width."
+    if sorted(shape) != [2, 3, 64, 1024]:
+        strange = next(size for size in shape if size not in (2, 3, 64, 1024))
+        return f"Where is the {strange} from? A latent has the width of a patch token, and there are 64 in a picture."
     return "Order: batch, pictures of a sample, latents of a picture, width (which stays that of the encoder)."
 
 

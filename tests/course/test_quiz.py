@@ -1,4 +1,4 @@
-"""The quizzes: every answer is text, as it is shown."""
+"""The quizzes: every answer is text, as it is shown, and its length does not tell whether it is right."""
 
 import yaml
 from books import FOLDER
@@ -13,3 +13,15 @@ def test_every_answer_and_its_reason_is_text():
             assert len(set(choices)) == len(choices), (lesson, choices)
             for text in (question["question"], *choices, *(answer["because"] for answer in question["answers"])):
                 assert isinstance(text, str) and text, (lesson, question["question"], text)
+
+
+def test_the_length_of_an_answer_does_not_tell_whether_it_is_right():
+    quizzes = yaml.safe_load((FOLDER / "course" / "questions.yaml").read_text(encoding="utf-8"))
+    longest, shortest, count = 0, 0, 0
+    for questions in quizzes.values():
+        for question in questions:
+            right, *wrong = [len(answer["choice"]) for answer in question["answers"]]
+            longest += right > max(wrong)
+            shortest += right < min(wrong)
+            count += 1
+    assert max(longest, shortest) <= 0.4 * count, (longest, shortest, count)
