@@ -18,7 +18,9 @@ class Int8(Format):
 
     def dequantize(self, codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
         """Return the codes times their rows' scales over 127."""
-        steps = scales.float() / 127  # in fp32: rounded to bf16 it would change one weight in five
+        # In fp32: rounded to bf16 it would change one weight in five. A GPU divides by a number as it multiplies by its
+        # reciprocal, which is rounded; a CPU does not. A product is the same on both.
+        steps = scales.float() * (1 / 127)
         if codes.is_cuda:
             # One kernel, which casts as it reads and writes. On a CPU it would first copy its operands to fp32.
             return torch.mul(codes, steps, out=torch.empty(codes.shape, dtype=dtype, device=codes.device))

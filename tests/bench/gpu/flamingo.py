@@ -31,8 +31,11 @@ def run_params() -> RunParams:
 
 @cache
 def pristine() -> nn.Module:
-    """Return the model on the CPU, with random weights. Wrap copies of it: drawing billions of numbers takes long."""
-    return random_model(run_params().model)
+    """Return the model with random weights. Wrap copies of it: drawing billions of numbers takes long.
+
+    It stays on the GPU: to copy it there for each row would take seconds.
+    """
+    return copy_to(random_model(run_params().model), DEVICE)
 
 
 @cache

@@ -22,7 +22,8 @@ class Rows:
         self.path = path
         self.show = show
         self.folder = path.parent
-        self._end = time.monotonic() + seconds
+        self._start = time.monotonic()
+        self._end = self._start + seconds
         self.failed = False
 
     @property
@@ -34,7 +35,7 @@ class Rows:
         """Append a row to the file."""
         self.failed = self.failed or "failed" in row
         with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row | {"at s": round(time.monotonic() - self._start, 1)}) + "\n")
         if self.show:
             print(f"  {line(row)}", flush=True)
 
