@@ -14,8 +14,8 @@ from transformers import AutoModel, PreTrainedModel
 from ..core.lint import WRAPPERS
 from ..params import BackboneParams, BackboneSource, ParamError
 from .backbones import load_config, load_from_transformers, output_shape
-from .open_clip_towers import CLIP_MEAN, CLIP_STD, load_tower
 
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NORMALIZATION = {
@@ -118,6 +118,8 @@ def build_vision(params: BackboneParams, *, meta: bool = False) -> VisionEncoder
     not have.
     """
     if params.source is BackboneSource.OPEN_CLIP:
+        from .open_clip_towers import load_tower  # open_clip takes a second to import, and other models need none of it
+
         visual, preprocessing = load_tower(params, meta=meta)
     else:
         visual, preprocessing = _transformers_tower(params, meta)

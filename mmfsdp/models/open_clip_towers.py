@@ -13,14 +13,13 @@ from torch import nn
 from ..params import BackboneParams, ParamError
 from ..params.base import did_you_mean
 
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 NO_TEXT = {"context_length": 1, "vocab_size": 1, "width": 8, "heads": 1, "layers": 1}
 """open_clip's text_cfg of the smallest text tower: a CLIP cannot be built without one."""
 CONFIG_KEYS = {"embed_dim", "vision_cfg", "quick_gelu", "text_cfg", "custom_text", "preprocess_cfg"}
 
 
 def load_tower(params: BackboneParams, *, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a visual tower, and the size, mean and std of its pictures. Raises ParamError."""
+    """Return a visual tower, and the size of its pictures, with mean and std where they are named. Raises ParamError."""
     if params.feature_layer is not None:
         raise ParamError("vision.feature_layer", f"{params.feature_layer} needs source transformers; remove it")
     visual: Any
@@ -40,11 +39,8 @@ def load_tower(params: BackboneParams, *, meta: bool) -> tuple[nn.Module, dict[s
     _put_tokens_first(visual)
     size = visual.image_size
     config = getattr(visual, "preprocess_cfg", None) or params.config.get("preprocess_cfg", {})
-    return visual, {
-        "image_size": size if isinstance(size, int) else size[0],
-        "mean": config.get("mean", CLIP_MEAN),
-        "std": config.get("std", CLIP_STD),
-    }
+    named = {key: config[key] for key in ("mean", "std") if key in config}
+    return visual, {"image_size": size if isinstance(size, int) else size[0], **named}
 
 
 def _untrained(params: BackboneParams, meta: bool) -> nn.Module:
