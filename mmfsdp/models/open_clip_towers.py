@@ -19,7 +19,7 @@ CONFIG_KEYS = {"embed_dim", "vision_cfg", "quick_gelu", "text_cfg", "custom_text
 
 
 def load_tower(params: BackboneParams, *, meta: bool) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a visual tower, and the size of its pictures, with mean and std where they are named. Raises ParamError."""
+    """Return a visual tower and its pictures' size, with their mean and std where named. Raises ParamError."""
     if params.feature_layer is not None:
         raise ParamError("vision.feature_layer", f"{params.feature_layer} needs source transformers; remove it")
     visual: Any
