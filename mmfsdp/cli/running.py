@@ -20,6 +20,7 @@ from ..run.placement import trains_on, with_ranks
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep, sweep_members
 from ..run.sweep import sweep as start_sweep
+from ..run.trouble import headline, troubles
 from ..run.trust import UntrustedRun, check_trusted, own_code_of
 from ..run.watch import ProgressBar
 from ..run.watch import follow as lines_of
@@ -160,7 +161,7 @@ def follow(folder: Path) -> int:
         print(f"\n{followed.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it", end="")
         raise
     state = followed.state()
-    show(f"{followed.name}: {state}")
+    show(f"{followed.name}: {headline(state, troubles(followed.path, state))}")
     return 0 if state.ok else 1
 
 

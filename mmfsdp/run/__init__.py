@@ -27,6 +27,6 @@ Read in this order:
 2. launch, start, placement, own_code, trust: from a person's call to a started run.
 3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them; hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
-5. state, slurm_state: the state of a run, from any process.
+5. state, slurm_state: the state of a run, from any process; stages: how far each rank is; trouble: what is wrong.
 6. handle, watch, sweep, job_array, track: what a person has in hand.
 """

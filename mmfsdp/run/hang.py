@@ -20,16 +20,8 @@ from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_
 from .local import JOB_VARIABLE, process_start, signal_rank
 from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
+from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
 
-SLOW_FACTOR = 5
-"""Multiple of the limit that the first step, profiles and checkpoints may take; other steps, of the longest so far."""
-PHASES = ("starting", "joining", "building", "wrapping", "taking", "step", "trained")
-"""First words of what ranks say that they do, in the order in which they do it."""
-STEP_PARTS = ("data", "compute", "profile", "held-out", "metric", "callback", "save")
-"""Words after `step N`, in order."""
-OF_ANY_LENGTH = ("profile", "metric", "callback", "save")
-"""Those that write files, or run a person's own code: they may take longer than a step, and do not tell how long a step
-takes."""
 NOT_STARTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 STACK_DUMP_S = 0.5
@@ -81,7 +73,7 @@ class HangDetector:
         newest = max(self.changed)
         if not newest or now - max(newest, self.awake_since) < self._allowed_s():
             return None  # as long as one rank goes on, so do the others: they meet in every step
-        rank = min(range(self.record.ranks), key=lambda rank: _progress(self.activities[rank]))
+        rank = min(range(self.record.ranks), key=lambda rank: progress_of(self.activities[rank]))
         dump_stack(self.folder, self.record, rank)
         reason = f"rank {rank} does not answer (in {self.activities[rank]}): it hangs"
         reason += f"; the limit is launch.silence_s, {self.limit_s:g} s"
@@ -95,16 +87,16 @@ class HangDetector:
             if beat is None or beat == self._beats[rank]:
                 continue
             last_activity = self.activities[rank]
-            if _computes(last_activity):
+            if is_step(last_activity):
                 # A suspension is no part of a step.
                 self.longest_step_s = max(self.longest_step_s, now - max(self.changed[rank], self.awake_since))
             self.changed[rank], self.activities[rank], self._beats[rank] = now, beat[0], beat
 
     def _allowed_s(self) -> float:
         """Return the seconds that may pass without a heartbeat, by what the ranks are doing."""
-        in_step = all(map(_computes, self.activities))
+        in_step = all(map(is_step, self.activities))
         if not in_step or not self.longest_step_s:
-            return SLOW_FACTOR * self.limit_s
+            return max(patience_s(activity, self.limit_s) for activity in self.activities)
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
 
 
@@ -116,21 +108,6 @@ def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
     elif status.get("host") == socket.gethostname():
         signal_rank(folder, record, status, signal.SIGUSR1)  # without scancel only ranks on this machine can be reached
         time.sleep(STACK_DUMP_S)
-
-
-def _computes(activity: str) -> bool:
-    """Return whether a rank that reports this is in a part of a step that tells how long steps take."""
-    words = activity.split()
-    return words[:1] == ["step"] and not any(part in words for part in OF_ANY_LENGTH)
-
-
-def _progress(activity: str) -> tuple[int, int, int]:
-    """Return how far a rank is as (phase, step, part of the step), by what it last reported."""
-    words = [word.rstrip(":,") for word in activity.split()] or [""]
-    phase = PHASES.index(words[0]) if words[0] in PHASES else -1
-    if words[0] != "step" or len(words) < 3:
-        return phase, 0, 0
-    return phase, int(words[1]), STEP_PARTS.index(words[2]) if words[2] in STEP_PARTS else 0
 
 
 def start_watchdog(folder: Path) -> None:

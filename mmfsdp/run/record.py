@@ -262,6 +262,9 @@ DIFFERENT_COLLECTIVES = (
     "some ranks only (use it on all, as in `loss + 0 * part(blank).sum()`), a forward gathered held-out batches of "
     "different sizes (make train.eval_samples a multiple of the ranks), or a callback communicated on one rank"
 )
+MORE_DISK = "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
+ADVICE = (MORE_SHARED_MEMORY, MORE_DISK, DIFFERENT_COLLECTIVES, LESS_MEMORY)
+"""What `advice` appends to an error."""
 _LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
 """What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
 
@@ -277,7 +280,7 @@ def advice(error: str) -> str:
     if SHARED_MEMORY_FULL.search(error):
         return MORE_SHARED_MEMORY
     if re.search("No space left on device|Disk quota exceeded", error):
-        return "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
+        return MORE_DISK
     if "op.preamble.length <= op.nbytes" in error:
         return DIFFERENT_COLLECTIVES
     return LESS_MEMORY if re.search("MemoryError|can't allocate memory|bad_alloc", error) else ""

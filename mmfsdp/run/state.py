@@ -16,15 +16,13 @@ from .folder import PathLike, Row, best_words, last_row, read_heartbeat, read_me
 from .local import file_age, local_state
 from .record import RunRecord, RunState, Status, rank_status, read_status
 from .slurm_state import job_number, slurm_state
+from .stages import quiet_s
 
 LAUNCH_TIMEOUT_S = 10.0
 """Seconds that a launch may take to write run.json."""
 
 SWEEP_FILE = "sweep.json"
 """The file that makes a folder a sweep: a folder of runs."""
-
-QUIET_S = 10.0
-"""Seconds without a heartbeat after which a rank stands out; or five of its steps, if they are longer."""
 
 LAST_ROWS_BYTES = 20_000
 """Bytes of the newest metrics that tell a run's state: some fifty steps."""
@@ -115,10 +113,12 @@ class RankProgress:
 
 def read_ranks(path: PathLike, ranks: int, state: RunState) -> list[RankProgress]:
     """Return every rank of a run as it is now; `state` is the state of the run."""
-    return [_read_rank(Path(path), rank, state) for rank in range(ranks)]
+    record = RunRecord.read(Path(path))
+    silence_s = record.hang_timeout_s if record else RunRecord.hang_timeout_s
+    return [_read_rank(Path(path), rank, state, silence_s) for rank in range(ranks)]
 
 
-def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
+def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> RankProgress:
     status, row = rank_status(folder, rank), last_row(folder, rank)
     activity, at = read_heartbeat(folder, rank) or ("", None)
     age_s = None if state.done or at is None else max(0.0, time.time() - at)
@@ -137,7 +137,7 @@ def _read_rank(folder: Path, rank: int, state: RunState) -> RankProgress:
     elif age_s is None:
         word = "waiting"
     else:
-        word = "quiet" if age_s > max(QUIET_S, 5 * (row.get("step_s") or 0.0)) else "running"
+        word = "quiet" if age_s > quiet_s(activity, silence_s, row.get("step_s")) else "running"
     return RankProgress(
         rank,
         status=word,

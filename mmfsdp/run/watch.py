@@ -18,11 +18,15 @@ from ..params.base import without_controls
 from .folder import GrowingFile, PathLike, log_paths, read_events, read_metrics
 from .record import RunState, Status
 from .state import run_state
+from .trouble import FAILED, troubles
 
 MAX_LINE_BYTES = 4000
 """Bytes of one line that are shown."""
 MIN_LOG_BYTES = 1 << 16
 """Bytes of each rank's log that one call takes in at least."""
+
+TROUBLES_INTERVAL_S = 2.0
+"""Seconds between two looks at what is wrong with a run: of a thousand ranks, each has files."""
 
 
 class LogLine(NamedTuple):
@@ -171,14 +175,15 @@ def follow(path: PathLike) -> Iterator[str]:
     """Yield lines to print while a run goes on: its logs, its events except saves, one at each tenth of the
     steps, and why it waits in a queue.
 
-    Ends when the run ends, with the traceback of a failed rank.
+    Ends when the run ends, with the traceback of a failed rank and what is wrong, each trouble once.
     """
     reader, progress, last_tenth, events_read, queued = LogReader(path), Progress(path), -1, 0, ""
+    told, troubles_due = set[str](), 0.0
     while True:
         state = run_state(path)  # before the logs are read: the logs of a finished run are complete
         events = read_events(path)
         for event in events[events_read:]:
-            if event["kind"] != "saved":
+            if event["kind"] not in ("saved", "failed"):  # a failure is told at the end
                 yield f"{event['kind']} at step {event['step']}: {event['text']}"
         events_read = len(events)
         for line in reader.poll(last=state.done):
@@ -190,8 +195,16 @@ def follow(path: PathLike) -> Iterator[str]:
         if state.status is Status.QUEUED and state.reason != queued:
             queued = state.reason
             yield f"{state.status}: {queued}"  # such as a job that Slurm will never start
+        if not state.done and time.monotonic() > troubles_due:
+            # The numbers in its words may change from step to step: before the end, each kind is told once.
+            for trouble in troubles(path, state):
+                if trouble.kind not in (*told, FAILED):
+                    yield f"trouble: {trouble}"
+                    told.add(trouble.kind)
+            troubles_due = time.monotonic() + TROUBLES_INTERVAL_S
         if state.done:
             break
         time.sleep(0.2)
     if state.traceback:
         yield f"rank {state.rank}:\n{state.traceback.rstrip()}"
+    yield from (f"trouble: {trouble}" for trouble in troubles(path, state))

@@ -16,8 +16,10 @@ from ..run.folder import read_json, read_metrics, read_result
 from ..run.handle import Run
 from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
+from ..run.trouble import Trouble, headline, is_ending, troubles
 from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
+from .banner import banner, tracebacks
 from .cell import CellWidget, ViewerPresence
 from .curves import History
 from .log_view import LogView
@@ -31,8 +33,6 @@ DETAILS_CPU_SHARE = 0.02
 """Curves and ranks are drawn once a second, or more rarely where drawing would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
-MAX_TRACEBACKS = 24
-"""Tracebacks that are shown; the log files have all."""
 RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
 """Signs in addition to the colors, so that nobody needs to tell colors apart."""
 
@@ -54,9 +54,11 @@ class RunPanel(CellWidget):
         self._viewer = ViewerPresence()
         self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
         self._closing, self._ended = threading.Event(), threading.Event()
-        self._head, self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self._troubles: list[Trouble] = []
+        self._head, self._banner = w.HTML(), w.HTML()
+        self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML()
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
-        parts = [self._head, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
+        parts = [self._head, self._banner, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
         super().__init__(parts)
         self.replace_older()
         threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
@@ -100,29 +102,29 @@ class RunPanel(CellWidget):
         self.logs.add(self._tail.poll(last=state.done))
         self.state = state
         self._viewer.ask()
-        words = escape(str(state))
-        if state.not_finite:
-            words = f'<span class="mm-error" role="alert">{words}</span>'
-        html = f"<b>{escape(self.run.name)}</b> {words}"
+        has_failed = state.rank is not None and not is_ending(self._troubles)  # this is told at once
+        if state.done or has_failed or time.monotonic() >= self._details_due:
+            cpu_start = time.thread_time()
+            self._draw_details()
+            cpu_s = time.thread_time() - cpu_start
+            self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
+        html = f"<b>{escape(self.run.name)}</b> {escape(headline(state, self._troubles))}"
         seconds_left = self._progress.seconds_left(state)
-        if seconds_left and not state.done:
+        if seconds_left and not (state.done or is_ending(self._troubles)):
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
         html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'
         self._head.value = html
         self.actions.update(state)
         self.logs.draw()
-        if state.done or time.monotonic() >= self._details_due:
-            cpu_start = time.thread_time()
-            self._draw_ranks_and_curves()
-            cpu_s = time.thread_time() - cpu_start
-            self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
         return state.done
 
-    def _draw_ranks_and_curves(self) -> None:
-        """Draw the rank grid, the tracebacks of failed ranks, and the curves."""
+    def _draw_details(self) -> None:
+        """Draw what is wrong, the rank grid, the tracebacks of failed ranks, and the curves."""
         ranks = read_ranks(self.run.path, self._ranks, self.state)
-        self._rank_grid.value = rank_grid(ranks)
-        self._tracebacks.value = tracebacks(ranks)
+        found = self._troubles = troubles(self.run.path, self.state, ranks=ranks)
+        self._banner.value = banner(found)
+        self._rank_grid.value = rank_grid(ranks, found)
+        self._tracebacks.value = tracebacks(ranks, found)
         result = read_result(self.run.path) if self.state.done else {}
         history = History(read_metrics(self.run.path))
         html = training_charts(self.run.path, history, self.state.steps, result)
@@ -133,16 +135,17 @@ class RunPanel(CellWidget):
         self._curves.value = html
 
 
-def rank_grid(ranks: Sequence[RankProgress]) -> str:
-    """Return a cell for each rank."""
+def rank_grid(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> str:
+    """Return a cell for each rank. The one that a trouble began with says so."""
+    first = {trouble.rank: trouble.kind for trouble in found}
     counts = Counter(rank.status for rank in ranks)
     summary = ", ".join(f"{sign} {counts[status]} {status}" for status, sign in RANK_SIGNS.items() if counts[status])
-    cells = "".join(_rank_cell(rank) for rank in ranks)
+    cells = "".join(_rank_cell(rank, first.get(rank.rank, "")) for rank in ranks)
     return f'<div class="mm-quiet">ranks: {summary}</div><div class="mm-ranks">{cells}</div>'
 
 
-def _rank_cell(rank: RankProgress) -> str:
-    facts = []
+def _rank_cell(rank: RankProgress, first: str) -> str:
+    facts = [f"{first} first"] if first else []
     if rank.step is not None:
         facts.append(f"step {rank.step}")
     if rank.tokens_per_s is not None:
@@ -153,15 +156,3 @@ def _rank_cell(rank: RankProgress) -> str:
         facts.append(f"{rank.memory_bytes / 2**20:,.0f} MiB")
     label = f"<b>{RANK_SIGNS[rank.status]} rank {rank.rank}</b> {' · '.join(facts)}"
     return f'<span class="mm-rank mm-rank-{rank.status}">{label}</span>'
-
-
-def tracebacks(ranks: Sequence[RankProgress]) -> str:
-    """Return the tracebacks of ranks that failed, folded behind their errors unless there is only one."""
-    failed = [rank for rank in ranks if rank.error or rank.traceback]
-    opened = " open" if len(failed) == 1 else ""
-    html = ""
-    for rank in failed[:MAX_TRACEBACKS]:
-        title = f'<b class="mm-error">rank {rank.rank}: {escape(rank.error[:300])}</b>'
-        text = f'<pre class="mm-log mm-scroll">{escape(rank.traceback)}</pre>'
-        html += f"<details{opened}><summary>{title}</summary>{text}</details>"
-    return html

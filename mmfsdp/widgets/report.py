@@ -25,6 +25,8 @@ from ..run.folder import (
 )
 from ..run.record import RunRecord
 from ..run.state import run_state
+from ..run.trouble import headline, troubles
+from .banner import banner
 from .cell import import_lock
 from .curves import History, charts
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
@@ -70,7 +72,8 @@ def report_html(folder: str | Path) -> str:
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
     state = run_state(folder)
-    body = note(state, "error" if state.not_finite else "quiet")
+    found = troubles(folder, state)
+    body = note(headline(state, found)) + banner(found)
     for title, section in sections.items():
         try:
             html = section()
@@ -172,6 +175,8 @@ def training_charts(folder: Path, history: History, steps: int | None, result: M
     """
     predicted = {"memory_bytes": (result.get("peak") or {}).get("bytes")}
     events = read_events(folder)
+    if events and events[-1]["kind"] == "failed":  # the banner tells it
+        events.pop()
     html = charts(history, total=steps, predicted=predicted)
     items = ""
     for event in events[-NEWEST_EVENTS:]:

@@ -17,6 +17,9 @@ STYLE = f"""<style>
 .mm-quiet {{opacity: .8; line-height: 1.35}}
 .mm-error, .mm-warning {{font-weight: 600; line-height: 1.35; border-left: 4px solid {TRAINABLE}; padding-left: .5em}}
 .mm-warning {{border-color: {OPTIMIZER}; font-weight: inherit}}
+.mm-trouble {{border: 1px solid {TRAINABLE}; border-left-width: 6px; border-radius: 4px; background: {TRAINABLE}1f;
+  padding: .4em .7em; margin: .4em 0; line-height: 1.4; overflow-wrap: anywhere}}
+.mm-trouble-warning {{border-color: {OPTIMIZER}; background: {OPTIMIZER}1f}}
 .mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
 .mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
   border-bottom: 1px solid {INK}55}}

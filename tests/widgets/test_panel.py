@@ -85,7 +85,10 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     until(
         lambda: not processes_of(run.record, run.path), seconds=5
     )  # nor does rank 0 live on, which would not listen to TERM
-    assert "rank 1" in texts(panel)[0] and "RuntimeError: the cause" in texts(panel)[0]
+    assert texts(panel)[0].startswith("<b>first</b> FAILED, step ") and "left" not in texts(panel)[0]
+    assert "rank 1: RuntimeError: the cause" in texts(panel)[1] and "What to do: " in texts(panel)[1], "the banner"
+    told = "".join(text for text in texts(panel) if "<pre" not in text)  # tracebacks and log apart
+    assert told.count("the cause") == 1 and "rank 1</b> failed first" in told
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
     buttons, said = panel.actions.buttons, lambda: panel.actions._note.value
     assert {name for name, button in buttons.items() if button.disabled} == {"Cancel", "Drill"}

@@ -1,0 +1,87 @@
+"""The stages of a run, by what its ranks report: how far each rank is, and how long it may take without a report.
+
+A rank writes what it is about to do into its heartbeat (hang.py): `importing`, `building`, `step 5 compute`. The first
+word tells the stage. Work that nobody can divide, such as imports from a network disk or a person's own reader, is
+given more time than a step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    """A part of a rank's work."""
+
+    words: str
+    """What a person reads."""
+    patience: float
+    """Multiple of `launch.silence_s` that a rank may take in it without a report; more is a hang."""
+
+
+STAGES = {
+    "importing": Stage("imports", 20),
+    "starting": Stage("imports", 5),
+    "joining": Stage("joining the other ranks", 5),
+    "building": Stage("building the model", 5),
+    "opening": Stage("opening the data", 20),
+    "planning": Stage("planning", 5),
+    "wrapping": Stage("sharding the weights", 5),
+    "taking": Stage("taking up where the run stands", 5),
+    "step": Stage("training", 1),
+    "trained": Stage("checking the frozen weights", 5),
+    "captions": Stage("captions", 5),
+}
+"""First word of what a rank reports -> its stage, in the order in which a rank goes through them."""
+NOT_STARTED = Stage("starting the processes", 5)
+"""Of a rank that has not reported anything."""
+
+STEP_PARTS = ("data", "compute", "profile", "held-out", "metric", "callback", "save")
+"""Words after `step N`, in order."""
+OF_ANY_LENGTH = ("profile", "metric", "callback", "save")
+"""Those that write files, or run a person's own code: they may take longer than a step, and do not tell how long a step
+takes."""
+SLOW_FACTOR = 5
+"""Multiple of `launch.silence_s` that the first step and those parts may take; other steps, of the longest so far."""
+
+QUIET_S = 10.0
+"""Seconds without a report after which a rank that trains stands out; or five of its steps, if they are longer."""
+QUIET_SHARE = 0.5
+"""Share of the time that a rank may take in any other stage, after which it stands out."""
+
+
+def stage_of(activity: str) -> Stage:
+    """Return the stage of a rank that has reported this last."""
+    return STAGES.get(_words(activity)[0], NOT_STARTED)
+
+
+def progress_of(activity: str) -> tuple[int, int, int]:
+    """Return how far a rank is as (stage, step, part of the step), by what it last reported."""
+    words = _words(activity)
+    stage = list(STAGES).index(words[0]) if words[0] in STAGES else -1
+    if words[0] != "step" or len(words) < 3 or not words[1].isdecimal():
+        return stage, 0, 0
+    return stage, int(words[1]), STEP_PARTS.index(words[2]) if words[2] in STEP_PARTS else 0
+
+
+def is_step(activity: str) -> bool:
+    """Return whether a rank that reports this is in a part of a step that tells how long steps take."""
+    words = _words(activity)
+    return words[0] == "step" and not any(part in words for part in OF_ANY_LENGTH)
+
+
+def patience_s(activity: str, silence_s: float) -> float:
+    """Return the seconds without a report after which a rank hangs, where it is in no step or in its first one."""
+    stage = stage_of(activity)
+    return silence_s * (SLOW_FACTOR if stage is STAGES["step"] else stage.patience)
+
+
+def quiet_s(activity: str, silence_s: float, step_s: float | None) -> float:
+    """Return the seconds without a report after which a rank stands out. step_s: of its last step; None before one."""
+    if step_s is not None and is_step(activity):
+        return max(QUIET_S, 5 * step_s)
+    return max(QUIET_S, QUIET_SHARE * patience_s(activity, silence_s))
+
+
+def _words(activity: str) -> list[str]:
+    return [word.rstrip(":,") for word in activity.split()] or [""]

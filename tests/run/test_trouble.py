@@ -1,0 +1,171 @@
+"""What is wrong with a run, from its folder alone: each trouble once, with the rank that it began with and the fix."""
+
+import time
+
+import pytest
+
+from mmfsdp import RunParams
+from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.record import LESS_MEMORY, RunState, Status, advice, write_status
+from mmfsdp.run.state import run_state
+from mmfsdp.run.trouble import cause_and_fix, headline, is_ending, troubles
+from mmfsdp.run.watch import follow
+from mmfsdp.widgets.banner import banner, tracebacks
+from mmfsdp.widgets.report import report_html
+from tests.run.test_runs import record
+
+NAN = float("nan")
+KILLED = "rank 1 died without a traceback: killed from outside, out of memory, or a crash"
+AFTER_IT = "rank 0: RuntimeError: [gloo] Connection closed by peer"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a run of two ranks that goes on as long as this process does."""
+    (tmp_path / "logs").mkdir()
+    RunParams().to_yaml(tmp_path / "params.yaml")
+    record(steps=8).write(tmp_path)
+    write_json(tmp_path / "status.json", {"status": "STARTING"})
+    return tmp_path
+
+
+def write_rows(folder, losses, *, rank=0, **more):
+    """Steps with these losses; one that is not finite is skipped."""
+    writer, skipped, in_a_row = MetricsWriter(folder, rank), 0, 0
+    for step, loss in enumerate(losses, start=1):
+        bad = loss != loss
+        skipped, in_a_row = skipped + bad, (in_a_row + 1) * bad
+        counts = {"skipped_steps": skipped, "skipped_in_a_row": in_a_row}
+        writer.write({"step": step, "time": float(step), "loss": loss, "grad_norm": loss, **counts, **more})
+
+
+def beat(folder, rank, activity, *, ago=0.0):
+    """A report of a rank, so many seconds ago."""
+    Heartbeat(folder, rank)(activity)
+    (folder / f"logs/rank{rank}.beat").write_text(f"{activity:<120} {time.time() - ago}\n")
+
+
+def report_failure(folder, rank, error, *, at):
+    """A rank's own report of its failure."""
+    values = {"rank": rank, "state": "failed", "error": error, "traceback": f"lines of {rank}", "time": at}
+    write_json(folder / f"logs/rank{rank}.json", values)
+
+
+def of(folder):
+    return troubles(folder, run_state(folder))
+
+
+def test_a_run_that_goes_well_has_no_trouble(folder):
+    assert of(folder) == []
+    write_rows(folder, [3.0, 2.0, 1.0])
+    beat(folder, 0, "step 4 compute")
+    beat(folder, 1, "step 4 compute")
+    assert of(folder) == []
+    for status in (Status.COMPLETED, Status.CANCELLED):
+        write_status(folder, RunState(status, "cancelled by somebody"))
+        assert of(folder) == [] and "cancelled by somebody" in headline(run_state(folder), [])
+
+
+@pytest.mark.parametrize(
+    "losses, more, text, fix",
+    [
+        ([2.0, NAN, NAN], {}, "2 of 3 steps skipped: loss not finite since step 2", "lower train.lr"),
+        ([2.0, 2.0, NAN], {}, "1 of 3 steps skipped: loss not finite in step 3", "lower train.lr"),
+        ([NAN, NAN, NAN], {}, "no step was ever finite", "in the data and in the weights"),
+        ([2.0, NAN, NAN], {"loss_scale": 1.0}, "2 of 3 steps skipped", "bf16 rather than fp16"),
+        ([2.0, NAN, 2.0], {}, "1 of 3 steps skipped", "lower train.lr"),
+    ],
+)
+def test_steps_that_are_not_finite_are_told_with_the_likely_cause(folder, losses, more, text, fix):
+    write_rows(folder, losses, **more)
+    (trouble,) = of(folder)
+    assert text in trouble.text and fix in trouble.fix and trouble.rank is None
+    assert trouble.kind == ("not finite" if losses[-1] != losses[-1] else "skipped")
+    write_status(folder, RunState(Status.COMPLETED))
+    state = run_state(folder)
+    assert [each.kind for each in troubles(folder, state)] == [trouble.kind]
+    assert state.ok == (trouble.kind == "skipped")
+
+
+def test_fp16_skips_steps_to_find_its_loss_scale(folder):
+    write_rows(folder, [NAN, NAN, 2.0], loss_scale=1024.0)
+    assert of(folder) == []
+
+
+def test_a_killed_rank_is_told_once(folder):
+    """The banner, the headline, the tracebacks and the report together."""
+    report_failure(folder, 0, AFTER_IT.removeprefix("rank 0: "), at=2.0)
+    state = RunState(Status.FAILED, f"{KILLED}{LESS_MEMORY}; then {AFTER_IT}", 1, "last words")
+    write_status(folder, state)
+    (trouble,) = of(folder)
+    assert trouble.kind == "failed" and trouble.rank == 1 and trouble.text == KILLED
+    assert trouble.fix == f"{LESS_MEMORY}; then resume".removeprefix("; ")
+    state = run_state(folder)
+    lines = [*follow(folder), headline(state, [trouble])]
+    for shown in ("\n".join(lines), report_html(folder)):
+        assert shown.count("died without a traceback") == 1, shown
+        assert shown.count("to need less memory") == 1
+
+
+def test_the_rank_that_failed_first_stands_first_and_is_marked(folder):
+    from mmfsdp.run.state import read_ranks
+    from mmfsdp.widgets.panel import rank_grid
+
+    report_failure(folder, 0, "RuntimeError: Connection closed by peer", at=9.0)
+    report_failure(folder, 1, "ValueError: the cause", at=8.0)
+    found, ranks = of(folder), read_ranks(folder, 2, run_state(folder))
+    assert found[0].rank == 1 and found[0].text == "rank 1: ValueError: the cause", "though the supervisor says nothing"
+    html = tracebacks(ranks, found)
+    assert html.index("rank 1 failed first") < html.index("then rank 0: RuntimeError") and "the cause" not in html
+    assert html.count("<details open>") == 1
+    assert "rank 1</b> failed first" in rank_grid(ranks, found) and rank_grid(ranks, found).count("first") == 1
+
+
+def test_a_run_that_ends_says_no_time_that_is_left(folder):
+    assert not is_ending(of(folder))
+    report_failure(folder, 1, "ValueError: the cause", at=8.0)
+    assert is_ending(of(folder))
+
+
+def test_a_stall_names_the_rank_that_the_others_wait_for(folder):
+    for rank in (0, 1):
+        write_rows(folder, [3.0, 2.0], rank=rank, step_s=0.5)
+    beat(folder, 0, "step 3 compute", ago=3600)
+    beat(folder, 1, "step 3 data", ago=3601)
+    (trouble,) = of(folder)
+    assert trouble.kind == "stalled" and trouble.rank == 1 and is_ending([trouble])
+    assert trouble.text == "rank 1 has reported nothing for 1 h, in step 3 data; the other ranks wait for it"
+    beat(folder, 1, "step 3 compute")
+    assert of(folder) == [], "as long as one goes on"
+
+
+@pytest.mark.parametrize("activity", ["importing", "joining", "building", "opening the data", "wrapping: a.weight"])
+def test_a_start_that_takes_a_minute_is_normal_work(folder, activity):
+    for rank in (0, 1):
+        beat(folder, rank, activity, ago=70)
+    assert of(folder) == []
+    for rank in (0, 1):
+        beat(folder, rank, activity, ago=20 * 60)
+    assert [trouble.kind for trouble in of(folder)] == ["stalled"]
+
+
+@pytest.mark.parametrize(
+    "reason, rank, cause, fix",
+    [
+        ("the time limit was reached; raise launch.timeout_min", None, "the time limit was reached", "raise launch."),
+        ("rank 1 does not answer (in step 4 data): it hangs; the limit is 4 s", 1, "it hangs", "read its stack"),
+        ("rank 0: ValueError: a; b", 0, "rank 0: ValueError: a; b", "correct what they name"),
+        ("its processes are gone without a result: killed", None, "its processes are gone", "then resume"),
+        (f"rank 0: OSError: full{advice('No space left on device')}", 0, "OSError: full", "free some disk space"),
+    ],
+)
+def test_a_reason_is_parted_into_cause_and_fix(reason, rank, cause, fix):
+    text, words = cause_and_fix(reason, rank)
+    assert cause in text and fix in words and fix not in text
+
+
+def test_a_hostile_error_reaches_no_page_as_html(folder):
+    report_failure(folder, 1, "<script>alert(1)</script>\x1b[2J", at=1.0)
+    found = of(folder)
+    assert "&lt;script" in banner(found) and "<script" not in banner(found) and "\x1b" not in banner(found)
