@@ -49,7 +49,7 @@ class Actions(w.VBox):
                 self.say(f"cancelled: {self._run.cancel()}")
             elif label == "Drill":
                 self._run.drill()
-                self.say("preemption signal sent; the events below the curves follow")
+                self.say("preemption signal sent; the events below the charts follow")
             else:
                 self.say(f"written: {write_report(self._run.path)}")
         except Exception as error:  # the thread ends here, and the person who pressed the button wants to know

@@ -1,4 +1,4 @@
-"""Runs compared from their folders: parameters that differ, figures, curves."""
+"""Runs compared from their folders: parameters that differ, figures, charts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from ..params import ParamError
 from ..params.base import leaves
 from ..run.folder import read_metrics, read_result, write_text
 from ..run.state import is_run, run_state
-from .curves import METRICS, History, Line, chart, metric_of
+from .charts import Charts, charts_html
 from .markup import note, page, table
 from .report import read_params
-from .style import COLORS, STYLE
+from .style import STYLE
 
 
-def show_comparison(folders: Sequence[str | Path]) -> w.HTML:
+def show_comparison(folders: Sequence[str | Path]) -> w.VBox:
     """Return runs side by side: parameters that differ, figures, curves. Raises as `comparison`."""
-    return w.HTML(STYLE + comparison(folders))
+    charts = Charts(folders)
+    charts.ended = all(run_state(folder).done for folder in folders)
+    table = w.HTML(STYLE + comparison(folders))
+    return w.VBox([table, charts])
 
 
 def write_comparison(folders: Sequence[str | Path], to: str | Path) -> Path:
     """Write a self-contained page of runs compared, and return its path. Raises as `comparison`."""
-    write_text(to, page("Runs compared", comparison(folders)))
+    write_text(to, page("Runs compared", comparison(folders) + charts_html(folders)))
     return Path(to)
 
 
 def comparison(folders: Sequence[str | Path]) -> str:
-    """Return runs side by side as HTML. Raises ParamError for a folder that is no run."""
+    """Return what differs between runs as an HTML table. Raises ParamError for a folder that is no run."""
     paths = [Path(os.path.expanduser(folder)) for folder in folders]
     for path in paths:
         if not is_run(path):
@@ -45,20 +48,11 @@ def comparison(folders: Sequence[str | Path]) -> str:
         values = [each.get(name) for each in params]
         if name not in ("launch.name", "launch.folder") and any(value != values[0] for value in values):
             rows.append([name, *(str(value)[:40] for value in values)])
-    histories = [History(read_metrics(path)) for path in paths]
-    figures = [run_figures(path, history) for path, history in zip(paths, histories, strict=True)]
+    figures = [run_figures(path) for path in paths]
     for name in figures[0] if figures else ():
         values = [each[name] for each in figures]
         rows.append([name, *(_cell(value) for value in values)])
-    html = table(["", *map(str, paths)], rows) + note("Parameters that are equal are left out.")
-    lines: dict[str, list[Line]] = {key: [] for key in METRICS}  # of all runs, by metric
-    for index, (path, history) in enumerate(zip(paths, histories, strict=True)):
-        color = COLORS[index % len(COLORS)]
-        html += f'<span style="color:{color}">{note(f"━ {path}")}</span>'
-        for key, points in history.items():
-            lines.setdefault(key, []).append(Line(str(path), points, color))
-    pictures = "".join(chart(metric_of(key), of_runs) for key, of_runs in lines.items() if of_runs)
-    return f'{html}<div class="mm-charts">{pictures}</div>'
+    return table(["", *map(str, paths)], rows) + note("Parameters that are equal are left out.")
 
 
 def _cell(value: float | None) -> str:
@@ -67,11 +61,12 @@ def _cell(value: float | None) -> str:
     return f"{value:,.4g}" if math.isfinite(value) else "not finite"
 
 
-def run_figures(folder: Path, history: History) -> dict[str, float | None]:
+def run_figures(folder: Path) -> dict[str, float | None]:
     """Return the numbers to judge a run by; None where they are not known."""
-    result, newest = read_result(folder), history.newest
-    losses = [point.value for point in history.get("loss", ())]
-    rates = [point.value for point in history.get("samples_per_s", ()) if math.isfinite(point.value)]
+    result, rows = read_result(folder), read_metrics(folder)
+    newest = rows[-1] if rows else {}
+    losses = [row["loss"] for row in rows if "loss" in row]
+    rates = [row["samples_per_s"] for row in rows if math.isfinite(row.get("samples_per_s", math.nan))]
     return {
         "loss": mean(losses[-max(1, len(losses) // 10) :]) if losses else None,  # of the last tenth of the steps
         "new pictures right": result.get("heldout_exact_match"),

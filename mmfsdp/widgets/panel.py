@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from ..run.folder import read_json, read_metrics, read_result
+from ..run.folder import last_row, read_json, read_metrics, read_result
 from ..run.handle import Run
 from ..run.record import RunState
 from ..run.state import RankProgress, read_ranks
@@ -21,16 +21,16 @@ from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
 from .banner import banner, tracebacks
 from .cell import CellWidget, ViewerPresence
-from .curves import History
+from .charts import Charts
 from .log_view import LogView
 from .markup import note
-from .report import training_charts
+from .report import newest_events
 
 WATCHED_UPDATE_S = 0.5
 UNWATCHED_UPDATE_S = 30.0
 """Seconds between two updates of a page that somebody watches, and of one that nobody does."""
 DETAILS_CPU_SHARE = 0.02
-"""Curves and ranks are drawn once a second, or more rarely where drawing would take more of a core than this."""
+"""Ranks and facts are drawn once a second, or more rarely where drawing would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
 RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
@@ -52,13 +52,15 @@ class RunPanel(CellWidget):
         self._tail = LogReader(self.run.path, limit=MAX_LOG_BYTES)
         self._progress = Progress(self.run.path)
         self._viewer = ViewerPresence()
-        self._details_due = 0.0  # monotonic time of the next drawing of curves and ranks
+        self._details_due = 0.0  # monotonic time of the next drawing of ranks and facts
         self._closing, self._ended = threading.Event(), threading.Event()
         self._troubles: list[Trouble] = []
         self._head, self._banner = w.HTML(), w.HTML()
-        self._rank_grid, self._tracebacks, self._curves = w.HTML(), w.HTML(), w.HTML()
+        self._rank_grid, self._tracebacks, self._facts = w.HTML(), w.HTML(), w.HTML()
+        self.charts = Charts(self.run.path, total=record.steps if record else None)
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
-        parts = [self._head, self._banner, self.actions, self._rank_grid, self._tracebacks, self._curves, self.logs]
+        parts = [self._head, self._banner, self.actions, self._rank_grid, self._tracebacks, self.charts, self._facts]
+        parts.append(self.logs)
         super().__init__(parts)
         self.replace_older()
         threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
@@ -119,20 +121,23 @@ class RunPanel(CellWidget):
         return state.done
 
     def _draw_details(self) -> None:
-        """Draw what is wrong, the rank grid, the tracebacks of failed ranks, and the curves."""
+        """Draw what is wrong, the rank grid, the tracebacks of failed ranks, what was predicted, and the events."""
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         found = self._troubles = troubles(self.run.path, self.state, ranks=ranks)
         self._banner.value = banner(found)
         self._rank_grid.value = rank_grid(ranks, found)
         self._tracebacks.value = tracebacks(ranks, found)
         result = read_result(self.run.path) if self.state.done else {}
-        history = History(read_metrics(self.run.path))
-        html = training_charts(self.run.path, history, self.state.steps, result)
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
-        sent, predicted = history.newest.get("wire_bytes"), estimate.get("wire_bytes")
+        html = newest_events(self.run.path)
+        sent, predicted = last_row(self.run.path).get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
-        self._curves.value = html
+        self._facts.value = html
+        self.charts.ended = self.state.done
+        peak = (result.get("peak") or {}).get("bytes")  # known with the result, for the batch that was measured
+        self.charts.describe(total=self.state.steps, predicted={"memory_bytes": peak})
+        self.charts.draw()
 
 
 def rank_grid(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> str:

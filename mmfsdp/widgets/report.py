@@ -28,7 +28,7 @@ from ..run.state import run_state
 from ..run.trouble import headline, troubles
 from .banner import banner
 from .cell import import_lock
-from .curves import History, charts
+from .charts import charts_html
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .plan_picture import WIDTH, plan_picture
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
@@ -65,7 +65,7 @@ def report_html(folder: str | Path) -> str:
         "": lambda: result_figures(result),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
-        "Training": lambda: training_charts(folder, History(rows), params.get("train", {}).get("steps"), result),
+        "Training": lambda: training_charts(folder, params.get("train", {}).get("steps"), result),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "Profile of a step": lambda: profiles(folder),
         "Plan": lambda: plan_section(planned),
@@ -168,20 +168,24 @@ def skipped_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def training_charts(folder: Path, history: History, steps: int | None, result: Mapping[str, Any]) -> str:
+def training_charts(folder: Path, steps: int | None, result: Mapping[str, Any]) -> str:
     """Return the curves of a run of so many steps, with what was predicted, and its newest events in words.
 
     The peak was predicted for the batch that was measured, so it is known with the result.
     """
     predicted = {"memory_bytes": (result.get("peak") or {}).get("bytes")}
+    return charts_html([folder], total=steps, predicted=predicted) + newest_events(folder)
+
+
+def newest_events(folder: Path) -> str:
+    """Return the newest events of a run as a list, but for the one that ended it, which the banner tells."""
     events = read_events(folder)
-    if events and events[-1]["kind"] == "failed":  # the banner tells it
+    if events and events[-1]["kind"] == "failed":
         events.pop()
-    html = charts(history, total=steps, predicted=predicted)
     items = ""
     for event in events[-NEWEST_EVENTS:]:
         items += f"<li>step {event['step']}, {escape(str(event.get('text', '')))}</li>"
-    return f'{html}<ul class="mm-quiet">{items}</ul>' if items else html
+    return f'<ul class="mm-quiet">{items}</ul>' if items else ""
 
 
 def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Row]) -> str:

@@ -8,8 +8,8 @@ vermilion is darkened so that white text on it is legible. Contrast at least 2.8
 OPTIMIZER, ACTIVATIONS = "#E69F00", "#56B4E9"
 """Two more of theirs, for areas only."""
 BUFFERS = "#A6761D"
-COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED, BUFFERS, "#4DA3D9")
-"""Colors of lines that are compared, in order."""
+RUN_COLORS = ("#8250DF", "#6B8E23", "#C2185B", "#5B7083", "#8D6E63", "#00838F")
+"""Colors of a run's curves, and of runs that are compared, in order. None stands for a kind of memory or of unit."""
 INK = "#787878"
 """Lines and axes: a grey that is visible on white and on JupyterLab's dark background. Text has the page's color."""
 

@@ -48,7 +48,7 @@ def chromium(**context):
 
 
 @contextlib.contextmanager
-def jupyterlab(folder: Path, home: Path):
+def jupyterlab(folder: Path, home: Path, *, python: str = sys.executable):
     """JupyterLab serving a folder, with settings of its own under `home`: its base address and token."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ def jupyterlab(folder: Path, home: Path):
     flags = f"--no-browser --allow-root --ip=127.0.0.1 --port={port} --expose-app-in-browser".split()
     flags += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}"]
     with open(home / "lab.log", "w") as log:
-        command = [sys.executable, "-m", "jupyterlab", *flags, "--LabApp.extension_manager=readonly"]
+        command = [python, "-m", "jupyterlab", *flags, "--LabApp.extension_manager=readonly"]
         server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log, start_new_session=True)
     base = f"http://127.0.0.1:{port}"
     try:

@@ -48,7 +48,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(la
         log = page.locator(".mm-log").last
         expect(log).to_contain_text("1 │ step 5/3000", timeout=60_000)
         expect(page.locator(".mm-rank-running")).to_have_count(2)
-        expect(page.locator("svg", has_text="loss:")).to_be_visible()
+        expect(page.get_by_label(re.compile("loss. training: .* at first"))).to_be_visible()
         page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView({block: 'center'})")
         shot(page, "panel-light")
 

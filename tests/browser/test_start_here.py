@@ -1,5 +1,6 @@
 """The first notebook in a real JupyterLab and browser: choose, see the plan change, launch ranks, watch, caption."""
 
+import re
 import shutil
 import time
 
@@ -38,12 +39,11 @@ def test_choose_plan_launch_watch_caption(lab):
         press(page, "Launch")
         log = page.locator(".mm-log")
         expect(log).to_contain_text("step 1/60", timeout=900_000)  # backbones may be pretrained first
-        expect(page.locator("svg", has_text="at first").first).to_be_visible()
+        expect(page.get_by_label(re.compile("loss. training: .* at first"))).to_be_visible()
         page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView()")  # the log itself is drawn anew
         shot(page, "running")
         expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=240_000)
-        expect(page.locator(".mm-charts text", has_text="- - predicted").first).to_be_visible()
-        page.locator(".mm-charts").evaluate("e => e.scrollIntoView()")
+        page.locator(".mm-live-charts").evaluate("e => e.scrollIntoView()")
         shot(page, "completed")
         press(page, "Report")
         expect(page.get_by_text("written: ")).to_contain_text("report.html")

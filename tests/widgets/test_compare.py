@@ -11,6 +11,7 @@ from mmfsdp.run.folder import MetricsWriter, read_json, write_json
 from mmfsdp.widgets import show_comparison
 from mmfsdp.widgets.compare import comparison
 from tests.run.test_runs import GONE, record
+from tests.widgets.test_charts import asked
 from tests.widgets.test_report import Page
 
 HOSTILE = "<script>alert(1)<"
@@ -45,7 +46,9 @@ def test_only_what_differs_is_shown(two):
     assert row_of(page, "MiB sent in a step")[1].endswith("1")
     assert "<script" not in page and html.escape(HOSTILE) in page
     Page(page)
-    assert show_comparison(two).value.endswith(page)
+    shown = show_comparison(two)
+    assert shown.children[0].value.endswith(page)
+    assert [len(table["step"]) for table in asked(shown.children[1])["tables"]] == [20, 20]
 
 
 def test_a_run_whose_loss_is_not_finite_stands_last_and_has_no_loss(two):

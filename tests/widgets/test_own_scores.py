@@ -5,31 +5,33 @@ import math
 
 from mmfsdp.checkpoint.saving import remove_old
 from mmfsdp.checkpoint.steps import MARKER, best_of, complete_checkpoints, mark_best
-from mmfsdp.run.folder import best_words, read_metrics
+from mmfsdp.run.folder import best_words
 from mmfsdp.run.sweep import Sweep
 from mmfsdp.run.track import numbers
-from mmfsdp.widgets.compare import comparison
-from mmfsdp.widgets.curves import History, charts
+from mmfsdp.widgets.chart_data import Columns
+from mmfsdp.widgets.charts import charts_html
 
 
 def test_each_score_has_a_curve(tmp_path):
     rows = [{"step": step, "loss": 1.0, "scores": {"vqa": step / 10, "length": 3}} for step in (2, 4)]
     rows.append({"step": 6, "scores": {"vqa": "high", "<b>bold</b>": 0.5, "length": math.inf}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    history = History(read_metrics(tmp_path))
-    assert [point.value for point in history["scores.vqa"]] == [0.2, 0.4]
-    assert math.isnan(history["scores.length"][-1].value)
-    html = charts(history)
-    assert all(title in html for title in ("vqa: 0.2 at first, 0.4 now", "&lt;b&gt;bold", ">length<"))
+    columns = Columns(tmp_path)
+    columns.read()
+    values = columns.table(100)["values"]
+    assert values["scores.vqa"] == [0.2, 0.4, None]
+    assert values["scores.length"] == [3, 3, "nan"]
+    html = charts_html([tmp_path])
+    assert all(title in html for title in ("vqa: 0.2 at first, 0.4 now", "\\u003cb>bold", ">length<"))
     assert "<b>bold" not in html
     assert numbers(rows[1]) == {"loss": 1.0, "scores/vqa": 0.4, "scores/length": 3}
-    (tmp_path / "params.yaml").write_text("train: {}\n")
-    assert ">vqa<" in comparison([tmp_path])
 
 
 def test_damaged_scores_are_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "scores": [1]}\n{"step": 2, "scores": {"a": {}}}\n')
-    assert not History(read_metrics(tmp_path)).get("scores.a")
+    columns = Columns(tmp_path)
+    columns.read()
+    assert columns.rows == 2 and not columns.columns
     assert best_words({"step": "1", "name": "a", "score": 1}) == best_words([]) == best_words({"step": 1}) == ""
     assert best_words({"step": 4, "name": "-loss", "score": 0.25}) == "loss 0.25 at step 4"
 

@@ -20,6 +20,7 @@ from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogVie
 from mmfsdp.widgets.panel import rank_grid, tracebacks
 from tests.run.test_runs import record
 from tests.waiting import light, runs_of, until
+from tests.widgets.test_charts import asked
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -69,7 +70,9 @@ def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     before = texts(panel)
     for rank in (0, 1):
         assert f"{rank} │</span> step 5 at" in "".join(before) and f"{rank} │</span> no newline" in "".join(before)
-    assert "COMPLETED" in "".join(before) and "loss: 1 at first, 0.2 now" in "".join(before)
+    assert "COMPLETED" in "".join(before)
+    (table,) = asked(panel.charts)["tables"]
+    assert table["step"] == [1, 2, 3, 4, 5] and table["values"]["loss"][::4] == [1.0, 0.2]
     lines = lines_of(panel.logs)
     again = RunPanel(run.path)
     again.wait(60)
