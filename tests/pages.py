@@ -31,6 +31,7 @@ from mmfsdp.params import (
 )
 from mmfsdp.params.fsdp import BACKEND_LIMITS
 from mmfsdp.predict import MACHINES, Machine, Times
+from mmfsdp.predict.cards import CARDS
 from mmfsdp.predict.memory import Memory
 from tests.bench.quantize import tables
 from tests.bench.waits import STORED, table
@@ -100,6 +101,14 @@ def machines() -> str:
     names = ("flops", "fp32", "memory", "bandwidth", "inside", "capacity", "context", "fragmentation")
     rows = [[f"`{m.name}`", *(f"{getattr(m, name):.3g}" for name in names)] for m in MACHINES.values()]
     return _table(["machine", *(f"`{name}`" for name in names)], rows)
+
+
+def cards() -> str:
+    """The GPUs whose peak is known."""
+    rows = []
+    for card in CARDS:
+        rows.append([f"[{card.name}]({card.source})", f"{card.half:.4g}", f"{card.fp32:.3g}", f"{card.memory:.3g}"])
+    return _table(["card", "`half`", "`fp32`", "memory, bytes/s"], rows)
 
 
 def lint() -> str:
@@ -175,6 +184,7 @@ MADE = {
     "own_loop": own_loop,
     "lint": lint,
     "machines": machines,
+    "cards": cards,
     "unit": _described(Unit),
     "frozen": _described(FrozenPolicy),
     "wrap": _described(AutoWrapPolicy),

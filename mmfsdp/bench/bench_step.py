@@ -21,6 +21,8 @@ from ..data import Batch
 from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..params import FSDPParams, ParamError, Precision, RunParams, load
+from ..predict.batch_work import parameters_of
+from ..predict.cards import peak_of
 from ..run.state import text_table
 from .bench_models import COMPARED, Method, copy_to, measure, random_batch, random_model, size_text, wrap_as
 from .spawn_ranks import on_ranks
@@ -35,12 +37,15 @@ LARGE: dict[str, Any] = {
     "launch.name": "ViT-L-14_Llama-3.2-1B",
 }
 """Run that is measured on a GPU, as changes of the preset clip_llama_1b."""
-COLUMNS = ("seconds", "samples/s", "MFU", "HFU", "peak MB", "sent MB")
+COLUMNS = ("seconds", "samples/s", "of rate", "peak MB", "sent MB")
+COLUMNS_OF_CARD = ("seconds", "samples/s", "MFU", "HFU", "peak MB", "sent MB")
+"""Where the card's peak is known."""
 
 
 def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None = None) -> dict[str, Any]:
     """Measure one optimizer step of each method in bf16: median seconds in interleaved rounds, samples per second,
-    share of the device's own matrix rate (counted over what the mix of frozen and trainable needs), and peak memory.
+    MFU and HFU, or where the card is unknown the share of its measured matrix rate, and peak memory. FLOPs are those
+    that the mix of frozen and trainable needs.
 
     The model is ViT-L/14 with the layout of Llama-3.2-1B on GPUs, and the preset tiny's on the CPU, with random
     weights. On GPUs the methods are measured one after the other, and each is printed as soon as it is known.
@@ -68,8 +73,10 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
     if on_gpu:
         batch = batch.pin_memory()  # as the loader does
     flops = matrix_rate(device)
+    peak = peak_of(device_name, fp32=False)
     # Each method needs the FLOPs of this plan.
     plan = make_plan(model, FSDPParams(mixed_precision=Precision.BF16), world_size=ranks, example=batch.inputs())
+    flops_6n = 6 * parameters_of(plan) * batch.input_ids.numel()
 
     def make(name: str) -> Method:
         return wrap_as(name, copy_to(model, device), batch.inputs(), device=device)
@@ -79,6 +86,10 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
             row["samples_per_s"] = batch.size * ranks / row["seconds"]
             row["utilization"] = plan.flops / row["seconds"] / flops
             row["hardware_utilization"] = plan.hardware_flops / row["seconds"] / flops
+            if peak:
+                row["mfu"] = plan.flops / row["seconds"] / peak
+                row["hfu"] = plan.hardware_flops / row["seconds"] / peak
+                row["mfu_6n"] = flops_6n / row["seconds"] / peak
         if on_gpu and rank == 0:  # the table comes minutes later
             print(f"  {row['way']}: {', '.join(_cells(row))}", file=sys.stderr, flush=True)
 
@@ -87,8 +98,11 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
         f"{params.launch.name}, {size_text(model)}; {ranks} x {device_name}; {batch.size} samples of a picture and "
         f"{params.data.max_length} tokens a rank; bf16, in which products reach {flops / 1e12:,.2f} TFLOP/s here"
     )
+    if peak:
+        title += f" of {peak / 1e12:,.0f}; 6 N would say {flops_6n / plan.flops:.2f} times the MFU"
     dist.barrier()
-    return {"title": title, "rounds": rounds, "flops": plan.flops, "matrix_flops": flops, "rows": rows}
+    figures = {"flops": plan.flops, "flops_6n": flops_6n, "matrix_flops": flops, "peak_flops": peak}
+    return {"title": title, "rounds": rounds, **figures, "rows": rows}
 
 
 def matrix_rate(device: torch.device) -> float:
@@ -115,17 +129,20 @@ def batch_for(params: RunParams, model: MediaModel, rank: int) -> Batch:
 
 def table(result: dict[str, Any]) -> str:
     """Return the rows as text."""
-    lines = [("", *COLUMNS)]
+    columns = COLUMNS_OF_CARD if any("mfu" in row for row in result["rows"]) else COLUMNS
+    lines = [("", *columns)]
     for row in result["rows"]:
         cells = _cells(row)
-        lines.append((row["way"], *cells, *[""] * (len(COLUMNS) - len(cells))))
+        lines.append((row["way"], *cells, *[""] * (len(columns) - len(cells))))
     return "\n".join([fill(result["title"], 80), text_table(lines)])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Return the texts of COLUMNS, or the reason why there are none."""
+    """Return the texts of the columns, or the reason why there are none."""
     if "failed" in row:
         return [row["failed"]]
     rates = [f"{row['seconds']:.4f}", f"{row['samples_per_s']:.2f}"]
-    shares = [f"{row['utilization']:.1%}", f"{row['hardware_utilization']:.1%}"]
+    shares = [f"{row['utilization']:.1%}"]
+    if "mfu" in row:
+        shares = [f"{row['mfu']:.1%}", f"{row['hfu']:.1%}"]
     return [*rates, *shares, f"{row['peak_bytes'] / 1e6:.1f}", f"{row['wire_bytes'] / 1e6:.2f}"]

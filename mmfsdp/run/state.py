@@ -107,6 +107,8 @@ class RankProgress:
     """Peak memory after its last step."""
     tokens_per_s: float | None = None
     """Label tokens of this rank per second, in its last step."""
+    mfu: float | None = None
+    """Share of its card's peak that its last step reached, by the FLOPs that it needed."""
     error: str = ""
     traceback: str = ""
 
@@ -146,6 +148,7 @@ def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> Ra
         age_s=age_s,
         memory_bytes=row.get("memory_bytes"),
         tokens_per_s=row.get("rank_tokens_per_s"),
+        mfu=row.get("mfu"),
         error=error,
         traceback=traceback,
     )

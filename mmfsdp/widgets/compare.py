@@ -67,11 +67,13 @@ def run_figures(folder: Path) -> dict[str, float | None]:
     newest = rows[-1] if rows else {}
     losses = [row["loss"] for row in rows if "loss" in row]
     rates = [row["samples_per_s"] for row in rows if math.isfinite(row.get("samples_per_s", math.nan))]
+    shares = [row["mfu"] for row in rows if math.isfinite(row.get("mfu", math.nan))]
     return {
         "loss": mean(losses[-max(1, len(losses) // 10) :]) if losses else None,  # of the last tenth of the steps
         "new pictures right": result.get("heldout_exact_match"),
         "never-seen combinations right": result.get("unseen_combination_exact_match"),
         "samples/s": median(rates) if rates else None,
+        "MFU %": 100 * median(shares) if shares else None,
         "MiB sent in a step": newest["wire_bytes"] / 2**20 if "wire_bytes" in newest else None,
         "peak MiB": newest["memory_bytes"] / 2**20 if "memory_bytes" in newest else None,
     }

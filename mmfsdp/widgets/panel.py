@@ -155,6 +155,8 @@ def _rank_cell(rank: RankProgress, first: str) -> str:
         facts.append(f"step {rank.step}")
     if rank.tokens_per_s is not None:
         facts.append(f"{rank.tokens_per_s:,.0f} tokens/s")
+    if rank.mfu is not None:
+        facts.append(f"MFU {rank.mfu:.0%}")
     if rank.status == "quiet":
         facts.append(f"{escape(rank.activity)} {rank.age_s:.0f} s ago")
     if rank.memory_bytes is not None:

@@ -29,6 +29,7 @@ from ..run.trouble import headline, troubles
 from .banner import banner
 from .cell import import_lock
 from .charts import charts_html
+from .gpu_table import gpu_table
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .plan_picture import WIDTH, plan_picture
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
@@ -61,12 +62,14 @@ def report_html(folder: str | Path) -> str:
     estimate = planned.get("estimate") or {}
     result = read_result(folder)
     rows = read_metrics(folder)
+    record = RunRecord.read(folder)
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
         "Training": lambda: training_charts(folder, params.get("train", {}).get("steps"), result),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
+        "GPUs": lambda: gpu_table(folder, record.ranks if record else 1),
         "Profile of a step": lambda: profiles(folder),
         "Plan": lambda: plan_section(planned),
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
