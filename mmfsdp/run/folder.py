@@ -311,7 +311,8 @@ def parse_rows(lines: bytes) -> list[Row]:
 
 _METRICS = (
     "time loss heldout_loss grad_norm lr samples tokens samples_per_s tokens_per_s rank_tokens_per_s step_s data_s "
-    "wire_bytes memory_bytes reserved_bytes alloc_retries mfu hfu mfu_6n"
+    "wire_bytes memory_bytes reserved_bytes alloc_retries mfu hfu mfu_6n "
+    "gpu_use power_w temperature_c"
 )
 METRIC_TYPES: dict[str, Any] = dict.fromkeys(_METRICS.split(), NUMBER)
 METRIC_TYPES |= {"step": int, "skipped_steps": int, "skipped_in_a_row": int, "scores": dict}

@@ -109,6 +109,12 @@ class RankProgress:
     """Label tokens of this rank per second, in its last step."""
     mfu: float | None = None
     """Share of its card's peak that its last step reached, by the FLOPs that it needed."""
+    reserved_bytes: int | None = None
+    """What the allocator of its GPU has reserved at most."""
+    gpu_use: float | None = None
+    """Share of time in which its GPU ran a kernel, of the newest sample; then watts, and degrees Celsius."""
+    power_w: float | None = None
+    temperature_c: float | None = None
     error: str = ""
     traceback: str = ""
 
@@ -149,6 +155,10 @@ def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> Ra
         memory_bytes=row.get("memory_bytes"),
         tokens_per_s=row.get("rank_tokens_per_s"),
         mfu=row.get("mfu"),
+        reserved_bytes=row.get("reserved_bytes"),
+        gpu_use=row.get("gpu_use"),
+        power_w=row.get("power_w"),
+        temperature_c=row.get("temperature_c"),
         error=error,
         traceback=traceback,
     )

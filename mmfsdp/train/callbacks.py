@@ -29,6 +29,7 @@ CALLBACKS = {
     "feature cache": "mmfsdp.train.features:training_cache",  # its all-gathers are a step's, its memory is not
     "profile": "mmfsdp.train.profile:training_profile",
     "peak memory": "mmfsdp.train.meters:MemoryMeter",
+    "GPU use": "mmfsdp.train.gpu_sampler:training_gpus",
     "utilization": "mmfsdp.train.utilization:training_utilization",
     "held-out loss": "mmfsdp.train.evaluate:training_held_out",
     "learning rates": "mmfsdp.train.step_rows:training_rates",

@@ -22,6 +22,9 @@ COLUMNS = {
     "mfu_6n": ("6 N would say", "{:.1%}".format),
     "memory_bytes": ("peak memory", size),
     "reserved_bytes": ("reserved", size),
+    "gpu_use": ("use", "{:.0%}".format),
+    "power_w": ("power", "{:,.0f} W".format),
+    "temperature_c": ("temperature", "{:.0f} °C".format),
 }
 """Keys of a row of metrics: head of the column, and how a number is written."""
 ABOUT = (

@@ -161,5 +161,13 @@ def _rank_cell(rank: RankProgress, first: str) -> str:
         facts.append(f"{escape(rank.activity)} {rank.age_s:.0f} s ago")
     if rank.memory_bytes is not None:
         facts.append(f"{rank.memory_bytes / 2**20:,.0f} MiB")
+    if rank.reserved_bytes is not None:
+        facts.append(f"{rank.reserved_bytes / 2**20:,.0f} MiB reserved")
+    if rank.gpu_use is not None:
+        facts.append(f"GPU {rank.gpu_use:.0%}")
+    if rank.power_w is not None:
+        facts.append(f"{rank.power_w:,.0f} W")
+    if rank.temperature_c is not None:
+        facts.append(f"{rank.temperature_c:.0f} °C")
     label = f"<b>{RANK_SIGNS[rank.status]} rank {rank.rank}</b> {' · '.join(facts)}"
     return f'<span class="mm-rank mm-rank-{rank.status}">{label}</span>'

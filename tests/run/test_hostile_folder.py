@@ -40,6 +40,8 @@ def folder(finished_run):
     row = {"step": 21, "time": 1.0, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "samples_per_s": 1.0, "tokens_per_s": 1.0}
     row |= {"memory_bytes": 1, "wire_bytes": 1, "step_s": 0.1, "heldout_loss": 1.0, "rank_tokens_per_s": 1.0}
     row |= {"skipped_steps": 1, "skipped_in_a_row": 1}
+    row |= {"reserved_bytes": 1, "mfu": 0.4, "hfu": 0.5, "mfu_6n": 0.6}
+    row |= {"gpu_use": 0.9, "power_w": 650.0, "temperature_c": 60.0}
     MetricsWriter(finished_run).write(row)
     MetricsWriter(finished_run, 1).write(row)
     add_event(finished_run, "failed", step=1, text="rank 1: a cause")
