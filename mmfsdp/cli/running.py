@@ -11,18 +11,17 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..params import LaunchParams, ParamError, RunParams, TrackerKind
+from ..params import LaunchParams, ParamError, TrackerKind
 from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
 from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.placement import trains_on, with_ranks
 from ..run.state import SWEEP_FILE, find_runs, runs_table
-from ..run.sweep import Sweep, sweep_members
+from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
 from ..run.trouble import headline, troubles
 from ..run.trust import UntrustedRun, check_trusted, own_code_of
-from ..run.watch import ProgressBar
 from ..run.watch import follow as lines_of
 from .planning import CHECKING, prepare_run, run_folder, say, show_finding
 
@@ -41,12 +40,11 @@ def show(*texts: object) -> None:
 
 
 def run(values: Namespace) -> int:
-    """Do it all in the foreground: check, plan, pretrain, launch, follow, caption, report."""
+    """Do it all in the foreground: check, plan, launch, follow, caption, report."""
     params = params_of(values)
-    run_prepared = prepare_run(params, activations=True)  # before a minute of pretraining
+    run_prepared = prepare_run(params, activations=True)
     print(run_prepared.plan)
     print(run_prepared.cost)
-    pretrain(params)
     started = start_run(run_prepared)
     print(f"run: {started.path}\n{trains_on(params)}")
     return follow(started.path) or finish(started.path)
@@ -139,17 +137,6 @@ def caption(values: Namespace) -> int:
     return finish(opened(values).path, best=values.best)
 
 
-def pretrain(params: RunParams) -> None:
-    """Pretrain the generated backbones if they are missing, with a progress bar."""
-    from ..models.generated import needs_backbones
-
-    if needs_backbones(params.model):
-        from ..shapes.pretrain import ensure_backbones
-
-        print("making generated weights, once; where backbones are pretrained, this takes minutes")
-        ensure_backbones(params, progress=ProgressBar())
-
-
 def follow(folder: Path) -> int:
     """Print a run's lines until it ends. Returns 0 if it completed."""
     followed = Run.open(folder)
@@ -208,8 +195,6 @@ def sweep(values: Namespace) -> int:
     chosen = params_of(values)
     say(CHECKING)
     params = with_ranks(chosen)
-    sweep_members(params, grid)  # the grid's own mistakes come before a minute of pretraining
-    pretrain(params)
     started = start_sweep(params, grid=grid, at_once=values.at_once, tell=show_finding)
     print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time\n{trains_on(chosen)}", flush=True)
     started.wait()

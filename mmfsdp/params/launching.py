@@ -59,8 +59,8 @@ class LaunchParams(Params):
 
     silence_s: float = Field(60.0, ge=1)
     """A rank that shows no progress for so long hangs, and the run is stopped with its name and stack; in seconds. The
-    first step, profiles, checkpoints and each tensor of a model that is wrapped may take 5 times that, and any other
-    step 5 times the longest so far. Default 60."""
+    first step, profiles, checkpoints and each tensor of a model that is wrapped may take 5 times that, imports and the
+    opening of the data 20 times, and any other step 5 times the longest so far. Default 60."""
 
     replace: bool = False
     """If a finished run has this name already, rename it (name-1, name-2, ...) rather than refuse. Default false."""

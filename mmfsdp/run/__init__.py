@@ -12,6 +12,7 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | status.json | the supervisor, or on Slurm whoever finds it out first: job number, failure, final state |
 | logs/rank<N>.json | rank N: its process, then done, preempted, or failed with a traceback |
 | logs/rank<N>.beat | rank N: its heartbeat, which names what it is about to do |
+| logs/backbones.* | the process that pretrains the backbones of a run: how far it is, what it prints |
 | logs/ranks.* | a Slurm job: preempted (any rank), exit code (its batch script) |
 | logs/*_<N>_log.out | rank N: what it prints (submitit's files) |
 | metrics.jsonl | rank 0: one line per step; metrics-rank<N>.jsonl for the others |
@@ -25,8 +26,9 @@ Read in this order:
 
 1. folder, record: the files above, and the records in them.
 2. launch, start, placement, own_code, trust: from a person's call to a started run.
-3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them; hang: the rank that hangs.
+3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them, once the backbones are there
+   (pretraining); hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
-5. state, slurm_state: the state of a run, from any process; stages: how far each rank is; trouble: what is wrong.
+5. state, slurm_state: the state of a run, from any process; stages, progress: how far it is; trouble: what is wrong.
 6. handle, watch, sweep, job_array, track: what a person has in hand.
 """

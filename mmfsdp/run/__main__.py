@@ -1,7 +1,8 @@
 """`python -m mmfsdp.run FOLDER`: supervise a local run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
 
 `... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER sweep`: start the runs of a sweep.
-`... FOLDER track KIND ...`: hand the metrics of a run, or of a sweep's runs, to trackers.
+`... FOLDER backbones`: pretrain the backbones of a run. `... FOLDER track KIND ...`: hand the metrics of a run, or of a
+sweep's runs, to trackers.
 """
 
 import os
@@ -19,6 +20,10 @@ elif role == "sweep":
     from .sweep import run_sweep
 
     run_sweep(folder)
+elif role == "backbones":
+    from .pretraining import pretrain_here
+
+    pretrain_here(folder)
 elif role == "track":
     from ..params import TrackerKind
     from .track import track

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat
+from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch
 from .local import JOB_VARIABLE, process_start, signal_rank
 from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
@@ -36,7 +36,8 @@ class Heartbeat:
     def __init__(self, folder: Path, rank: int):
         path = heartbeat_path(folder, rank)
         make_inner_folder(path.parent)
-        self._file = open_own(path, "wb")
+        touch(path)
+        self._file = open_own(path, "r+b")  # what an earlier one has written stands until this one writes
 
     def __call__(self, activity: str) -> None:
         """Report what this rank does from now on, such as `step 5 compute`."""

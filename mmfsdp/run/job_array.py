@@ -10,11 +10,13 @@ import subprocess
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from . import slurm
 from .folder import make_inner_folder, write_text
 from .own_code import write_code
+from .pretraining import pretrain_first
 from .record import RunState, Status, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .start import make_folder, make_record
@@ -34,6 +36,8 @@ def submit_array(members: Sweep) -> None:
     """
     slurm.enter_job_environment()
     waiting = make_members(members)
+    if members.content.get("pretrain"):
+        pretrain_members(members, waiting)
     try:
         submit_in_parts(members, waiting)
     except Exception as error:
@@ -50,10 +54,35 @@ def make_members(members: Sweep) -> list[str]:
         folder = make_folder(params.launch)
         write_text(folder / "params.yaml", params.to_yaml())
         write_code(folder, members.code)
-        make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid(), folder=folder).write(folder)
+        record = make_record(params, entry, identity=uuid.uuid4().hex, pid=os.getpid(), folder=folder)
+        replace(record, pretrains=members.content.get("pretrain", False)).write(folder)
         slurm.write_call(params, folder)
         names.append(name)
     return names
+
+
+def pretrain_members(members: Sweep, waiting: list[str]) -> None:
+    """Pretrain the backbones of the members before any is submitted. Those that this fails for leave `waiting`."""
+
+    def sweep_cancelled() -> RunState | None:
+        return cancelled(members, members.path)
+
+    outcomes: dict[str, RunState | None] = {}  # by model: most members of a sweep have the same
+    for name in [*waiting]:
+        folder = members.path / name
+        model = members.params(name).model.to_yaml()
+        if model not in outcomes:
+            outcomes[model] = pretrain_first(folder, sweep_cancelled)
+        state = outcomes[model]
+        if state is not None:
+            write_status(folder, state, finished=time.time())
+            waiting.remove(name)
+
+
+def cancelled(members: Sweep, folder: Path) -> RunState | None:
+    """Return the final state of a member that is cancelled, alone or with the whole sweep; None if it is not."""
+    is_cancelled = (members.path / "cancel").exists() or (folder / "cancel").exists()
+    return RunState(Status.CANCELLED, "cancelled") if is_cancelled else None
 
 
 def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
@@ -115,8 +144,8 @@ def wait_for_turn(members: Sweep, waiting: list[str], refusal: str) -> None:
 def drop_cancelled(members: Sweep, waiting: list[str]) -> None:
     """Take the members that are cancelled, alone or with the whole sweep, out of `waiting`, and note their end."""
     for name in [*waiting]:
-        if (members.path / "cancel").exists() or (members.path / name / "cancel").exists():
-            write_status(members.path / name, RunState(Status.CANCELLED, "cancelled"), finished=time.time())
+        if state := cancelled(members, members.path / name):
+            write_status(members.path / name, state, finished=time.time())
             waiting.remove(name)
 
 

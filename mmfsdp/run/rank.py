@@ -18,7 +18,7 @@ from submitit import JobEnvironment
 
 from ..params.own import OwnCodeError
 from .folder import add_event, last_row, touch, write_json
-from .hang import start_watchdog
+from .hang import Heartbeat, start_watchdog
 from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
@@ -63,6 +63,7 @@ def run_rank(folder: str) -> None:
             if restarts != "0":
                 text = f"Slurm has started the job again (restart {restarts})"
                 add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
+        Heartbeat(path, job.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
         use_code_of(path)
         module, _, name = check_entry(record.entry).partition(":")
         getattr(import_module(module), name)(path)

@@ -37,6 +37,8 @@ class Status(Choice):
 
     QUEUED = "QUEUED"
     """Launched; its ranks are not started yet."""
+    PREPARING = "PREPARING"
+    """Its small backbones are pretrained, once for all runs; its ranks are not started yet."""
     STARTING = "STARTING"
     """Its ranks are started; no step is done yet."""
     RUNNING = "RUNNING"
@@ -55,7 +57,7 @@ class Status(Choice):
     @property
     def done(self) -> bool:
         """True if the status is final."""
-        return self not in (Status.QUEUED, Status.STARTING, Status.RUNNING, Status.SUSPENDED)
+        return self not in (Status.QUEUED, Status.PREPARING, Status.STARTING, Status.RUNNING, Status.SUSPENDED)
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ class RunRecord:
     """Shows whose parameters these are: see trust.py. Empty in folders of earlier versions."""
     code_digest: str = ""
     """The same of its own code, code/. Empty without any."""
+    pretrains: bool = False
+    """Its backbones are pretrained before its ranks start (pretraining.py)."""
 
     def write(self, folder: Path) -> None:
         """Write run.json."""
@@ -170,7 +174,7 @@ class RunRecord:
         values = read_json(folder / "run.json") or {}
         if "silence_s" in values:  # the name of hang_timeout_s in folders of earlier versions
             values["hang_timeout_s"] = values["silence_s"]
-        kinds: Types = {"str": str, "int": int, "float": NUMBER}
+        kinds: Types = {"str": str, "int": int, "float": NUMBER, "bool": bool}
         types = {f.name: kinds[str(f.type)] for f in fields(cls)}
         known = of_types({name: value for name, value in values.items() if name in types}, types)
         try:

@@ -19,8 +19,9 @@ from ..params.run import with_cluster
 from .folder import write_text
 from .never_starts import refused_field
 from .placement import with_ranks
+from .pretraining import pretrain_first
 from .rank import run_rank
-from .record import RunState, Status, advice, write_status
+from .record import RunRecord, RunState, Status, advice, write_status
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
@@ -150,8 +151,11 @@ def submit(folder: Path) -> None:
 
 def _submit(folder: Path) -> None:
     enter_job_environment()
-    if (folder / "cancel").exists():
-        return write_status(folder, RunState(Status.CANCELLED, "cancelled"))
+    record = RunRecord.read(folder)
+    if record and record.pretrains and (state := pretrain_first(folder, lambda: cancel_requested(folder))):
+        return write_status(folder, state, finished=time.time())
+    if state := cancel_requested(folder):
+        return write_status(folder, state)
     params = RunParams.from_yaml(folder / "params.yaml")
     try:
         job = slurm_executor(params).submit(run_rank, str(folder))
@@ -162,6 +166,11 @@ def _submit(folder: Path) -> None:
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
     if (folder / "cancel").exists():
         scancel(job.job_id)
+
+
+def cancel_requested(folder: Path) -> RunState | None:
+    """Return the final state of a run that is cancelled before it is submitted; None if it is not."""
+    return RunState(Status.CANCELLED, "cancelled") if (folder / "cancel").exists() else None
 
 
 def write_call(params: RunParams, folder: Path) -> None:

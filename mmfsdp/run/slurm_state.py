@@ -48,6 +48,8 @@ COMMAND_TIMEOUT_S = 4.0
 """Seconds that a command of Slurm may take: a cancel calls two of them, and is to answer within 10 s."""
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
+PRETRAIN_TIMEOUT_S = 3600.0
+"""Seconds more that it may take where backbones are pretrained first, as other machines see it."""
 UNKNOWN_TIMEOUT_S = 30.0
 """Seconds after which Slurm should know a job that was submitted to it."""
 
@@ -84,7 +86,10 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         if is_here(record):
             submitting = is_supervised(record)
         else:
-            submitting = time.time() - max(record.created, tried_at(folder)) < SUBMIT_TIMEOUT_S
+            allowed_s = SUBMIT_TIMEOUT_S + (PRETRAIN_TIMEOUT_S if record.pretrains else 0.0)
+            submitting = time.time() - max(record.created, tried_at(folder)) < allowed_s
+        if submitting and state.status is Status.PREPARING:
+            return replace(state, reason="being cancelled") if (folder / "cancel").exists() else state
         if submitting:
             return RunState(Status.QUEUED, state.reason or "being submitted")
         if (folder / "cancel").exists():

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+BACKBONES, PROCESSES, IMPORTS, PLAN, WEIGHTS = "backbones", "processes", "imports", "plan", "weights"
+FIRST_STEP, STEPS, CAPTIONS = "first step", "steps", "captions"
+PARTS = (BACKBONES, PROCESSES, IMPORTS, PLAN, WEIGHTS, FIRST_STEP, STEPS, CAPTIONS)
+"""The parts of a run that a person sees, in order."""
+
 
 class Stage(NamedTuple):
-    """A part of a rank's work."""
+    """Describe what a rank does at one moment."""
 
+    part: str
+    """The part of the run that it belongs to; of a step, STEPS."""
     words: str
     """What a person reads."""
     patience: float
@@ -20,20 +27,20 @@ class Stage(NamedTuple):
 
 
 STAGES = {
-    "importing": Stage("imports", 20),
-    "starting": Stage("imports", 5),
-    "joining": Stage("joining the other ranks", 5),
-    "building": Stage("building the model", 5),
-    "opening": Stage("opening the data", 20),
-    "planning": Stage("planning", 5),
-    "wrapping": Stage("sharding the weights", 5),
-    "taking": Stage("taking up where the run stands", 5),
-    "step": Stage("training", 1),
-    "trained": Stage("checking the frozen weights", 5),
-    "captions": Stage("captions", 5),
+    "importing": Stage(IMPORTS, "importing torch and transformers", 20),
+    "starting": Stage(IMPORTS, "reading the parameters", 5),
+    "joining": Stage(PLAN, "joining the other ranks", 5),
+    "building": Stage(PLAN, "building the model", 5),
+    "opening": Stage(PLAN, "opening the data", 20),
+    "planning": Stage(PLAN, "planning", 5),
+    "wrapping": Stage(WEIGHTS, "sharding the weights", 5),
+    "taking": Stage(WEIGHTS, "taking up where the run stands", 5),
+    "step": Stage(STEPS, "training", 1),
+    "trained": Stage(STEPS, "checking the frozen weights", 5),
+    "captions": Stage(CAPTIONS, "captioning new pictures", 5),
 }
 """First word of what a rank reports -> its stage, in the order in which a rank goes through them."""
-NOT_STARTED = Stage("starting the processes", 5)
+NOT_STARTED = Stage(PROCESSES, "starting the processes", 5)
 """Of a rank that has not reported anything."""
 
 STEP_PARTS = ("data", "compute", "profile", "held-out", "metric", "callback", "save")

@@ -12,6 +12,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +32,7 @@ from .folder import (
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start
 from .own_code import read_code, sources_of, write_code
 from .placement import check_gpus, with_ranks
+from .pretraining import pretrains
 from .record import (
     TRAIN,
     TRAIN_AND_CAPTION,
@@ -132,18 +134,23 @@ def check_place(params: RunParams) -> None:
 
 
 def start(
-    params: RunParams, entry: str, plan: Mapping[str, Any] = MappingProxyType({}), code: OwnSources = NO_CODE
+    params: RunParams,
+    entry: str,
+    plan: Mapping[str, Any] = MappingProxyType({}),
+    code: OwnSources = NO_CODE,
+    pretrain: bool | None = None,
 ) -> Path:
     """Make the folder of a run that was prepared, and start it in there. Raises ParamError if its name is taken.
 
-    plan: what plan.json holds, until rank 0 has planned again. code: what code/ holds.
+    plan: what plan.json holds, until rank 0 has planned again. code: what code/ holds. pretrain: whether its backbones
+    may be missing; by default that is looked up.
     """
     folder = make_folder(params.launch)
     try:
         write_code(folder, code)
         if plan:
             write_json(folder / "plan.json", plan)
-        start_in(folder, params, entry)
+        start_in(folder, params, entry, pretrain=pretrain)
     except Exception:
         shutil.rmtree(folder)  # no disk space, no process left: half a run would keep the name
         raise
@@ -189,13 +196,16 @@ def _name_taken(folder: Path) -> str:
     return f"{words}, or once it has ended, set launch.replace to true, which renames it to {folder.name}-1"
 
 
-def start_in(folder: Path, params: RunParams, entry: str) -> None:
+def start_in(folder: Path, params: RunParams, entry: str, *, pretrain: bool | None = None) -> None:
     """Start the supervisor of a run, or on Slurm the process that submits it, in a session of its own."""
+    if pretrain is None:
+        pretrain = pretrains(params, entry)
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
     environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
     process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
-    make_record(params, entry, identity=identity, pid=process.pid, folder=folder).write(folder)
+    record = make_record(params, entry, identity=identity, pid=process.pid, folder=folder)
+    replace(record, pretrains=pretrain).write(folder)
     trust_run(folder)  # also where there is no key to show later who started it
     start_trackers(folder, params)
 

@@ -105,6 +105,8 @@ class RankProgress:
     """Seconds since its last heartbeat."""
     memory_bytes: int | None = None
     """Peak memory after its last step."""
+    first_step: bool = True
+    """It has done no step since its process started."""
     tokens_per_s: float | None = None
     """Label tokens of this rank per second, in its last step."""
     mfu: float | None = None
@@ -130,6 +132,7 @@ def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> Ra
     status, row = rank_status(folder, rank), last_row(folder, rank)
     activity, at = read_heartbeat(folder, rank) or ("", None)
     age_s = None if state.done or at is None else max(0.0, time.time() - at)
+    first_step = not row or row.get("time", math.inf) <= status.get("time", 0.0)
     match = re.match(r"step (\d+)", activity)
     error, traceback = "", ""
     if status.get("state") == "failed":
@@ -145,13 +148,14 @@ def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> Ra
     elif age_s is None:
         word = "waiting"
     else:
-        word = "quiet" if age_s > quiet_s(activity, silence_s, row.get("step_s")) else "running"
+        word = "quiet" if age_s > quiet_s(activity, silence_s, None if first_step else row.get("step_s")) else "running"
     return RankProgress(
         rank,
         status=word,
         activity=activity,
         step=int(match[1]) if match else row.get("step"),
         age_s=age_s,
+        first_step=first_step,
         memory_bytes=row.get("memory_bytes"),
         tokens_per_s=row.get("rank_tokens_per_s"),
         mfu=row.get("mfu"),

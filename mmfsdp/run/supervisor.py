@@ -22,6 +22,7 @@ import submitit
 from .folder import add_event, last_bytes, last_log_lines, last_row, read_heartbeat
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
+from .pretraining import pretrain_first
 from .rank import VISIBLE_DEVICES, run_rank, set_interface
 from .record import (
     LESS_MEMORY,
@@ -90,6 +91,8 @@ class Supervisor:
 
     def run(self) -> RunState:
         """Start the ranks and watch them to the end; start them again each time they are preempted."""
+        if self.record.pretrains and (state := pretrain_first(self.folder, self.stop_requested)):
+            return state
         while True:
             state = self.stop_requested()
             if state is None:

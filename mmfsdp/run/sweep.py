@@ -41,6 +41,7 @@ from .folder import (
 from .handle import Run
 from .own_code import read_code, read_versions, write_code
 from .placement import with_ranks
+from .pretraining import pretrains
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
@@ -55,7 +56,7 @@ MAX_MEMBERS = 1000
 MAX_CANCELS = 16
 """Members that are cancelled at the same time."""
 POLL_S = 0.3
-SWEEP_TYPES: Types = {"created": NUMBER, "at_once": int, "entry": str, "members": list}
+SWEEP_TYPES: Types = {"created": NUMBER, "at_once": int, "entry": str, "members": list, "pretrain": bool}
 Values = Mapping[str, Any]
 Grid = Mapping[str, Sequence[Any]]
 
@@ -90,7 +91,7 @@ def sweep(
     members = sweep_members(params, grid)
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")
-    content = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
+    content: dict[str, Any] = {"created": time.time(), "at_once": at_once, "entry": check_entry(entry)}
     different = {}  # members with the same plan are prepared once
     for _, member in members:
         parts = (member.model, member.data, member.fsdp, member.launch.ranks, own_fields(member))
@@ -101,6 +102,7 @@ def sweep(
         code = prepared(member, entry, tell)[2]
         files |= code.files
         packages |= code.packages
+        content["pretrain"] = content.get("pretrain") or pretrains(member, content["entry"])
     path = make_folder(params.launch)
     write_code(path, OwnSources(files, packages))  # each member has a copy: it may start hours from now
     (path / "logs").rmdir()  # each member has its own
@@ -147,7 +149,7 @@ class Sweep:
     def __init__(self, path: PathLike):
         self.path = Path(os.path.expanduser(path)).absolute()
         self.content: dict[str, Any] = of_types(read_json(self.path / SWEEP_FILE) or {}, SWEEP_TYPES)
-        """created, at_once, entry and members."""
+        """created, at_once, entry, members, and pretrain: whether backbones of members were missing at the launch."""
         self.members: dict[str, Values] = {}
         """Name of each member -> the parameters in which it differs from base.yaml."""
         for number, values in enumerate(self.content.get("members", [])[:MAX_MEMBERS]):
@@ -298,5 +300,6 @@ def run_sweep(folder: Path) -> None:
                 return
             free = max(0, members.content["at_once"] - len(running))
             for name in waiting[:free]:
-                start(members.params(name), members.content["entry"], code=members.code)
+                may_pretrain = members.content.get("pretrain", False)  # each looks again
+                start(members.params(name), members.content["entry"], code=members.code, pretrain=may_pretrain)
             time.sleep(POLL_S)

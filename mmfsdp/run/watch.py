@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 from ..params.base import without_controls
 from .folder import GrowingFile, PathLike, log_paths, read_events, read_metrics
+from .progress import part_of
 from .record import RunState, Status
+from .stages import CAPTIONS, STEPS
 from .state import run_state
 from .trouble import FAILED, troubles
 
@@ -25,8 +27,8 @@ MAX_LINE_BYTES = 4000
 MIN_LOG_BYTES = 1 << 16
 """Bytes of each rank's log that one call takes in at least."""
 
-TROUBLES_INTERVAL_S = 2.0
-"""Seconds between two looks at what is wrong with a run: of a thousand ranks, each has files."""
+LOOK_INTERVAL_S = 2.0
+"""Seconds between two looks at how far all ranks are: of a thousand, each has files."""
 
 
 class LogLine(NamedTuple):
@@ -171,6 +173,26 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def _trouble_lines(path: PathLike, state: RunState) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong before the end of a run as (kind, line)."""
+    for trouble in troubles(path, state):
+        if trouble.kind != FAILED:  # it is told at the end, which is near
+            yield trouble.kind, f"trouble: {trouble}"
+
+
+def _part_lines(path: PathLike, state: RunState) -> Iterator[tuple[str, str]]:
+    """Yield the part that a run is in before its first step as (a name, line); of pretraining, one for each tenth."""
+    progress = part_of(path, state)
+    if progress is None or progress.part in (STEPS, CAPTIONS):
+        return
+    if progress.share is None:
+        yield progress.part, f"{state.status}: {progress.part}"
+        return
+    left = f", {clock(progress.left_s)} left" if progress.left_s is not None else ""
+    name = f"{progress.words} {int(10 * progress.share)}"
+    yield name, f"{state.status}: {progress.words} {bar(progress.share)}{left}"
+
+
 def follow(path: PathLike) -> Iterator[str]:
     """Yield lines to print while a run goes on: its logs, its events except saves, one at each tenth of the
     steps, and why it waits in a queue.
@@ -178,7 +200,7 @@ def follow(path: PathLike) -> Iterator[str]:
     Ends when the run ends, with the traceback of a failed rank and what is wrong, each trouble once.
     """
     reader, progress, last_tenth, events_read, queued = LogReader(path), Progress(path), -1, 0, ""
-    told, troubles_due = set[str](), 0.0
+    told, look_due = set[str](), 0.0
     while True:
         state = run_state(path)  # before the logs are read: the logs of a finished run are complete
         events = read_events(path)
@@ -195,13 +217,13 @@ def follow(path: PathLike) -> Iterator[str]:
         if state.status is Status.QUEUED and state.reason != queued:
             queued = state.reason
             yield f"{state.status}: {queued}"  # such as a job that Slurm will never start
-        if not state.done and time.monotonic() > troubles_due:
-            # The numbers in its words may change from step to step: before the end, each kind is told once.
-            for trouble in troubles(path, state):
-                if trouble.kind not in (*told, FAILED):
-                    yield f"trouble: {trouble}"
-                    told.add(trouble.kind)
-            troubles_due = time.monotonic() + TROUBLES_INTERVAL_S
+        if not state.done and time.monotonic() > look_due:
+            # The numbers in the words of a trouble may change from step to step: before the end, each kind comes once.
+            for kind, words in (*_trouble_lines(path, state), *_part_lines(path, state)):
+                if kind not in told:
+                    yield words
+                    told.add(kind)
+            look_due = time.monotonic() + LOOK_INTERVAL_S
         if state.done:
             break
         time.sleep(0.2)

@@ -156,13 +156,14 @@ def train_and_caption(folder: Path) -> None:
     run(folder)
     if os.environ["RANK"] == "0":
         beat = Heartbeat(folder, 0)
-        caption_held_out(folder, alive=lambda: beat("trained, captions"))
+        caption_held_out(folder, beat=lambda what: beat(f"captions: {what}"))
 
 
-def caption_held_out(folder: Path, *, best: bool = False, alive: Callable[[], object] | None = None) -> dict[str, Any]:
+def caption_held_out(folder: Path, *, best: bool = False, beat: Callable[[str], object] = str) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures in the folder. Returns the result.
 
-    `best`: with the checkpoint that `train.keep_best` kept. `alive` is called before each batch.
+    `best`: with the checkpoint that `train.keep_best` kept. `beat` is called with what comes
+    next, such as a tensor or a batch.
 
     Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: of the checkpoint,
     the last one unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
@@ -170,14 +171,14 @@ def caption_held_out(folder: Path, *, best: bool = False, alive: Callable[[], ob
     is right; captions: picture file, truth, caption and split of the first few; no_captions: why there are none.
     """
     start = time.time()
-    params, model, processor = load_run(folder, best=best)
+    params, model, processor = load_run(folder, best=best, beat=beat)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
     unusable: dict[str, str] = {}
     reason = why_no_captions(model, processor)
     if reason:
         result |= {"captions": [], "no_captions": reason}
     else:
-        result |= answers_to_new(folder, params, model, processor, unusable, alive)
+        result |= answers_to_new(folder, params, model, processor, unusable, beat)
     del model
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # a notebook's kernel lives on, and the next run needs the memory
@@ -198,20 +199,21 @@ def answers_to_new(
     model: Any,
     processor: SampleProcessor,
     unusable: dict[str, str],
-    alive: Callable[[], object] | None,
+    beat: Callable[[str], object],
 ) -> dict[str, Any]:
     """Caption new pictures. Returns the keys of `caption_held_out` about them; adds to `unusable`, label to reason."""
     result: dict[str, Any] = {}
     rows: list[dict[str, str]] = []
     keys = {"heldout": "heldout_exact_match", "unseen": "unseen_combination_exact_match"}
+    beat("the data")
     with own_code_of(folder, params), on_run_device(model, params) as result["caption_device"]:
         for split, items in new_samples(params, processor, params.train.eval_samples, unusable):
-            texts = captions(model, processor, items, alive=alive)
+            texts = captions(model, processor, items, beat=beat)
             samples = [sample for item in items if (sample := as_sample(item, params.data))]
             result[keys[split]] = exact_match(texts, samples)
             rows += keep_pictures(folder, split, samples, texts)
             if split == "heldout" and samples == items:  # not for rows of an own reader, whose pictures nobody knows
-                blind = captions(model, processor, [without_pictures(sample) for sample in samples], alive=alive)
+                blind = captions(model, processor, [without_pictures(sample) for sample in samples], beat=beat)
                 result["text_only_exact_match"] = exact_match(blind, samples)
     return result | {"captions": rows}
 
@@ -271,13 +273,16 @@ def caption_device(model: nn.Module, params: RunParams) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def load_run(folder: Path, *, quantized: bool = True, best: bool = False) -> tuple[RunParams, Any, SampleProcessor]:
+def load_run(
+    folder: Path, *, quantized: bool = True, best: bool = False, beat: Callable[[str], object] = str
+) -> tuple[RunParams, Any, SampleProcessor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
     quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. best: with
-    the checkpoint that `train.keep_best` kept. Raises ParamError where the run has no such checkpoint, or other frozen
-    weights than it was trained with.
+    the checkpoint that `train.keep_best` kept. beat: called with what comes next, such as a tensor. Raises ParamError
+    where the run has no such checkpoint, or other frozen weights than it was trained with.
     """
+    beat("the model")
     params = RunParams.from_yaml(folder / "params.yaml")
     chosen = chosen_checkpoint(folder, best=best)
     transformers.utils.logging.disable_progress_bar()
@@ -287,10 +292,11 @@ def load_run(folder: Path, *, quantized: bool = True, best: bool = False) -> tup
     assert processor is not None, "no run starts without a tokenizer"
     freeze_model(model, params.model)
     if quantized:
-        quantize_model(model, params.fsdp)
+        quantize_model(model, params.fsdp, beat)
     # Before loading: the marker's checksums are of the frozen weights as built. A checkpoint may hold trained values
     # of parameters that were frozen later.
-    checksums = checkpoint.frozen_checksums(model)
+    checksums = checkpoint.frozen_checksums(model, beat)
+    beat("the checkpoint")
     checkpoint.check_frozen(checksums, checkpoint.load(model, chosen))
     return params, model.eval(), processor
 
@@ -352,7 +358,7 @@ def keep_pictures(folder: Path, split: str, samples: Sequence[Sample], texts: Se
 
 @torch.inference_mode()
 def captions(
-    model: Any, processor: SampleProcessor, samples: Sequence[Any], *, alive: Callable[[], object] | None = None
+    model: Any, processor: SampleProcessor, samples: Sequence[Any], *, beat: Callable[[str], object] = str
 ) -> list[str]:
     """Return what the model says to each sample's prompt. Batches are smaller where a GPU has too little memory.
 
@@ -361,8 +367,7 @@ def captions(
     texts: list[str] = []
     at_once = CAPTION_BATCH
     while len(texts) < len(samples):
-        if alive:
-            alive()
+        beat(f"{len(texts)} of {len(samples)} texts")
         try:
             _, new_ids = generate(model, processor, samples[len(texts) : len(texts) + at_once])
         except torch.OutOfMemoryError:

@@ -35,6 +35,7 @@ from ..run.hang import Heartbeat
 from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
+from ..run.pretraining import ensure_backbones
 from .features import FeatureCache
 from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
@@ -59,14 +60,15 @@ def run(folder: Path) -> None:
         params = params.change(**{"launch.ranks": int(os.environ["WORLD_SIZE"])})
     params.fsdp.check_machine()
     if needs_backbones(params.model):
-        from .pretrain import ensure_backbones
-
-        ensure_backbones(params, progress=lambda label, done: beat(f"starting: {label} {done:.0%}"))
+        # Started by torchrun: a launch has pretrained them.
+        ensure_backbones(params, lambda label, done: beat(f"starting: {label} {done:.0%}"))
     beat("joining")
     with process_group(params) as device:
         beat("building")
         built, processor, weights = build(params)
+        beat("opening the data")
         sources = open_for(processor, params)
+        beat("planning")
         plan, cost = plan_for(built, params, processor, sources)
         plan.check()
         rated = spell_out_rates(built, params)

@@ -74,14 +74,12 @@ class Launcher(CellWidget):
         threading.Thread(target=self._launch, args=(self._form.params,), daemon=True, name="launch").start()
 
     def _launch(self, params: RunParams) -> None:
-        """Check, pretrain the small backbones if need be, and launch, in a thread."""
+        """Check and launch, in a thread."""
         try:
             self._note.value = note("starting…", role="status")
             with import_lock:
-                from ..shapes.pretrain import ensure_backbones
                 from ..train.prepare import prepare
             prepared = prepare(params)  # its errors are shown here, before a rank starts
-            ensure_backbones(params, progress=self._show_progress)
             self.panel = RunPanel(launch(prepared).path)
             self._below.children, self._note.value = [self.panel], note(trains_on(params))
         except Exception as error:  # the thread ends here: the error is shown, and wait() raises it
@@ -90,6 +88,3 @@ class Launcher(CellWidget):
         finally:
             self._idle.set()
             self._update_button()
-
-    def _show_progress(self, label: str, share: float) -> None:
-        self._note.value = note(f"first time only: {label}, {share:.0%}")

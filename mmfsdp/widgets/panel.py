@@ -14,7 +14,8 @@ import ipywidgets as w
 
 from ..run.folder import last_row, read_json, read_metrics, read_result
 from ..run.handle import Run
-from ..run.record import RunState
+from ..run.progress import part_of
+from ..run.record import RunState, Status
 from ..run.state import RankProgress, read_ranks
 from ..run.trouble import Trouble, headline, is_ending, troubles
 from ..run.watch import LogReader, Progress, clock
@@ -24,6 +25,7 @@ from .cell import CellWidget, ViewerPresence
 from .charts import Charts
 from .log_view import LogView
 from .markup import note
+from .parts import parts_line
 from .report import newest_events
 
 WATCHED_UPDATE_S = 0.5
@@ -55,12 +57,12 @@ class RunPanel(CellWidget):
         self._details_due = 0.0  # monotonic time of the next drawing of ranks and facts
         self._closing, self._ended = threading.Event(), threading.Event()
         self._troubles: list[Trouble] = []
-        self._head, self._banner = w.HTML(), w.HTML()
+        self._head, self._parts, self._banner = w.HTML(), w.HTML(), w.HTML()
         self._rank_grid, self._tracebacks, self._facts = w.HTML(), w.HTML(), w.HTML()
         self.charts = Charts(self.run.path, total=record.steps if record else None)
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
-        parts = [self._head, self._banner, self.actions, self._rank_grid, self._tracebacks, self.charts, self._facts]
-        parts.append(self.logs)
+        parts = [self._head, self._parts, self._banner, self.actions, self._rank_grid, self._tracebacks]
+        parts += [self.charts, self._facts, self.logs]
         super().__init__(parts)
         self.replace_older()
         threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
@@ -114,7 +116,8 @@ class RunPanel(CellWidget):
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not (state.done or is_ending(self._troubles)):
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
-        html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'
+        if state.status is not Status.PREPARING:  # which has a bar of its own
+            html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'
         self._head.value = html
         self.actions.update(state)
         self.logs.draw()
@@ -125,6 +128,7 @@ class RunPanel(CellWidget):
         ranks = read_ranks(self.run.path, self._ranks, self.state)
         found = self._troubles = troubles(self.run.path, self.state, ranks=ranks)
         self._banner.value = banner(found)
+        self._parts.value = parts_line(part_of(self.run.path, self.state, ranks=ranks))
         self._rank_grid.value = rank_grid(ranks, found)
         self._tracebacks.value = tracebacks(ranks, found)
         result = read_result(self.run.path) if self.state.done else {}

@@ -20,6 +20,7 @@ STYLE = f"""<style>
 .mm-trouble {{border: 1px solid {TRAINABLE}; border-left-width: 6px; border-radius: 4px; background: {TRAINABLE}1f;
   padding: .4em .7em; margin: .4em 0; line-height: 1.4; overflow-wrap: anywhere}}
 .mm-trouble-warning {{border-color: {OPTIMIZER}; background: {OPTIMIZER}1f}}
+.mm-parts {{display: flex; flex-wrap: wrap; gap: 0 1em; margin: .3em 0 0; line-height: 1.5}}
 .mm-table {{border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 12px}}
 .mm-table th, .mm-table td {{padding: .3em .6em; text-align: right; white-space: nowrap; line-height: 1.2;
   border-bottom: 1px solid {INK}55}}

@@ -3,18 +3,25 @@
 import multiprocessing
 import os
 import random
+import shutil
 from dataclasses import replace
 
 import open_clip
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mmfsdp import launch
 from mmfsdp.models.generated import generated_folder, needs_backbones
 from mmfsdp.params import ParamError, RunParams, load
+from mmfsdp.run.local import processes_of
+from mmfsdp.run.progress import part_of
+from mmfsdp.run.record import Status
 from mmfsdp.shapes.pretrain import Recipe, ensure_backbones, near_misses
 from mmfsdp.shapes.scenes import split_combinations
 from mmfsdp.shapes.texts import every_word, some_text
+from tests.waiting import until
 
 MINUTE = Recipe(vision_steps=2, language_steps=3, vision_colors=1, language_batch=8)
 
@@ -106,6 +113,27 @@ def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder,
     assert again.is_dir() and not killed.exists()
     assert len({path.stat().st_mode for path in again.rglob("*.*")}) == 1, "who may read the one may read all of it"
     assert weights(again) == weights(folder) and len(weights(folder)) == 2
+
+
+@pytest.mark.real
+def test_the_backbones_of_a_run_are_its_own_work(folder, tmp_path, monkeypatch):
+    """Cancelling the run ends it; once another process has made them, the ranks start."""
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
+    wanted = generated_folder(minute_params().model)
+    wanted.parent.mkdir()
+    changes = {"launch.folder": str(tmp_path), "train.steps": 1, "train.warmup_steps": 0, "train.device": "cpu"}
+    changes |= {"train.eval_every": None, "launch.threads": 1}
+    with FileLock(f"{wanted}.lock"):  # as of a process that works on them
+        run = launch(minute_params().change(**changes))
+        until(lambda: run.state().status is Status.PREPARING, words=lambda: str(run.state()))
+        assert part_of(run.path, run.state()).part == "backbones"
+        assert run.cancel().status is Status.CANCELLED
+        assert not processes_of(run.record, run.path) and not wanted.exists()
+        run.resume()
+        until(lambda: run.state().status is Status.PREPARING, words=lambda: str(run.state()))
+        shutil.copytree(folder, wanted)
+    state = run.wait(180)
+    assert state.ok and state.step == 1, f"{state}\n{state.traceback}"
 
 
 def test_what_cannot_be_pretrained_names_the_field(tmp_path, monkeypatch):

@@ -4,10 +4,13 @@ import re
 import signal
 
 import pytest
+from filelock import FileLock
 
-from mmfsdp import ParamError, sweep
+from mmfsdp import ParamError, launch, sweep
+from mmfsdp.models.generated import generated_folder
 from mmfsdp.params import load
 from mmfsdp.run.record import Status
+from tests.shapes.test_pretrain import minute_params
 from tests.slurm.conftest import light
 from tests.waiting import until
 
@@ -73,3 +76,25 @@ def test_a_member_whose_plan_is_wrong_is_never_submitted(cluster, tmp_path):
         sweep(wrong, grid={"train.lr": [1e-3, 2e-3]})
     assert not (tmp_path / wrong.launch.name).exists()
     assert str(tmp_path) not in cluster.ask("scontrol", "show", "job").stdout
+
+
+def test_backbones_are_pretrained_before_a_job_is_submitted(cluster, tmp_path, monkeypatch):
+    """By the process that submits it, which a cancel ends; of a sweep once for all members with this model."""
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
+    slurm = {"launch.executor": "slurm", "launch.nodes": 1, "launch.ranks": 1, "launch.timeout_min": 2}
+    params = minute_params().change(**slurm | {"launch.folder": str(tmp_path), "train.device": "cpu"})
+    wanted = generated_folder(params.model)
+    wanted.parent.mkdir()
+    with FileLock(f"{wanted}.lock"):  # as of a process that works on them
+        run = launch(params)
+        until(lambda: run.state().status is Status.PREPARING, words=lambda: str(run.state()))
+        assert run.job is None and run.cancel().status is Status.CANCELLED
+        members = sweep(params.change(**{"launch.name": "lr"}), grid={"train.lr": [1, 2]})
+        until(lambda: members.states()["000"].status is Status.PREPARING, words=lambda: str(members))
+        assert {state.status for state in members.cancel().values()} == {Status.CANCELLED}
+        run.resume()
+        until(lambda: run.state().status is Status.PREPARING, words=lambda: str(run.state()))
+        for part in ("vision", "language"):
+            (wanted / part).mkdir(parents=True)
+    until(lambda: run.job, words=lambda: str(run.state()))
+    assert run.cancel().status is Status.CANCELLED

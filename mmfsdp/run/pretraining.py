@@ -1,0 +1,126 @@
+"""The small backbones of a run that are pretrained before its ranks start, by a process beside its supervisor.
+
+On Slurm the process that submits the job starts it, and submits once they are there. The pretraining belongs to the
+run: closing the notebook does not end it, cancelling the run does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..params import GENERATED, ParamError, RunParams
+from .folder import NUMBER, Types, last_line, of_types, open_own, read_json, write_json
+from .record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, advice, write_status
+
+FILE = "backbones.json"
+"""How far they are; in logs/ of the run folder."""
+LOG = "backbones.log"
+"""What the process prints; beside it."""
+TYPES: Types = {"label": str, "share": NUMBER, "left_s": NUMBER, "error": str, "traceback": str}
+WRITE_INTERVAL_S = 0.3
+"""Seconds between two writings of how far it is."""
+ALIVE_INTERVAL_S = 10.0
+"""Seconds between two writings of status.json, by which other machines know that somebody works."""
+POLL_S = 0.1
+
+
+class BackbonesProgress(NamedTuple):
+    """Say how far the pretraining of a run's backbones is."""
+
+    label: str = ""
+    """What is being pretrained; empty until the work begins."""
+    share: float = 0.0
+    """Of the work on that, between 0 and 1."""
+    left_s: float | None = None
+    """Seconds until that is done; None while unknown."""
+
+
+def pretrains(params: RunParams, entry: str) -> bool:
+    """Return whether the backbones of a run that calls this entry are not there yet.
+
+    Imports torch only where some weights are `generated`: the folder that they are in depends on the kind of model.
+    """
+    model = params.model
+    weights = (model.weights, model.vision.weights, model.language.weights)
+    if entry not in (TRAIN, TRAIN_AND_CAPTION) or GENERATED not in weights:
+        return False
+    from ..shapes.pretrain import needs_backbones
+
+    return needs_backbones(model)
+
+
+def backbones_progress(folder: Path) -> BackbonesProgress:
+    """Return how far the backbones of a run are that is PREPARING."""
+    values = of_types(read_json(folder / "logs" / FILE) or {}, TYPES)
+    share = min(1.0, max(0.0, values.get("share", 0.0)))
+    return BackbonesProgress(values.get("label", ""), share, values.get("left_s"))
+
+
+def pretrain_first(folder: Path, stop_requested: Callable[[], RunState | None]) -> RunState | None:
+    """Pretrain the backbones of a run in a process, and wait for it. Return None once they are there.
+
+    Returns the state that the run ends in, if `stop_requested` gives one or the pretraining fails.
+    """
+    (folder / "logs" / FILE).unlink(missing_ok=True)  # of an earlier start
+    with open_own(folder / "logs" / LOG, "wb") as log:
+        command = [sys.executable, "-m", "mmfsdp.run", str(folder), "backbones"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    written = 0.0
+    while process.poll() is None:
+        if state := stop_requested():
+            process.kill()
+            process.wait()
+            return state
+        if time.monotonic() > written + ALIVE_INTERVAL_S or not written:
+            write_status(folder, RunState(Status.PREPARING), alive=time.time())
+            written = time.monotonic()
+        time.sleep(POLL_S)
+    if process.returncode == 0:
+        return stop_requested()
+    values = of_types(read_json(folder / "logs" / FILE) or {}, TYPES)
+    error = values.get("error") or f"exit code {process.returncode}; {last_line(folder / 'logs' / LOG)}"
+    words = f"the backbones could not be pretrained: {error}{advice(error)}"
+    return RunState(Status.FAILED, words, traceback=values.get("traceback", ""))
+
+
+def ensure_backbones(params: RunParams, progress: Callable[[str, float], None]) -> None:
+    """Pretrain the backbones of a run in this process, unless they are there. Raises as shapes/pretrain.py does."""
+    from ..shapes import pretrain  # imports torch
+
+    pretrain.ensure_backbones(params, progress)
+
+
+def pretrain_here(folder: Path) -> None:
+    """Pretrain the backbones of a run in this process, and write how far it is into the run folder."""
+    path = folder / "logs" / FILE
+    write_json(path, {})
+    first: dict[str, tuple[float, float]] = {}
+    """Of each part: when its first step was done, and the share of it that this was."""
+    written = 0.0
+
+    def progress(label: str, share: float) -> None:
+        nonlocal written
+        now = time.monotonic()
+        began, share_then = first.setdefault(label, (now, share))
+        if share < 1 and now < written + WRITE_INTERVAL_S:
+            return
+        values: dict[str, str | float] = {"label": label, "share": share}
+        if share > share_then:
+            values["left_s"] = (now - began) * (1 - share) / (share - share_then)
+        write_json(path, values)
+        written = now
+
+    try:
+        params = RunParams.from_yaml(folder / "params.yaml")
+        ensure_backbones(params, progress)
+    except Exception as error:
+        is_mistake = isinstance(error, ParamError)
+        lines = "" if is_mistake else traceback.format_exc()
+        write_json(path, {"error": str(error) or type(error).__name__, "traceback": lines[-20_000:]})
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,76 @@
+"""Tell how far a run is: its part, such as its imports, what it does there, and the share that is done, if known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .folder import PathLike
+from .pretraining import backbones_progress
+from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status
+from .stages import BACKBONES, CAPTIONS, FIRST_STEP, PARTS, STEPS, progress_of, stage_of
+from .state import RankProgress, age, read_ranks
+
+
+class PartProgress(NamedTuple):
+    """The part of a run that it is in."""
+
+    parts: tuple[str, ...]
+    """All parts of this run, in order."""
+    part: str
+    """The one that it is in."""
+    words: str
+    """What it does there, by the rank that is the furthest behind."""
+    share: float | None = None
+    """The share of that which is done; None while unknown."""
+    left_s: float | None = None
+    """Seconds until that is done; None while unknown."""
+
+
+def part_of(folder: PathLike, state: RunState, *, ranks: Sequence[RankProgress] | None = None) -> PartProgress | None:
+    """Return the part that a run in this state is in; None if it waits to be started, or is done.
+
+    ranks: what `read_ranks` gives, where it was called already.
+    """
+    folder = Path(folder)
+    record = RunRecord.read(folder)
+    if record is None or state.done or state.status is Status.QUEUED:
+        return None
+    left_out = set()
+    if not record.pretrains:
+        left_out.add(BACKBONES)
+    if record.entry != TRAIN_AND_CAPTION:
+        left_out.add(CAPTIONS)
+    parts = tuple(part for part in PARTS if part not in left_out)
+    if state.status is Status.PREPARING:
+        made = backbones_progress(folder)
+        if not made.label:
+            return PartProgress(parts, BACKBONES, "starting the pretraining, or waiting for another run's")
+        words = f"pretraining the {made.label}, once for all runs"
+        return PartProgress(parts, BACKBONES, words, made.share, made.left_s)
+    if ranks is None:
+        ranks = read_ranks(folder, record.ranks, state)
+    working = [rank for rank in ranks if rank.status not in ("done", "failed", "stopped")]
+    if not working:
+        return None
+    last = min(working, key=lambda rank: progress_of(rank.activity))
+    return PartProgress(parts, *_part_and_words(last, alone=len(ranks) == 1))
+
+
+def _part_and_words(last: RankProgress, *, alone: bool) -> tuple[str, str]:
+    """Return the part that the rank furthest behind is in, and what it does."""
+    stage = stage_of(last.activity)
+    part, words = stage.part, stage.words
+    if last.activity.startswith("step ") and last.first_step:
+        part, words = FIRST_STEP, last.activity
+    elif part == STEPS and last.activity.startswith("step "):
+        words = last.activity
+    detail = last.activity.partition(": ")[2]
+    if detail:
+        words += f", {detail}"
+    if not alone and last.activity:
+        words += f" (rank {last.rank})"
+    if last.age_s is not None and last.age_s >= 1:
+        words += f", for {age(last.age_s)}"
+    return part, words
