@@ -29,4 +29,4 @@ def parts_line(progress: PartProgress | None) -> str:
         if progress.left_s is not None:
             words += f", {clock(progress.left_s)} left"
         bar = f'<progress aria-label="{escape(progress.part)} done" value="{progress.share:.3f}" max="1"></progress>'
-    return f'<div class="mm-parts">{"".join(items)}</div><div class="mm-quiet" role="status">{words}</div>{bar}'
+    return f'<div class="mm-parts">{"".join(items)}</div><div class="mm-quiet">{words}</div>{bar}'
