@@ -50,7 +50,7 @@ CARDS = (
     Card("RTX 3090", r"\bRTX 3090$", 71e12, 35.6e12, 0.936e12, _AMPERE),
     Card("MI325X", r"\bMI325X", 1307e12, 163.4e12, 6.0e12, f"{_AMD}/mi300/mi325x.html"),
     Card("MI300X", r"\bMI300X", 1307e12, 163.4e12, 5.3e12, f"{_AMD}/mi300/mi300x.html"),
-    Card("MI250X (one of its two dies)", r"\bMI250X", 191.5e12, 47.9e12, 1.6e12, f"{_AMD}/mi200/mi250x.html"),
+    Card("MI250X die", r"\bMI250X", 191.5e12, 47.9e12, 1.6e12, f"{_AMD}/mi200/mi250x.html"),
 )
 """The first whose pattern is found in a name holds. NVIDIA's data sheets give peaks with sparsity, which are twice
 these; an RTX card that adds up in fp32 reaches half of what it reaches in fp16. To torch a MI250X is two devices, one a

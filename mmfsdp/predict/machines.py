@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from ..params import ParamError, RunParams
 from ..params.numbers import size
 from ..params.run import read_cluster
+from .cards import CARDS
 
 WORKSPACE = 96 << 20
 """Bytes that cuBLAS takes from torch's allocator for its own use, and the prediction lacks: on Hopper torch gives each
@@ -66,40 +67,91 @@ CONTEXT, FRAGMENTATION = 1.5e9, 0.15
 964), CUDA's context takes some 0.5 GB. Published runs reserved 12 to 24 % more than they allocated, without
 expandable segments (AnswerDotAI/fsdp_qlora, benchmarks_03_2024.md)."""
 
-_H100 = Machine(flops=989e12, fp32=67e12, memory=3.35e12, bandwidth=360e9)
-_A100 = Machine(flops=312e12, fp32=19.5e12, memory=2.0e12, bandwidth=210e9)
-_RTX4090 = Machine(flops=165e12, fp32=82.6e12, memory=1.0e12, bandwidth=25e9, capacity=23.6 * 2**30)
-_MACHINES = (
-    replace(_H100, name="h100-nvlink"),
-    replace(_H100, bandwidth=50e9, latency=3e-5, inside=360e9, name="h100-infiniband"),
-    replace(_A100, name="a100-nvlink"),
-    replace(_A100, bandwidth=25e9, latency=3e-5, inside=210e9, name="a100-infiniband"),
-    replace(_A100, bandwidth=3.1e9, latency=1e-4, inside=210e9, name="a100-ethernet"),
-    replace(_RTX4090, latency=3e-5, name="rtx4090-pcie"),
-)
-# Memory: out-of-memory messages of torch name 79.1 to 79.3 GiB on cards of 80 GB, 23.6 to 23.7 on cards of 24 GB.
-# Matrix products: the best of many shapes, 794.5 of 989 and 271.2 of 312 TFLOP/s (stas00/ml-engineering,
-# compute/accelerator/README.md). Attention: FlashAttention-2, 35 % on the H100 (Shah et al. 2024, FlashAttention-3) and
-# 63 to 73 % on the A100 (Dao 2023). The RTX 4090 is assumed to be as the A100.
-_H100_PRODUCTS, _H100_ATTENTION = 0.80, 0.35
-_A100_PRODUCTS, _A100_ATTENTION = 0.87, 0.65
 LAUNCH, SPREAD = 8e-6, 1.6
 """Seconds to launch an operator in eager mode, and how many times as long as its kernels at their best a step may take:
 clocks fall under load, kernels of other shapes are slower, collectives take a share of the GPU, and gaps are left."""
 
 
-def _with_kernels(machine: Machine) -> Machine:
-    """Return the machine with what its kernels reach and what must be free."""
-    machine = replace(machine, launch=LAUNCH, spread=SPREAD, context=CONTEXT, fragmentation=FRAGMENTATION)
-    if machine.name.startswith("h100"):
-        return replace(machine, products=_H100_PRODUCTS, attention=_H100_ATTENTION)
-    return replace(machine, products=_A100_PRODUCTS, attention=_A100_ATTENTION)
+def _of_card(name: str, *, gib: float, products: float, attention: float) -> Machine:
+    """Return a machine with the peaks of a card of cards.py, as much memory as torch reports, and its kernels' shares.
+
+    It has no network yet.
+    """
+    card = next(card for card in CARDS if card.name == name)
+    machine = Machine(flops=card.half, fp32=card.fp32, memory=card.memory, bandwidth=0.0, capacity=gib * 2**30)
+    kernels = {"products": products, "attention": attention, "launch": LAUNCH, "spread": SPREAD}
+    return replace(machine, **kernels, context=CONTEXT, fragmentation=FRAGMENTATION)  # type: ignore[arg-type]
 
 
-MACHINES = {machine.name: _with_kernels(machine) for machine in _MACHINES}
-"""GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name: NVLink within a node at the
-rate that NCCL reaches (NVIDIA/nccl-tests, issue 326: 360 GB/s of 450 on H100s; issue 149: about 200 of 300 on A100s),
-a card of 400 (H100) or 200 Gb/s InfiniBand per GPU, 25 Gb/s Ethernet per GPU. No CPU is among them: its small
+# Memory: torch's out-of-memory messages name 79.1 to 79.3 GiB on cards of 80 GB, 139.8 on a H200, 94.5 on a GH200 with
+# 96 GB, 178.3 on a B200, 39.4 to 39.5 on an A100 of 40 GB, 44.4 on a L40S, 23.6 to 23.7 on cards of 24 GB, 191.7 to
+# 192.0 on a MI300X and 64.0 on a die of a MI250X.
+# Matrix products: the best of many shapes, of the data sheet's peak (stas00/ml-engineering,
+# compute/accelerator/README.md, August 2026): 80.3 % on H100 and H200, 83.8 % on a GH200 of 900 W, 77.6 % on the B200,
+# 86.9 % on the A100, 51.4 % on the MI300X.
+# Attention: FlashAttention-2, 35 % on the H100 (Shah et al. 2024, FlashAttention-3), 63 to 73 % on the A100 (Dao 2023).
+# Without a figure of others, later cards are taken to be as the H100, L40S and RTX 4090 as the A100, and the MI250X as
+# the MI300X.
+_H100 = _of_card("H100", gib=79.1, products=0.80, attention=0.35)
+_H200 = _of_card("H200", gib=139.8, products=0.80, attention=0.35)
+_GH200 = _of_card("GH200", gib=94.5, products=0.80, attention=0.35)
+_B200 = _of_card("B200", gib=178.3, products=0.776, attention=0.35)
+_A100 = _of_card("A100 80 GB", gib=79.1, products=0.87, attention=0.65)
+_A100_40 = _of_card("A100 40 GB", gib=39.4, products=0.87, attention=0.65)
+_L40S = _of_card("L40S", gib=44.4, products=0.87, attention=0.65)
+_RTX4090 = _of_card("RTX 4090", gib=23.6, products=0.87, attention=0.65)
+_MI300X = _of_card("MI300X", gib=191.7, products=0.51, attention=0.35)
+_MI250X = _of_card("MI250X die", gib=63.9, products=0.51, attention=0.35)
+
+# Within a node: the rate of NCCL's ring. 360 GB/s of 450 on H100s (NVIDIA/nccl-tests, issue 326); 365 on H200s, 682 of
+# 900 on B200s, and 313 of 448 on MI300Xs (stas00/ml-engineering, network/README.md); about 200 of 300 on A100s
+# (NVIDIA/nccl-tests, issue 149). GH200s in nodes of four have as many links as H100s, and are taken to reach as much.
+# The dies of MI250Xs are joined by single links of 50 GB/s, the narrowest of a ring.
+# To other nodes: a card of 400 Gb/s InfiniBand for each H100, H200, B200 and MI300X; of 200 Gb/s for each A100 and
+# GH200 (JUPITER); 25 Gb/s Ethernet for each GPU; 200 Gb/s Slingshot for each MI250X, of two dies (LUMI, Frontier).
+_ONE_NODE = {
+    "h100": replace(_H100, bandwidth=360e9),
+    "h200": replace(_H200, bandwidth=365e9),
+    "gh200": replace(_GH200, bandwidth=360e9, gpus_per_node=4),
+    "b200": replace(_B200, bandwidth=682e9),
+    "a100": replace(_A100, bandwidth=210e9),
+    "a100-40": replace(_A100_40, bandwidth=210e9),
+    "mi300x": replace(_MI300X, bandwidth=313e9),
+    "mi250x": replace(_MI250X, bandwidth=50e9),
+}
+"""By GPU, for ranks in one node, with the rate within it."""
+
+
+def _across(gpu: str, network: str, bandwidth: float, *, latency: float = 3e-5) -> Machine:
+    """Return a machine of several nodes with such a network, whose ranks send so many bytes per second."""
+    inside = _ONE_NODE[gpu]
+    return replace(inside, inside=inside.bandwidth, bandwidth=bandwidth, latency=latency, name=f"{gpu}-{network}")
+
+
+_MACHINES = (
+    replace(_ONE_NODE["h100"], name="h100-nvlink"),
+    _across("h100", "infiniband", 50e9),
+    replace(_ONE_NODE["h200"], name="h200-nvlink"),
+    _across("h200", "infiniband", 50e9),
+    replace(_ONE_NODE["gh200"], name="gh200-nvlink"),
+    _across("gh200", "infiniband", 25e9),
+    replace(_ONE_NODE["b200"], name="b200-nvlink"),
+    _across("b200", "infiniband", 50e9),
+    replace(_ONE_NODE["a100"], name="a100-nvlink"),
+    _across("a100", "infiniband", 25e9),
+    _across("a100", "ethernet", 3.1e9, latency=1e-4),
+    replace(_ONE_NODE["a100-40"], name="a100-40-nvlink"),
+    _across("a100-40", "infiniband", 25e9),
+    replace(_L40S, bandwidth=25e9, latency=3e-5, name="l40s-pcie"),
+    replace(_RTX4090, bandwidth=25e9, latency=3e-5, name="rtx4090-pcie"),
+    replace(_ONE_NODE["mi300x"], name="mi300x-xgmi"),
+    _across("mi300x", "infiniband", 50e9),
+    replace(_ONE_NODE["mi250x"], name="mi250x-xgmi"),
+    _across("mi250x", "slingshot", 12.5e9),
+)
+MACHINES = {machine.name: machine for machine in _MACHINES}
+"""GPUs (bf16; fp32 without TensorFloat-32, as is torch's default) and networks by name, from the data sheets of
+cards.py and the figures above. To torch, and here, each die of a MI250X is a GPU. No CPU is among them: its small
 operators take as long to call as to run, and a prediction from rates was off by 3 to 5 times."""
 
 LAPTOP = "laptop"

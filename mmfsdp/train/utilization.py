@@ -13,6 +13,7 @@ from torch import nn
 
 from ..checkpoint.gather import gather_json
 from ..core.micro_batch import StepBatch
+from ..data.own_random import own_random
 from ..predict.batch_work import BatchWork, traced
 from ..predict.cards import peak_of
 from .callbacks import Callback, Training
@@ -70,7 +71,8 @@ def training_utilization(training: Training) -> Utilization | None:
     counted = None
     if dist.get_rank() == 0:  # it takes seconds of a CPU, and is the same on all
         try:
-            work = batch_work(training)
+            with own_random(0):  # the training's own random states stay as a resume has restored them
+                work = batch_work(training)
             counted = work.to_dict() if work else None
         except Exception as error:  # the training goes on without
             print(f"MFU and HFU are not known: {type(error).__name__}: {error}"[:300])

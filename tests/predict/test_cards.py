@@ -2,6 +2,7 @@
 
 import pytest
 
+from mmfsdp.predict import MACHINES
 from mmfsdp.predict.cards import CARDS, card_of, peak_of
 
 NAMES = {
@@ -58,3 +59,14 @@ def test_each_card_is_reached_by_a_name_and_has_a_source():
     assert {card_of(name).name for name in NAMES} == {card.name for card in CARDS}
     for card in CARDS:
         assert card.source.startswith("https://") and card.fp32 < card.half and card.memory < 1e13
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_has_the_peaks_of_a_card(name):
+    machine = MACHINES[name]
+    peaks = {(card.half, card.fp32, card.memory) for card in CARDS}
+    assert (machine.flops, machine.fp32, machine.memory) in peaks and machine.name == name
+    # A machine of one node has no `inside`; in all others the links within a node are faster than those between nodes.
+    assert not machine.inside or machine.bandwidth < machine.inside
+    assert machine.inside or name.endswith(("-nvlink", "-xgmi", "-pcie"))
+    assert 0 < machine.products < 1 and 0 < machine.attention < 1 and machine.capacity > 20 * 2**30

@@ -18,6 +18,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.params import FSDPParams, RunParams, TrainParams, load
 from mmfsdp.predict import Machine, estimate, machine_of, step_time
+from mmfsdp.predict.cards import card_of
 from mmfsdp.train.optimizer import LocalAdamW
 from tests.bench.gpu.device import DEVICE, ON_GPU, SHARDS_INTEGERS, copy_rate, matrix_rate
 
@@ -83,11 +84,19 @@ def wrap(model: nn.Module, plan: WrapPlan) -> Method:
 def here() -> Machine:
     """Return the published figures of this GPU; of one that has none, the measured ones."""
     name = torch.cuda.get_device_name(DEVICE) if ON_GPU else ""
-    known = {"H100": "h100-nvlink", "H200": "h100-nvlink", "A100": "a100-nvlink", "RTX 4090": "rtx4090-pcie"}
-    for part, machine in known.items():
-        if part in name:
-            # An H200 is an H100 with other memory (NVIDIA's data sheet).
-            return machine_of(machine, {"memory": 4.8e12} if part == "H200" else {})
+    card = card_of(name)
+    known = {
+        "H100": "h100-nvlink",
+        "H200": "h200-nvlink",
+        "GH200": "gh200-nvlink",
+        "B200": "b200-nvlink",
+        "A100 80 GB": "a100-nvlink",
+        "A100 40 GB": "a100-40-nvlink",
+        "L40S": "l40s-pcie",
+        "RTX 4090": "rtx4090-pcie",
+    }
+    if card and card.name in known:
+        return machine_of(known[card.name])
     figures = {"flops": matrix_rate(), "products": 1.0, "attention": 0.65, "memory": copy_rate()}
     return machine_of("a100-nvlink", figures)
 
