@@ -31,6 +31,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "launch": "run.launch",
     "Run": "run.handle",
     "sweep": "run.sweep",
+    "verify": "checks.own_loop",
     "Sweep": "run.sweep",
 }
 

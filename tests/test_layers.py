@@ -12,14 +12,14 @@ from tests.processes import in_fresh_python
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
-ROOMS = "params core predict checkpoint data run models shapes train compat bench widgets cli".split()
+ROOMS = "params core predict checkpoint data run models shapes train compat bench checks widgets cli".split()
 """From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
 NO_TORCH = ("params", "run", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("core", "predict"), ("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
 """Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run is
 prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a backbone to pretrain has a tokenizer before that."""
-NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench")}
+NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench"), ("widgets", "checks")}
 """Downward imports that no file needs."""
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,23 @@ PRELOADED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.tr
 
 
 def on_ranks(
-    work: Callable[..., Any], ranks: int, *args: Any, method: str = "forkserver", backend: str = "gloo"
+    work: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    method: str = "forkserver",
+    backend: str = "gloo",
+    timeout_s: float | None = None,
 ) -> list[Any]:
     """Run `work(*args)` on so many ranks of a process group; return what each returned (plain data), by rank.
 
     method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). With nccl,
-    each rank's current device is the GPU of its number. Raises if any rank fails, ValueError for more ranks than GPUs.
+    each rank's current device is the GPU of its number. timeout_s: of a collective; default torch's. Raises if any rank
+    fails, ValueError for more ranks than GPUs.
     """
     if backend == "nccl" and ranks > torch.cuda.device_count():
         gpus = torch.cuda.device_count()
         raise ValueError(f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many")
-    return in_processes(_work_in_group, ranks, ranks, work, args, backend, method=method)
+    return in_processes(_work_in_group, ranks, ranks, work, args, backend, timeout_s, method=method)
 
 
 def in_processes(work: Callable[..., Any], number: int, *args: Any, method: str = "forkserver") -> list[Any]:
@@ -48,7 +55,15 @@ def _process(rank: int, folder: str, environment: dict[str, str], work: Callable
     Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
 
 
-def _work_in_group(rank: int, folder: str, ranks: int, work: Callable[..., Any], args: tuple, backend: str) -> Any:
+def _work_in_group(
+    rank: int,
+    folder: str,
+    ranks: int,
+    work: Callable[..., Any],
+    args: tuple,
+    backend: str,
+    timeout_s: float | None,
+) -> Any:
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{folder}/store", ranks)
@@ -60,7 +75,8 @@ def _work_in_group(rank: int, folder: str, ranks: int, work: Callable[..., Any],
     else:
         # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device)
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device, timeout=timeout)
     dist.barrier()  # gloo fails in ranks that are still connecting to one that has destroyed its group already
     try:
         return work(*args)

@@ -19,7 +19,7 @@ from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
 from .new import new
-from .planning import bench, plan
+from .planning import bench, plan, verify
 from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, track, watch
 
 ABOUT = "See, predict, run and measure FSDP training of mostly frozen multimodal models."
@@ -64,6 +64,9 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
 
     command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
     command.add_argument("--machine", metavar="NAME", help="add the seconds of a step, and every mesh, on this machine")
+    add_flags(command)
+
+    command = add(verify, "check a training on two CPU ranks: exit code 1 for a fault", usage="[--config C] [flags]")
     add_flags(command)
 
     command = add(run, "plan, launch, watch, caption, report", usage="[--config C] [flags]")
@@ -209,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 COMMANDS = [
     command.__name__
     for command in (
-        *(new, plan, run, launch, runs, watch, cancel, sweep, drill, resume),
+        *(new, plan, verify, run, launch, runs, watch, cancel, sweep, drill, resume),
         *(track, caption, report, export, bench),
     )
 ]

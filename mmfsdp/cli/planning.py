@@ -1,4 +1,4 @@
-"""The commands `mmfsdp plan` and `mmfsdp bench`: predict a step, and measure one; and the folder that a word names."""
+"""The commands `mmfsdp plan`, `verify` and `bench`: predict a step, check one, and measure one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..core.plan import Finding, WrapPlan
 from ..params import Backend, LaunchParams, RunParams
 from ..params.flags import params_of
 from ..params.numbers import WIDTH
+from ..run.watch import ProgressBar
 
 if TYPE_CHECKING:
     from ..train.prepare import Prepared
@@ -54,6 +55,18 @@ def plan(values: Namespace) -> int:
     return int(any(finding.level == "error" for finding in planned.lint))
 
 
+def verify(values: Namespace) -> int:
+    """Check a training on two ranks of the CPU, and print a line for each check. Returns 1 if one finds a fault."""
+    params = params_of(values)
+    say("verifying: two steps on two CPU ranks and in one process, a kill, a resume, an export")
+    pretrain(params)
+    from ..checks.from_params import verify_run
+
+    report = verify_run(params)
+    print(report)
+    return int(not report.ok)
+
+
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
     say("planning: a model without weights, a step on tensors without data")
@@ -73,6 +86,17 @@ def prepare_run(params: RunParams, *, activations: bool = False) -> Prepared:
     from ..train.prepare import prepare
 
     return prepare(params, activations=activations)
+
+
+def pretrain(params: RunParams) -> None:
+    """Pretrain the generated backbones if they are missing, with a progress bar."""
+    from ..models.generated import needs_backbones
+
+    if needs_backbones(params.model):
+        from ..shapes.pretrain import ensure_backbones
+
+        print("making generated weights, once; where backbones are pretrained, this takes minutes")
+        ensure_backbones(params, progress=ProgressBar())
 
 
 def show_finding(finding: Finding) -> None:

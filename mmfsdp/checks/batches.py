@@ -1,0 +1,156 @@
+"""The batches of a trial: of the first rows of the data, or of random values where no tokenizer is on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..core.micro_batch import MappingBatch
+from ..data.batch import IMAGE, Sample
+from ..data.corrupt import CorruptRecord
+from ..data.own_processor import OwnProcessor
+from ..data.processor import SampleProcessor
+from ..data.sources import Splits
+from ..data.stream import GivenRow
+from ..models import Flamingo, MultimodalModel
+from ..models.kinds import kind_of
+from ..params import ParamError, RunParams
+
+MAX_ROWS = 1000
+"""Rows that are looked at for some that can be used."""
+PICTURE_KEYS = ("image", "images", "picture", "pictures", "video", "videos", "pixels")
+
+
+@dataclass(frozen=True)
+class TrialBatches:
+    """The batches of a trial."""
+
+    of_ranks: list[Any]
+    joined: Any
+    """All rows in one batch."""
+    without_picture: Any = None
+    """The last rank's rows without their pictures; None if there can be none."""
+    note: str = ""
+    """Why not."""
+
+
+def batches_of_data(
+    params: RunParams, processor: SampleProcessor, sources: Mapping[str, Splits], ranks: int
+) -> TrialBatches:
+    """Return batches of the first rows. Raises ParamError if none can be used."""
+    processor = replace(processor, max_length=params.data.max_length, augment=False)
+    size = params.train.batch_size
+    rows: list[Any] = []
+    for row in islice(sources["data"]["train"], MAX_ROWS):
+        if not refusal(processor, row):
+            rows.append(row)
+        if len(rows) == ranks * size:
+            break
+    if not rows:
+        raise ParamError("data", f"none of the first {MAX_ROWS} rows can be used")
+    rows = [rows[i % len(rows)] for i in range(ranks * size)]
+    of_ranks = [batch_of(processor, rows[rank * size : (rank + 1) * size]) for rank in range(ranks)]
+    without, note = _without_picture(processor, rows[-size:])
+    return TrialBatches(of_ranks, batch_of(processor, rows), without, note)
+
+
+def batch_of(processor: SampleProcessor, rows: list[Any]) -> Any:
+    """Return the batch of some rows."""
+    return processor.collate([processor.encode(row, seed=0) for row in rows])
+
+
+def refusal(processor: SampleProcessor, row: Any) -> str:
+    """Return why a row cannot be used; "" if it can."""
+    if isinstance(row, CorruptRecord):
+        return row.reason
+    if isinstance(processor, OwnProcessor):
+        return processor.refusal(row)
+    try:
+        processor.collate([processor.encode(row, seed=0)])
+    except CorruptRecord as error:
+        return error.reason
+    return ""
+
+
+def _without_picture(processor: SampleProcessor, rows: list[Any]) -> tuple[Any, str]:
+    stripped = [strip_pictures(row) for row in rows]
+    if any(row is None for row in stripped):
+        return None, "the rows of your reader have no picture under a name that is known here"
+    for row in stripped:
+        if why := refusal(processor, row):
+            return None, f"a row without a picture is skipped, as one that {why}"
+    return batch_of(processor, stripped), ""
+
+
+def strip_pictures(row: Any) -> Any:
+    """Return a row without its pictures; None if nobody knows where they are."""
+    if isinstance(row, Sample):
+        messages = tuple(replace(message, text=message.text.replace(IMAGE, "")) for message in row.messages)
+        return replace(row, images=(), messages=messages)
+    if isinstance(row, GivenRow) and isinstance(row.row, dict):
+        kept = {key: value for key, value in row.row.items() if key not in PICTURE_KEYS}
+        return GivenRow(kept, row.name) if len(kept) < len(row.row) else None
+    return None
+
+
+def random_batches(model: nn.Module, params: RunParams, ranks: int) -> TrialBatches:
+    """Return batches of random values, in the shapes of the plan. Raises ParamError where nobody knows them."""
+    example = None
+    length = min(params.data.max_length, 32)
+    while example is None:
+        try:
+            sized = params.change(**{"train.batch_size": ranks * params.train.batch_size, "data.max_length": length})
+            example = kind_of(params.model).example(model, sized, None)
+        except ParamError:  # too short for a picture
+            if length >= params.data.max_length:
+                raise
+            length = min(2 * length, params.data.max_length)
+            continue
+        if example is None:
+            words = "has no processor on this machine, and no `picture` that says what it makes of one"
+            raise ParamError("model", f"{words}; set model.name to a folder, or model.picture")
+    generator = torch.Generator().manual_seed(0)
+    example["input_ids"], example["labels"] = _random_ids(model, example["input_ids"], generator)
+    example = {key: tree_map(lambda value: _random(value, generator), value) for key, value in example.items()}
+    of_ranks = [MappingBatch(_part(example, rank, ranks)) for rank in range(ranks)]
+    return TrialBatches(of_ranks, MappingBatch(example), note="there is no tokenizer on this machine")
+
+
+def _random_ids(model: Any, ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return tokens with a picture at the beginning of each row, and labels."""
+    text = torch.randint(3, 40, ids.shape, generator=generator)
+    first = torch.arange(ids.shape[1])[None].expand(ids.shape)
+    if isinstance(model, Flamingo):
+        text[:, 0] = model.tokens.image
+        return text, text.masked_fill(first == 0, -100)
+    if isinstance(model, MultimodalModel):
+        count = model.num_tokens["vision"]
+        if count >= ids.shape[1]:
+            raise ParamError("data.max_length", f"is too short for a picture of {count} tokens; raise it")
+        text = text.masked_fill(first < count, model.placeholders["vision"])
+        return text, text.masked_fill(first < count, -100)
+    is_picture = ids != 0
+    return torch.where(is_picture, ids, text), text.masked_fill(is_picture, -100)
+
+
+def _random(value: Any, generator: torch.Generator) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return torch.randn(value.shape, generator=generator)
+    return value
+
+
+def _part(example: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """Return a rank's part of a batch: all its tensors have a row, or several, for each sample."""
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.chunk(ranks)[rank]
+
+    return tree_map(cut, example)

@@ -1,0 +1,246 @@
+"""The checks of a few steps: each is a function of a Trial that returns a Line. CHECKS is their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from ..checkpoint.gather import gather_json
+from ..core.lint import list_all
+from ..core.names import tied_names
+from .differences import TOLERANCE, differences, parts, rank_factors, total_difference
+from .lines import NOTE, OK, WRONG, Line
+from .no_picture import check_no_picture
+from .silent import check_trained
+from .trial import STEPS, Trial
+
+LATER = 10 * TOLERANCE
+"""Tolerance after a step of Adam, which makes a full step of rounding where a gradient is 0 in theory."""
+
+
+def check_weights(trial: Trial) -> Line:
+    """Every rank starts from rank 0's weights."""
+    if not trial.other_weights:
+        return Line("weights", OK, "every rank starts from the weights that rank 0 has built")
+    names = parts(trial.other_weights, trial.params)
+    fix = "give all ranks one seed before the model is built, or broadcast rank 0's weights, before it is sharded"
+    return Line("weights", WRONG, f"ranks start from different weights in {names}", fix)
+
+
+def check_buffers(trial: Trial) -> Line:
+    """Buffers and plain tensors are equal on all ranks, before the steps and after them."""
+    at_start = different_names(trial.buffers_at_start)
+    wrapped = different_names(trial.buffers_at_end)
+    # Wrapping may have given all ranks rank 0's; a plain attribute it does not see.
+    buffers = {name for name, _ in trial.plain.named_buffers()}
+    wrong = sorted({name for name in at_start if name not in buffers} | set(wrapped))
+    if not wrong:
+        return Line("buffers", OK, f"{len(trial.buffers_at_end)} buffers and other tensors are equal on all ranks")
+    fix = (
+        "compute it in the same way on every rank, when the model is built, and keep it by register_buffer: wrapping "
+        "gives every rank rank 0's buffers (fsdp.sync_module_states), not other attributes"
+    )
+    return Line("buffers", WRONG, f"not the same on all ranks: {list_all(wrong)}", fix)
+
+
+def different_names(digests: dict[str, int]) -> list[str]:
+    """Return the names whose digests differ between ranks. Every rank must call it."""
+    by_rank = gather_json(digests)
+    names = sorted(set().union(*by_rank))
+    return [name for name in names if len({values.get(name) for values in by_rank}) > 1]
+
+
+def check_ties(trial: Trial) -> Line:
+    """Tied parameters are one parameter, before and after wrapping."""
+    shared = shared_storages(trial.plain)
+    if shared:
+        fix = "assign the Parameter itself (head.weight = embedding.weight), not its data"
+        words = f"{list_all(shared)} share their memory, but are not one Parameter: sharded, they go apart"
+        return Line("ties", WRONG, words, fix)
+    apart = apart_by_config(trial.plain)
+    if apart:
+        fix = "tie them again after a part was replaced (model.tie_weights()), or set tie_word_embeddings to false"
+        return Line("ties", WRONG, f"the configuration ties {apart}, and in the model they are two parameters", fix)
+    before, after = tied_names(trial.plain), [set(names) for names in tied_names(trial.model).values()]
+    lost = [names for names in before.values() if after and not any(set(names) <= group for group in after)]
+    if lost:
+        fix = "give fully_shard both modules in one list: fully_shard([embedding, head])"
+        return Line("ties", WRONG, f"tied before wrapping, and apart since: {list_all(lost[0])}", fix)
+    return Line("ties", OK, f"{len(before)} tied parameters stay tied" if before else "no parameter is tied")
+
+
+def shared_storages(model: nn.Module) -> list[str]:
+    """Return the names of different parameters that share memory."""
+    owners: dict[int, str] = {}
+    shared = []
+    for name, p in model.named_parameters():
+        storage = p.untyped_storage()
+        if p.is_meta or not storage.nbytes():
+            continue
+        other = owners.setdefault(storage.data_ptr(), name)
+        if other != name and p.data_ptr() == model.get_parameter(other).data_ptr():
+            shared += [other, name]
+    return list(dict.fromkeys(shared))
+
+
+def apart_by_config(model: nn.Module) -> str:
+    """Return the embedding and the head that a configuration of transformers ties, and that are two; or ""."""
+    for name, module in model.named_modules():
+        if not isinstance(module, PreTrainedModel):
+            continue
+        head, table = module.get_output_embeddings(), module.get_input_embeddings()
+        tied = getattr(module.config.get_text_config(), "tie_word_embeddings", False)
+        has_both = isinstance(getattr(head, "weight", None), nn.Parameter) and hasattr(table, "weight")
+        if tied and has_both and head.weight is not table.weight and head.weight.shape == table.weight.shape:
+            return f"the embedding and the head of {name or type(module).__name__}"
+    return ""
+
+
+def check_loss(trial: Trial) -> Line | None:
+    """The loss is a mean, so that ranks' losses can be averaged. Only where batches can be joined."""
+    loop = trial.loop
+    if loop.joined is None or loop.counts is None:
+        return None
+    model = trial.loop.build().eval()
+    with torch.no_grad():
+        losses = [float(loop.loss(model, batch)) for batch in loop.batches]
+        joined = float(loop.loss(model, loop.joined))
+    counts = [loop.counts(model, batch) for batch in loop.batches]
+    tokens, rows = [count for count, _ in counts], [count for _, count in counts]
+
+    def is_joined(value: float) -> bool:
+        return abs(joined - value) <= TOLERANCE * max(abs(joined), 1e-6)
+
+    if is_joined(weighted_mean(losses, tokens)):
+        return Line("loss", OK, "a mean: all rows together have the mean of the ranks' losses")
+    if is_joined(sum(losses)):
+        fix = "divide it by the number of its label tokens, or rows (reduction='mean')"
+        words = f"a sum: batches with {losses[0]:.4g} and {losses[1]:.4g} together have {joined:.4g}"
+        return Line("loss", WRONG, f"{words}, so the gradient grows with the batch and depends on the ranks", fix)
+    if is_joined(weighted_mean(losses, rows)):
+        fix = "give the model a method count_label_tokens(batch) that returns the number of rows"
+        return Line("loss", WRONG, "a mean over rows, and it is weighed by label tokens", fix)
+    words = "not a mean over label tokens or rows: rows of a batch act on each other, as in a contrastive loss, so that"
+    return Line("loss", NOTE, f"{words} more ranks are not a larger batch")
+
+
+def weighted_mean(values: list[float], weights: list[int]) -> float:
+    """Return the weighted mean."""
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / max(sum(weights), 1)
+
+
+def check_optimizer(trial: Trial) -> Line:
+    """The optimizer holds what trains, and nothing else."""
+    held = {id(p) for group in trial.optimizer.param_groups for p in group["params"]}
+    names = {id(p): name for name, p in trial.params.items()}
+    frozen = [name for name, p in trial.params.items() if id(p) in held and not p.requires_grad]
+    missing = [name for name, p in trial.params.items() if p.requires_grad and id(p) not in held]
+    strangers = len(held - names.keys())
+    if strangers:
+        fix = "make it after the model is wrapped, from the wrapped model's parameters, before any forward"
+        words = f"{strangers} of its parameters are not in the wrapped model, which it does not train"
+        return Line("optimizer", WRONG, words, fix)
+    if frozen:
+        fix = "give it only [p for p in model.parameters() if p.requires_grad]"
+        words = f"it holds frozen parameters: {parts(frozen, trial.params)}; it may keep states for them and decay them"
+        return Line("optimizer", WRONG, words, fix)
+    if missing:
+        fix = "give it every parameter with requires_grad, or freeze these"
+        return Line("optimizer", WRONG, f"it lacks {parts(missing, trial.params)}, which would never change", fix)
+    return Line("optimizer", OK, f"it holds all {len(held)} parameters that train, and no other")
+
+
+def check_gradients(trial: Trial) -> Line:
+    """In the first step each trainable parameter has, on its own shard, the gradient of one process."""
+    ours, theirs = trial.steps[0].grads, trial.steps_alone[0].grads
+    if not ours:
+        return Line("gradients", WRONG, "step made no step of the optimizer", "call optimizer.step() in it")
+    misplaced = []
+    for name, p in trial.params.items():
+        if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+            misplaced.append(name)
+    if misplaced:
+        return Line("gradients", WRONG, f"not sharded as their parameters: {list_all(misplaced)}", "wrap them alike")
+    found = differences(ours, theirs)
+    wrong = [name for name, difference in found.items() if difference > TOLERANCE]
+    largest = max(found.values(), default=0.0)
+    if not wrong:
+        words = f"{len(found)} trainable tensors have, on their own shards, the gradient of one process"
+        return Line("gradients", OK, f"{words} (largest difference {largest:.0e})")
+    factors = rank_factors(ours, theirs, trial.ranks)
+    if factors:
+        each = ", ".join(f"{factor:.3g}" for factor in factors)
+        words = f"they are those of one process times a number, which is on ranks 0 and 1: {each}"
+        if max(factors) - min(factors) > TOLERANCE:
+            return Line("gradients", WRONG, words, "clip all ranks' gradients by one norm; see the check norm")
+        fix = "average over ranks what is a mean on each: do not sum it, nor multiply or divide it by the ranks"
+        return Line("gradients", WRONG, words, fix)
+    missing = [name for name in wrong if ours.get(name) is None]
+    why = f"; {parts(missing, found)} have none at all" if missing else ""
+    fix = "look at what the forward does on one rank only, and at the checks above"
+    return Line("gradients", WRONG, f"not those of one process in {parts(wrong, found)}{why}", fix)
+
+
+def check_norm(trial: Trial) -> Line:
+    """The norm that gradients are clipped by, and other figures of a step, are those of all ranks."""
+    ours, theirs = trial.steps[0], trial.steps_alone[0]
+    factors = rank_factors(ours.grads, theirs.grads, trial.ranks)
+    fix = "add up the squares of all ranks' shards before the root: torch.nn.utils.clip_grad_norm_ does, on DTensors"
+    if factors and max(factors) - min(factors) > TOLERANCE:
+        words = "each rank clips by a norm of its own: it multiplies its shards by another number than the others"
+        return Line("norm", WRONG, words, fix)
+    for name, value in theirs.figures.items():
+        ours_value = ours.figures.get(name)
+        if ours_value is not None and abs(ours_value - value) > TOLERANCE * max(abs(value), 1e-6):
+            return Line("norm", WRONG, f"{name} is {ours_value:.6g}, and in one process {value:.6g}", fix)
+    if not theirs.figures:
+        return Line("norm", OK, "all ranks scale their shards by the same number")
+    return Line("norm", OK, f"{', '.join(theirs.figures)} of a step are those of one process")
+
+
+def check_evaluation(trial: Trial) -> Line:
+    """A step begins with the weights that the step before it has left, whatever was evaluated in between."""
+    gathered = sorted({name for step in trial.steps for name in step.gathered})
+    if gathered:
+        words = f"a forward without a backward came before optimizer.step() and left {parts(gathered, trial.params)} "
+        words += "gathered: the next step computes with the weights from before it"
+        fix = "evaluate after optimizer.step(), or call model.reshard() on each unit after the evaluation"
+        return Line("evaluation", WRONG, words, fix)
+    for number in range(1, min(len(trial.steps), STEPS)):
+        difference = total_difference(trial.steps[number].grads, trial.steps_alone[number].grads)
+        first = total_difference(trial.steps[0].grads, trial.steps_alone[0].grads)
+        if difference > LATER and first <= TOLERANCE:
+            words = f"the gradient of step {number + 1} differs from one process by {difference:.1e} of its norm, that"
+            fix = "look at what runs between two steps: it changes weights, or leaves units gathered"
+            return Line("evaluation", WRONG, f"{words} of step 1 does not", fix)
+    return Line("evaluation", OK, "the next step begins with the new weights")
+
+
+def check_frozen(trial: Trial) -> Line:
+    """Frozen parameters keep every byte."""
+    before, after = trial.frozen_before, trial.frozen_after
+    changed = [name for name in before if before[name] != after[name]]
+    if changed:
+        fix = "take them out of the optimizer, and write to no frozen parameter in the step"
+        return Line("frozen", WRONG, f"changed by {STEPS} steps: {parts(changed, trial.params)}", fix)
+    return Line("frozen", OK, f"{len(before)} frozen tensors kept every byte through {STEPS} steps")
+
+
+CHECKS: tuple[Callable[[Trial], Line | None], ...] = (
+    check_weights,
+    check_buffers,
+    check_ties,
+    check_trained,
+    check_loss,
+    check_optimizer,
+    check_gradients,
+    check_norm,
+    check_evaluation,
+    check_frozen,
+    check_no_picture,  # last: ranks may hang in it
+)
+"""In order. Every rank calls each; one that returns None does not apply."""

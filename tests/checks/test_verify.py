@@ -1,0 +1,178 @@
+"""`verify` finds eight planted mistakes, each by the check that is for it, and none where there is none."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from mmfsdp import cli, verify
+from mmfsdp.checks.from_params import verify_folder, write_trial
+from mmfsdp.checks.lines import Line, from_plain
+from mmfsdp.checks.own_loop import first_result
+from mmfsdp.params import ParamError, load
+from tests import families
+from tests.ranks import on_ranks
+from tests.test_docs import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = ROOT / "tests/files/own"
+PLANTED = {
+    "": None,
+    "detached branch": ("trained", "the loss depends on side.*, and no gradient arrives there"),
+    "sum": ("loss", "a sum: batches with"),
+    "untied head": ("ties", "the configuration ties the embedding and the head of language"),
+    "encoder under no_grad": ("trained", "the loss depends on vision.*, and no gradient arrives there"),
+    "buffer on rank 0": ("buffers", "not the same on all ranks: vision.mean"),
+    "skips the encoder": ("no picture", "a batch without a picture does not enter projector, vision"),
+}
+"""By the mistake: the check that finds it, and the beginning of its words."""
+LOOPS = {
+    "right": None,
+    "optimizer_of_all": ("optimizer", "it holds frozen parameters: encoder.*"),
+    "step_with_early_evaluation": ("evaluation", "a forward without a backward came before optimizer.step()"),
+    "step_with_local_norm": ("norm", "each rank clips by a norm of its own"),
+    "build_unseeded": ("weights", "ranks start from different weights in head.weight"),
+    "without a picture": ("no picture", "a batch without a picture does not enter encoder, projector"),
+}
+PRESETS = ("tiny", "tiny_llava")
+FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch):
+    """The modules of tests/files/own can be imported."""
+    monkeypatch.syspath_prepend(OWN)
+
+
+def planted(mistake: str, **changes):
+    return load("tiny").change(**{"model.build": {"call": "planted:build", "mistake": mistake}}, **changes)
+
+
+def all_on_ranks(folders: dict[str, str]) -> dict[str, list]:
+    """Verify each folder's configuration, each loop of own_loops.py, and models of transformers, as one rank."""
+    sys.path.insert(0, str(OWN))
+    found = {name: first_result([verify_folder(folder)]) for name, folder in folders.items()}
+    for name in LOOPS:
+        found[name] = [vars(line) for line in verify_loop(name).lines]
+    for name in FAMILIES:
+        found[name] = [vars(line) for line in verify_family(name).lines]
+    return found
+
+
+def verify_loop(name: str):
+    import own_loops as own
+
+    arguments = {"wrap": own.wrap, "optimizer": own.optimizer, "step": own.step}
+    arguments["batches"] = [own.batch(0), own.batch(1)]
+    model = own.build
+    if name == "build_unseeded":
+        model = own.build_unseeded
+    elif name == "without a picture":
+        arguments["without_picture"] = own.batch(1, pictures=False)
+    elif name != "right":
+        arguments[name.partition("_")[0]] = getattr(own, name)
+    return verify(model, **arguments)
+
+
+def verify_family(name: str):
+    def wrap(model):
+        for layer in model.get_decoder().layers:
+            fully_shard(layer)
+        fully_shard(model)
+
+    def step(model, optimizer, batch):
+        loss = model(**batch).loss
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"norm": norm}
+
+    def optimizer(model):
+        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    batches = [families.Inputs(name, seed).inputs() for seed in range(2)]
+    return verify(families.build(name), wrap=wrap, optimizer=optimizer, step=step, batches=batches)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The lines of each, by name: one start of two ranks for all."""
+    folders = {}
+    sys.path.insert(0, str(OWN))
+    for mistake in PLANTED:
+        folder = tmp_path_factory.mktemp("planted")
+        write_trial(planted(mistake), folder)
+        folders[mistake] = str(folder)
+    for name in PRESETS:
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        write_trial(load(name), Path(folders[name]))
+    sys.path.remove(str(OWN))
+    return {name: from_plain(lines) for name, lines in on_ranks(all_on_ranks, 2, folders)[0].items()}
+
+
+def check_found(lines: list[Line], expected: tuple[str, str] | None) -> None:
+    wrong = {line.check: line.text for line in lines if line.state == "wrong"}
+    if expected is None:
+        assert not wrong, "\n".join(map(str, lines))
+        return
+    check, words = expected
+    assert wrong.pop(check, "").startswith(words), "\n".join(map(str, lines))
+    fix = next(line.fix for line in lines if line.check == check)
+    assert fix, "it says what to do"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_mistake_in_a_configured_model_is_found(found, mistake):
+    check_found(found[mistake], PLANTED[mistake])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_mistake_in_a_loop_of_ones_own_is_found(found, name):
+    check_found(found[name], LOOPS[name])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
+def test_nothing_is_found_in_presets_and_models_of_transformers(found, name):
+    check_found(found[name], None)
+    assert {line.check for line in found[name]} >= {"gradients", "norm", "evaluation", "frozen"}
+
+
+@pytest.mark.real
+def test_the_command_checks_a_resume_and_an_export_too_and_ends_with_1_for_a_fault(tmp_path, monkeypatch, capsys):
+    planted("untied head").to_yaml(tmp_path / "my.yaml")
+    (tmp_path / "planted.py").write_text((OWN / "planted.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify", "--config", "my.yaml"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    begins = [" ".join(line.split()[:2]) for line in lines if not line.startswith(" ")]
+    assert [line for line in begins if not line.startswith("ok")] == ["wrong ties:"]
+    assert begins[-2:] == ["ok resume:", "ok export:"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.yaml", "planted.py"], "nothing is left behind"
+
+
+@pytest.mark.real
+def test_the_loop_of_the_page_is_verified_on_two_ranks_that_verify_starts(tmp_path, monkeypatch, capsys):
+    [script] = blocks(ROOT / "notebooks/reference/verify.md", "python")
+    (tmp_path / "my_loop.py").write_text(script)
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_loop
+
+    batches = [{"x": torch.randn(4, 8)}, {"x": torch.randn(4, 8)}]
+    report = verify(my_loop.build, wrap=my_loop.wrap, optimizer=my_loop.optimizer, step=my_loop.step, batches=batches)
+    assert report.ok and str(report) in capsys.readouterr().out
+
+
+def test_arguments_that_cannot_be_used_are_named():
+    import own_loops as own
+
+    arguments = {"wrap": own.wrap, "optimizer": own.optimizer, "step": own.step}
+    with pytest.raises(ParamError, match="batches: has 1; give 2, one for each rank"):
+        verify(own.build, **arguments, batches=[own.batch(0)])
+    with pytest.raises(ParamError, match="step: cannot be sent to other processes .*; make it a function of a module"):
+        verify(own.build, **arguments | {"step": lambda *_: None}, batches=[own.batch(0), own.batch(1)])
