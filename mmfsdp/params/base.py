@@ -51,6 +51,10 @@ class ParamError(ValueError):
             self.message = f"{self.message[: MAX_MESSAGE_LENGTH // 2]} [...] {self.message[-MAX_MESSAGE_LENGTH // 2 :]}"
         super().__init__(f"{self.field}: {self.message}")
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython prints in place of a traceback: the mistake is in what a person wrote, not in ours."""
+        return [f"{type(self).__name__}: {self}"]
+
     def under(self, prefix: str) -> ParamError:
         """Return the same error with the field named from one level up."""
         return ParamError(f"{prefix}.{self.field}", self.message)

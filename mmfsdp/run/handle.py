@@ -25,6 +25,7 @@ from .folder import (
     touch,
     write_json,
 )
+from .interrupt import interruptible
 from .local import is_here, is_supervised, processes_of, stop_processes
 from .own_code import changes, code_of, read_code, read_versions, write_code
 from .placement import with_ranks
@@ -97,11 +98,12 @@ class Run:
     def wait(self, timeout: float | None = None) -> RunState:
         """Wait until it is done, at most `timeout` seconds, and return its state then."""
         end = float("inf") if timeout is None else time.monotonic() + timeout
-        while True:
-            state = self.state()
-            if state.done or time.monotonic() > end:
-                return state
-            time.sleep(0.1)
+        with interruptible(f"the run {self.name} goes on; its cancel() ends it"):
+            while True:
+                state = self.state()
+                if state.done or time.monotonic() > end:
+                    return state
+                time.sleep(0.1)
 
     def cancel(self, *, timeout: float = 10.0) -> RunState:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..params import RunParams
 from .handle import Run
+from .interrupt import interruptible
 from .record import TRAIN, check_entry
 from .start import Prepared, prepared, start, warn
 
@@ -30,5 +31,6 @@ def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[
         ParamError: If the run's name is taken, if its data cannot be read, or if it cannot be planned.
     """
     entry = check_entry(entry)
-    params, plan, code = prepared(params, entry, tell)
+    with interruptible("nothing was started"):
+        params, plan, code = prepared(params, entry, tell)
     return Run(start(params, entry, plan, code))

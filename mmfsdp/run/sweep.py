@@ -39,6 +39,7 @@ from .folder import (
     write_text,
 )
 from .handle import Run
+from .interrupt import interruptible
 from .own_code import read_code, read_versions, write_code
 from .placement import with_ranks
 from .pretraining import pretrains
@@ -99,7 +100,8 @@ def sweep(
     files: dict[str, bytes] = {}
     packages: dict[str, str] = {}
     for member in different.values():
-        code = prepared(member, entry, tell)[2]
+        with interruptible("nothing was started"):
+            code = prepared(member, entry, tell)[2]
         files |= code.files
         packages |= code.packages
         content["pretrain"] = content.get("pretrain") or pretrains(member, content["entry"])
@@ -202,8 +204,9 @@ class Sweep:
     def wait(self, timeout: float | None = None) -> dict[str, RunState]:
         """Wait until all members are done, at most `timeout` seconds. Return their states."""
         end = float("inf") if timeout is None else time.monotonic() + timeout
-        while not self.done() and time.monotonic() < end:
-            time.sleep(POLL_S)
+        with interruptible(f"the sweep {self.path.name} goes on; its cancel() ends it"):
+            while not self.done() and time.monotonic() < end:
+                time.sleep(POLL_S)
         return self.states()
 
     def cancel(self, *, timeout: float = 10.0) -> dict[str, RunState]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..params.base import without_controls
-from .folder import GrowingFile, PathLike, log_paths, read_events, read_metrics
+from .folder import NO_FILE, GrowingFile, PathLike, log_paths, open_regular, read_events, read_metrics
 from .progress import part_of
 from .record import RunState, Status
 from .stages import CAPTIONS, STEPS
@@ -29,6 +29,8 @@ MIN_LOG_BYTES = 1 << 16
 
 LOOK_INTERVAL_S = 2.0
 """Seconds between two looks at how far all ranks are: of a thousand, each has files."""
+COUNTED_AT_ONCE = 1 << 20
+"""Bytes of a log that are held to count its lines."""
 
 
 class LogLine(NamedTuple):
@@ -51,15 +53,24 @@ class _RankLog:
         self.rank, self.file = rank, GrowingFile(path)
         self.partial = b""
         """The unfinished line at the end of the file."""
+        self.left_out = self.gaps = 0
+        """Lines that were skipped so far, as the reader fell behind, and how often it did."""
 
     def read(self, limit: int, *, last: bool) -> list[LogLine]:
         """Return the lines finished since the last call, at most `limit` bytes; with `last` also an unfinished one."""
+        start = self.file.offset
         data = self.file.read(limit, newest=True)
         lines = []
         if self.file.restarted or self.file.skipped:
             self.partial = b""
         if self.file.skipped:
-            lines.append(LogLine(self.rank, f"[... {self.file.skipped:,} bytes not shown ...]"))
+            start = 0 if self.file.restarted else start
+            # The line that was cut is left out, too.
+            skipped_lines = line_ends(self.file.path, start, start + self.file.skipped) + 1
+            self.left_out += skipped_lines
+            self.gaps += 1
+            words = f"[... {skipped_lines:,} lines not shown, {self.file.skipped:,} bytes ...]"
+            lines.append(LogLine(self.rank, words))
             data = data.partition(b"\n")[2]
         *finished, unfinished = (self.partial + data).split(b"\n")
         if last and unfinished:
@@ -88,6 +99,16 @@ class LogReader:
         self.path, self.limit, self.rank = path, limit, rank
         self._logs: dict[Path, _RankLog] = {}
 
+    @property
+    def left_out(self) -> int:
+        """Return how many lines were skipped so far. Where some were, a line in their place says so."""
+        return sum(log.left_out for log in self._logs.values())
+
+    @property
+    def gaps(self) -> int:
+        """Return how many lines so far say that others were skipped."""
+        return sum(log.gaps for log in self._logs.values())
+
     def poll(self, *, last: bool = False) -> list[LogLine]:
         """Return the lines finished since the last call; with `last` (the run is over) also an unfinished one."""
         for rank, path in log_paths(self.path):
@@ -98,6 +119,20 @@ class LogReader:
         for log in self._logs.values():
             lines += log.read(limit, last=last)
         return lines
+
+
+def line_ends(path: Path, start: int, end: int) -> int:
+    """Return the number of line ends between two offsets of a file, read in parts; 0 if it is gone."""
+    count = 0
+    try:
+        with open_regular(path) as file:
+            file.seek(start)
+            while start < end and (part := file.read(min(COUNTED_AT_ONCE, end - start))):
+                count += part.count(b"\n")
+                start += len(part)
+    except NO_FILE:
+        return 0
+    return count
 
 
 def read_log(path: PathLike, rank: int, *, size: int = 1 << 20) -> str:

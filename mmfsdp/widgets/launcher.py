@@ -7,6 +7,7 @@ import threading
 import ipywidgets as w
 
 from ..params import RunParams
+from ..run.interrupt import interruptible
 from ..run.launch import launch
 from ..run.placement import trains_on
 from ..run.record import RunState
@@ -46,7 +47,8 @@ class Launcher(CellWidget):
         Interrupting the cell ends the waiting, not the run.
         """
         assert self._launched or self._failure, "nothing was launched; call launch() first"
-        self._idle.wait()  # not Thread.join: interrupted, Python 3.11 takes the thread for ended
+        with interruptible("the launch goes on"):
+            self._idle.wait()  # not Thread.join: interrupted, Python 3.11 takes the thread for ended
         if self._failure:
             raise self._failure
         assert self.panel is not None

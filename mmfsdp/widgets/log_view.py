@@ -25,6 +25,7 @@ class LogView(w.VBox):
     def __init__(self, ranks: int) -> None:
         self._lines: deque[LogLine] = deque(maxlen=MAX_KEPT_LINES)
         self._added, self._drawn = 0, -1  # lines so far, in all
+        self._left_out = self._gaps = 0  # lines that were never taken in, and those that say so
         self._lock = threading.Lock()
         narrow = w.Layout(width="11em")
         rank_options = [("all ranks", -1), *((f"rank {rank}", rank) for rank in range(ranks))]
@@ -40,10 +41,11 @@ class LogView(w.VBox):
         box = w.Box([self._text], layout=layout)
         super().__init__([w.HBox(controls, layout=w.Layout(flex_flow="row wrap")), self._note, box])
 
-    def add(self, lines: Sequence[LogLine]) -> None:
-        """Take lines in; `draw` shows them."""
+    def add(self, lines: Sequence[LogLine], *, left_out: int = 0, gaps: int = 0) -> None:
+        """Take lines in; `draw` shows them. left_out, gaps: as the reader counts them so far."""
         with self._lock:
             self._added += len(lines)
+            self._left_out, self._gaps = left_out, gaps
             self._lines.extend(lines)
 
     def draw(self, *, refiltered: bool = False) -> None:
@@ -52,7 +54,7 @@ class LogView(w.VBox):
             if self._added == self._drawn and not refiltered:
                 return
             added = self._drawn = self._added
-            lines = list(self._lines)
+            lines, left_out, gaps = list(self._lines), self._left_out, self._gaps
         rank, search = self._rank.value, self._search.value.casefold()
         rows: list[str] = []  # as escaped HTML, the newest first
         characters = 0
@@ -65,4 +67,7 @@ class LogView(w.VBox):
             rows.append(f'<span class="mm-quiet">{line.rank} │</span> {escape(line.text)}')
         log = "\n".join(reversed(rows))
         self._text.value = f'<div class="jp-RenderedText"><pre class="mm-log">{log}</pre></div>'
-        self._note.value = note(f"{len(rows):,} of {added:,} lines")
+        words = f"{len(rows):,} of {added - gaps + left_out:,} lines"
+        if left_out:
+            words += f"; {left_out:,} of them were not read: the files in logs/ of the run folder have all"
+        self._note.value = note(words)

@@ -14,6 +14,7 @@ import ipywidgets as w
 
 from ..run.folder import last_row, read_json, read_metrics, read_result
 from ..run.handle import Run
+from ..run.interrupt import interruptible
 from ..run.progress import part_of
 from ..run.record import RunState, Status
 from ..run.state import RankProgress, read_ranks
@@ -72,7 +73,8 @@ class RunPanel(CellWidget):
 
         Interrupting the cell ends the waiting, not the run.
         """
-        self._ended.wait(timeout)  # not Thread.join: interrupted, Python 3.11 takes the thread for ended
+        with interruptible(f"the run {self.run.name} goes on; Cancel ends it"):
+            self._ended.wait(timeout)  # not Thread.join: interrupted, Python 3.11 takes the thread for ended
         return self.state
 
     def close(self) -> None:
@@ -103,7 +105,8 @@ class RunPanel(CellWidget):
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
         state = self.run.state()  # before the files: what is read after the end is all there is
         self._progress.add(read_metrics(self.run.path, last_bytes=20_000))
-        self.logs.add(self._tail.poll(last=state.done))
+        lines = self._tail.poll(last=state.done)
+        self.logs.add(lines, left_out=self._tail.left_out, gaps=self._tail.gaps)
         self.state = state
         self._viewer.ask()
         has_failed = state.rank is not None and not is_ending(self._troubles)  # this is told at once

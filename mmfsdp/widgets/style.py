@@ -44,8 +44,14 @@ svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:ho
 </style>"""
 """All HTML of the package needs this sheet. Text has the color of the page around it, so every theme is legible."""
 
+KERNEL_GONE = "This view has lost its kernel: run its cell again. A run goes on without it."
+"""Stands on top of a widget in place of a broken icon at each of its parts."""
 WIDGET_STYLE = f"""<style>
 .mm-widget .widget-html-content {{min-width: 0}} .mm-widget progress {{display: block; width: 100%}}
+.mm-widget.jupyter-widgets-disconnected::before {{content: "{KERNEL_GONE}";
+  font: 600 13px/1.4 system-ui, sans-serif; color: inherit; padding: 0 0 0 .5em; border-left: 4px solid {TRAINABLE}}}
+.mm-widget .jupyter-widgets-disconnected::before {{content: none}}
+.mm-widget.jupyter-widgets-disconnected :is(button, input, select, textarea) {{pointer-events: none; opacity: .5}}
 .mm-widget summary {{cursor: pointer}} .mm-widget p {{margin: .4em 0}} .mm-widget svg {{display: block; margin: .5em 0}}
 .mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {{
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}}

@@ -1,11 +1,14 @@
 """The panel in a real JupyterLab: it lives through a reload, an interrupt and a restart, and its buttons work."""
 
+import json
 import re
 import time
 
 import pytest
 from lab import chromium, open_notebook, press, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
+
+from mmfsdp.widgets.style import KERNEL_GONE
 
 pytestmark = pytest.mark.real
 
@@ -20,6 +23,11 @@ params = RunParams().change(**{"launch.folder": "panelruns", "train.steps": 3000
     "wait": "panel.wait()",
     "resume": "panel.run.resume()",
 }
+
+BEFORE = """() => [...document.querySelectorAll('.jupyter-widgets-disconnected')]
+                   .filter(e => e.offsetParent !== null)
+                   .map(e => getComputedStyle(e, '::before').content).filter(words => words !== 'none')"""
+"""What the page says before each part of a widget that has lost its kernel."""
 
 
 def command(page, name):
@@ -61,7 +69,8 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(la
         run_cell(page, "wait", wait=False)
         goes_on(page, log)
         command(page, "notebook:interrupt-kernel")
-        expect(page.get_by_text("KeyboardInterrupt").first).to_be_visible()
+        expect(page.get_by_text("KeyboardInterrupt: the run first goes on; Cancel ends it")).to_be_visible()
+        expect(page.get_by_text("Traceback")).to_have_count(0)
         goes_on(page, log)
         page.get_by_title("Show lines of this rank").select_option("rank 1")
         expect(log).not_to_contain_text("0 │ step")
@@ -74,6 +83,9 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(la
         shot(page, "panel-dark")
 
         page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+        # One line, and no broken icon at each part.
+        page.wait_for_function(f"words => JSON.stringify(({BEFORE})()) === words", arg=json.dumps([f'"{KERNEL_GONE}"']))
+        shot(page, "panel-without-kernel")
         for cell in ("import", "panel"):
             run_cell(page, cell)
         expect(log).to_contain_text("1 │ step", timeout=60_000)

@@ -96,3 +96,16 @@ def test_following_ends_with_the_run_and_its_traceback(run):
     first, second, progress, trouble = follow(run)
     assert trouble == "trouble: it has no complete run.json: its launch was interrupted. What to do: launch it again"
     assert (first, second) == ("[0] red", "[0] no end") and "LOST" in progress
+
+
+def test_every_line_is_shown_or_counted_as_left_out(run):
+    reader, shown = LogReader(run, limit=1), 0  # as little at once as it may
+    total = 0
+    for lines in (10, 50_000, 3, 40_000):
+        total += lines
+        write(run, 0, b"a line of a long log\n" * lines)
+        shown += len(reader.poll())
+    assert reader.gaps == 2 and shown - reader.gaps + reader.left_out == total
+    write(run, 1, b"another\n")
+    (line,) = reader.poll()
+    assert line == (1, "another") and reader.gaps == 2

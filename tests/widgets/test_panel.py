@@ -143,6 +143,9 @@ def test_the_log_is_filtered_and_searched_and_bounded():
     view.add([LogLine(0, f"{i}") for i in range(10 * MAX_KEPT_LINES)])
     view.draw()
     assert lines_of(view)[-1] == "0 │ 49999" and "300 of 50,003 lines" in shown(view)
+    view.add([LogLine(0, "[... 7 lines not shown ...]")], left_out=7, gaps=1)
+    view.draw()
+    assert "of 50,010 lines; 7 of them were not read" in shown(view)
     view.add([LogLine(0, "y" * 4000)] * MAX_KEPT_LINES)
     view.draw()
     assert len(shown(view)) < 1.2 * MAX_SHOWN_CHARACTERS
