@@ -83,9 +83,14 @@ def training_utilization(training: Training) -> Utilization | None:
 def peak_here(training: Training) -> float | None:
     """Return the peak of this rank's card, in the format that most of the model computes in; None if not known."""
     fp32 = training.plan.mostly_fp32
-    if fp32 and torch.get_float32_matmul_precision() != "highest":  # TensorFloat-32, of which cards have another peak
+    try:
+        # With TensorFloat-32 cards have another peak.
+        if fp32 and torch.get_float32_matmul_precision() != "highest":
+            return None
+        return peak_of(torch.cuda.get_device_name(training.device), fp32=fp32)
+    except Exception as error:  # such as torch's, where old and new settings of TensorFloat-32 are mixed
+        print(f"MFU and HFU are not known: {type(error).__name__}: {error}"[:300])
         return None
-    return peak_of(torch.cuda.get_device_name(training.device), fp32=fp32)
 
 
 def batch_work(training: Training) -> BatchWork | None:

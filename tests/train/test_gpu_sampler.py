@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
+import torch.distributed as dist
 
 from mmfsdp.run.folder import MetricsWriter, read_json, write_json
 from mmfsdp.run.record import RunState, Status
 from mmfsdp.run.state import read_ranks
+from mmfsdp.train import gpu_sampler
 from mmfsdp.train.gpu_sampler import FRESH_S, GpuFigures, Sampler, figures_of, open_nvml, training_gpus, uuid_of
 from mmfsdp.widgets.gpu_table import gpu_table
 from mmfsdp.widgets.panel import rank_grid
@@ -149,3 +151,20 @@ def test_panel_and_report_show_the_figures_of_each_rank(tmp_path):
         assert words in first
     assert "MFU 38%" in second and "°C" not in second, "what is not known is left out"
     assert "650 W" in gpu_table(tmp_path, 2) and gpu_table(tmp_path, 2).count("–") == 3
+
+
+def test_the_first_rank_of_a_node_samples_what_nvml_sees(monkeypatch, tmp_path):
+    """torch and NVML are not asked: there is no GPU here. The group is real, of this process alone."""
+    training = SimpleNamespace(device=torch.device("cuda", 0), setup=SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(gpu_sampler, "uuid_of", lambda device: FIRST)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert training_gpus(training) is None, "without NVML"
+        monkeypatch.setattr(gpu_sampler, "open_nvml", lambda uuids: (lambda: {FIRST: FIGURES}, list(uuids)))
+        figures = training_gpus(training)
+    finally:
+        dist.destroy_process_group()
+    figures.on_train_begin()
+    assert until(lambda: figures.after_step(1)) == FIGURES
+    figures.close()
+    assert not list(tmp_path.iterdir()), "no other rank needs a file"

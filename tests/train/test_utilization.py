@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mmfsdp import FSDPParams, make_plan
 from mmfsdp.params import load
@@ -16,6 +17,22 @@ from mmfsdp.widgets.gpu_table import gpu_table
 from tests.tiny import tiny_batch, tiny_flamingo
 
 PEAK = 1e9
+
+
+@pytest.fixture
+def group():
+    """This process as the only rank of a real group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def training_of(params, **fields):
+    """Return what counts the FLOPs of a training needs of it: its parameters, plan and processor."""
+    _, model, processor = kept_model(params)
+    plan, _ = plan_for(model, params, processor)
+    values = {"setup": SimpleNamespace(params=params), "plan": plan, "processor": processor, "sources": None}
+    return SimpleNamespace(**values, **{"features": None, "beat": lambda activity: None, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +86,16 @@ def test_a_run_on_cpus_counts_nothing():
 
 def test_a_training_counts_the_batches_of_its_plan():
     params = load("tiny")
-    _, model, processor = kept_model(params)
-    plan, _ = plan_for(model, params, processor)
-    setup = SimpleNamespace(params=params)
-    training = SimpleNamespace(setup=setup, plan=plan, processor=processor, sources=None, features=None)
+    training = training_of(params)
     work = batch_work(training)
-    assert work.flops(example_of(model, params, processor)).needed == plan.flops > 0
+    _, model, processor = kept_model(params)
+    assert work.flops(example_of(model, params, processor)).needed == training.plan.flops > 0
 
 
 def test_with_a_feature_cache_the_encoder_is_not_counted():
     params = load("tiny")
-    _, model, processor = kept_model(params)
-    plan, _ = plan_for(model, params, processor)
-    setup = SimpleNamespace(params=params)
-    training = SimpleNamespace(setup=setup, plan=plan, processor=processor, sources=None, features="cache")
-    work = batch_work(training)
+    training = training_of(params, features="cache")
+    plan, work = training.plan, batch_work(training)
     samples, patches, width, layers = params.train.batch_size, 6 * 6, 96, 4
     tokens = patches + 1
     encoder = 2 * patches * 3 * 8 * 8 * width + 2 * width * 64  # patches; the pooled output
@@ -92,6 +104,36 @@ def test_with_a_feature_cache_the_encoder_is_not_counted():
     features = torch.empty(samples, 1, 1, patches, width, device="meta")
     ids = torch.empty(samples, params.data.max_length, dtype=torch.long, device="meta")
     assert work.flops({"input_ids": ids, "labels": ids, "media": {"vision_features": features}}) == work.example
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("precision, peak", [("bf16", 989e12), (None, 67e12)])
+def test_on_a_gpu_the_peak_is_that_of_its_card_in_the_format_of_the_model(monkeypatch, group, precision, peak):
+    """torch's own call for the name is replaced: there is no GPU here."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    params = load("tiny").change(**{"fsdp.mixed_precision": precision})
+    training = training_of(params, device=GPU)
+    utilization = training_utilization(training)
+    assert utilization.peak == peak and utilization.work.example.needed == training.plan.flops
+    if precision is None:
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        assert training_utilization(training) is None, "TensorFloat-32 has another peak"
+
+
+def test_on_an_unknown_card_nothing_is_traced(monkeypatch, group):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    training = training_of(load("tiny"), device=GPU, beat=lambda activity: pytest.fail(activity))
+    assert training_utilization(training) is None
+
+
+def test_a_model_that_cannot_be_counted_trains_without(monkeypatch, group, capsys):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    training = training_of(load("tiny"), device=GPU)
+    training.setup.params = None
+    assert training_utilization(training) is None
+    assert "MFU and HFU are not known: AttributeError" in capsys.readouterr().out
 
 
 def test_the_report_has_a_line_for_each_rank_on_a_gpu(tmp_path):
