@@ -54,9 +54,9 @@ def _planned(preset: str, **fields: Any) -> Any:
 
 def flamingo_plan() -> str:
     """The plan of a Flamingo of 1 billion parameters."""
-    from mmfsdp.widgets.plan_picture import plan_picture
+    from mmfsdp.widgets.rank_picture import rank_picture
 
-    return plan_picture(_planned("clip_llama_1b", frozen_dtype="bf16"))
+    return rank_picture(_planned("clip_llama_1b", frozen_dtype="bf16"))
 
 
 def nine_billion() -> str:

@@ -17,8 +17,10 @@ ROOMS = "params core predict checkpoint data run models shapes train compat benc
 NO_TORCH = ("params", "run", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("core", "predict"), ("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
+LATE |= {("bench", "widgets")}
 """Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run is
-prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a backbone to pretrain has a tokenizer before that."""
+prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a backbone to pretrain has a tokenizer before
+that; a bench draws plans."""
 NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench"), ("widgets", "checks")}
 """Downward imports that no file needs."""
 

@@ -67,7 +67,7 @@ def write_trial(params: RunParams, folder: Path) -> tuple[RunParams, SampleProce
     small = trial_params(params, folder)
     if needs_backbones(small.model):
         ensure_backbones(small)
-    _, _, processor = kept_model(small)
+    _, processor = kept_model(small)
     if processor is not None:
         write_code(folder, prepare(small).code)
     small.to_yaml(folder / "params.yaml")
@@ -109,7 +109,7 @@ class ConfiguredLoop:
     @cached_property
     def processor(self) -> SampleProcessor | None:
         """Return the processor of the samples."""
-        return kept_model(self.params)[2]
+        return kept_model(self.params)[1]
 
     @cached_property
     def batches(self) -> TrialBatches:
@@ -168,7 +168,7 @@ class ConfiguredLoop:
     @cached_property
     def rates(self) -> Any:
         """Return the training's parameters with the patterns of its learning rates spelled out."""
-        return spell_out_rates(kept_model(self.params)[1], self.params)
+        return spell_out_rates(kept_model(self.params)[0], self.params)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of a batch."""

@@ -136,7 +136,7 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
 
 def _add_benches(add: Callable[..., Parser]) -> None:
     """Add `mmfsdp bench` with its benches."""
-    command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step} [--help]")
+    command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step,redraw} [--help]")
     benches = command.add_subparsers(metavar="BENCH", title="benches", required=True, prog="mmfsdp bench")
     for name, about in (
         ("wrap", "bytes, memory and seconds of a step, by several ways to shard"),
@@ -150,6 +150,11 @@ def _add_benches(add: Callable[..., Parser]) -> None:
             one.add_argument("--width", type=count, metavar="N", help="of the language model (default: 512)")
         else:
             one.add_argument("--samples", type=count, metavar="N", help="of a rank (default: as in the preset)")
+    about = "the time from a changed choice to the plan's page"
+    redraw = benches.add_parser("redraw", help=about, description=f"Measure {about}.")
+    redraw.set_defaults(bench="redraw", parser=redraw)
+    redraw.add_argument("--preset", metavar="NAME", help="to plan (default: openflamingo_9b)")
+    redraw.add_argument("--ranks", type=count, metavar="N", help="of the plan (default: 64)")
 
 
 def _add_best(command: Parser) -> None:

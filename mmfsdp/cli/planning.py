@@ -107,7 +107,10 @@ def show_finding(finding: Finding) -> None:
 
 def bench(values: Namespace) -> int:
     """Measure a step with `bench_NAME.py`, print its table, and write it to a JSON file."""
-    say(f"measuring: `bench {values.bench}` runs each way to shard on real ranks, for a minute or more")
+    if values.bench == "redraw":
+        say("measuring: plans are made and drawn, and no ranks are started")
+    else:
+        say(f"measuring: `bench {values.bench}` runs each way to shard on real ranks, for a minute or more")
     import torch
 
     from ..train.job import versions
@@ -115,7 +118,7 @@ def bench(values: Namespace) -> int:
     name = values.bench
     module = import_module(f"mmfsdp.bench.bench_{name}")
     options = {}
-    for option in ("ranks", "rounds", "width", "samples"):
+    for option in ("ranks", "rounds", "width", "samples", "preset"):
         if getattr(values, option, None) is not None:
             options[option] = getattr(values, option)
     result = getattr(module, f"bench_{name}")(**options)

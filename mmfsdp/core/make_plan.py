@@ -16,7 +16,7 @@ from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .collectives import rank
 from .lint import lint
 from .plan import WrapPlan
-from .planner import mesh_shape, plan_units, trace_and_group
+from .planner import mesh_shape, plan_units
 from .wrap import apply_plan
 
 
@@ -27,6 +27,7 @@ def make_plan(
     world_size: int,
     example: dict[str, Any] | None = None,
     train: TrainParams | None = None,
+    recordings: Any = None,
 ) -> WrapPlan:
     """Plan how a model will be wrapped. Needs no process group and no weights.
 
@@ -41,6 +42,8 @@ def make_plan(
         example: Keyword arguments of one forward. Meta tensors are enough, except where forward reads values, such as
             masks and grids of patches. The frozen policy AUTO needs it.
         train: The step that AUTO predicts, and the device that the lint considers. Default: `TrainParams()`.
+        recordings: A `Recordings` of predict/recordings.py. Give the same one to each call with a model that does not
+            change, and another policy or number of ranks is planned without running it again.
 
     Returns:
         The plan: units with their bytes and all-gathers, and the findings of the lint in `lint`. Print it for a table.
@@ -51,18 +54,19 @@ def make_plan(
     """
     from ..predict.auto import choose_policies
     from ..predict.cost_lint import lint_cost
-    from ..predict.memory_events import quantized_copy, with_memory_events
+    from ..predict.memory_events import quantized_copy, with_recording
+    from ..predict.recordings import Recordings
 
-    params = params or FSDPParams()
+    params, recordings = params or FSDPParams(), recordings or Recordings()
     # These raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
     if params.frozen_policy is FrozenPolicy.AUTO and example is None:
         raise ParamError("frozen_policy", "AUTO needs an example to count activations; pass example= to make_plan")
     model = quantized_copy(model, params)
     # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
-    grouped = trace_and_group(model, params, example)
+    grouped = recordings.group(model, params, example)
     if params.frozen_policy is FrozenPolicy.AUTO and example is not None:
-        plan = choose_policies(model, params, grouped, world_size, example, train or TrainParams())
+        plan = choose_policies(model, params, grouped, world_size, example, train or TrainParams(), recordings)
     else:
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
     device = (train or TrainParams()).device
@@ -71,7 +75,7 @@ def make_plan(
     plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))
     if example is None or plan.refused:
         return plan
-    return with_memory_events(model, plan, example)
+    return with_recording(plan, recordings.record(model, plan, example))
 
 
 def wrap_fsdp(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,11 +12,19 @@ from ..core.planner import Grouped, plan_units
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
 from ..params.numbers import size
 from .memory import step_walk, with_gathers
-from .memory_events import record_memory
+
+if TYPE_CHECKING:
+    from .recordings import Recordings
 
 
 def choose_policies(
-    model: nn.Module, params: FSDPParams, grouped: Grouped, world_size: int, example: dict[str, Any], train: TrainParams
+    model: nn.Module,
+    params: FSDPParams,
+    grouped: Grouped,
+    world_size: int,
+    example: dict[str, Any],
+    train: TrainParams,
+    recordings: Recordings,
 ) -> WrapPlan:
     """AUTO: return the best plan found that fits `memory_budget_gib`, with a policy for each frozen unit.
 
@@ -25,8 +33,7 @@ def choose_policies(
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
     policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
     plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
-    # A policy changes no activations, so the search needs one recording. `make_plan` records the chosen units.
-    events = record_memory(model, plans[0], example).memory_events
+    events = recordings.record(model, plans[0], example).memory_events  # the same for every policy
     plans = [with_gathers(replace(plan, memory_events=events)) for plan in plans]
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()

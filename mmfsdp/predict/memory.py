@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ..core.plan import ITEMSIZE, Param, Unit, UnitKind, WrapPlan
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
+
+MAX_MICRO_STEPS = 3
+"""That a walk passes: those between the first and the last are alike."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,13 @@ def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
     return [p for p in unit.params if p.trainable or (flat and p.is_floating)]
 
 
-def step_walk(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> StepWalk:
+def step_walk(
+    plan: WrapPlan, train: TrainParams, *, sources: int = 1, recorder: WalkRecorder | None = None
+) -> StepWalk:
     """Pass the memory events of a step. The walk has the peak of a rank, with its optimizer states, and the most that
     it holds without activations, which may be at another event.
 
-    sources: of data; each adds a batch to every micro-step.
+    sources: of data; each adds a batch to every micro-step. recorder: notes what is held and sent at each event.
     """
     at_rest, host = memory_at_rest(plan), memory_on_host(plan, train)
     # These stay as they are over the step. The buckets of DDP hold its gradients between steps, too.
@@ -131,8 +137,8 @@ def step_walk(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> StepWa
     if host:
         parameters, optimizer = at_rest.parameters - host.parameters, at_rest.optimizer - host.optimizer
         constant = replace(constant, parameters=parameters, optimizer=optimizer)
-    walk = StepWalk(plan, constant, on_cpu=train.device is Device.CPU, offload=host is not None)
-    micro_steps = min(train.accumulation * sources, 3)  # those between the first and the last are alike
+    walk = StepWalk(plan, constant, on_cpu=train.device is Device.CPU, offload=host is not None, recorder=recorder)
+    micro_steps = min(train.accumulation * sources, MAX_MICRO_STEPS)
     for i in range(micro_steps):
         walk.micro_step(last=i == micro_steps - 1)
     return walk
@@ -155,6 +161,16 @@ def with_gathers(plan: WrapPlan) -> WrapPlan:
     return replace(plan, units=tuple(units))
 
 
+class WalkRecorder(Protocol):
+    """Notes what a walk passes; `Recorder` of timeline.py is one."""
+
+    def note_memory(self, walk: StepWalk, held: dict[str, int]) -> None:
+        """Note the bytes that are held now beside what is constant, by field of Memory."""
+
+    def note_collective(self, walk: StepWalk, kind: str, unit: Unit) -> None:
+        """Note that a unit's all-gather, reduce-scatter or all-reduce begins."""
+
+
 @dataclass
 class StepWalk:
     """Follow what the wrapper holds while the memory events of a step pass. File names are those of torch.
@@ -167,6 +183,7 @@ class StepWalk:
     """What does not change over the step."""
     on_cpu: bool
     offload: bool
+    recorder: WalkRecorder | None = None
     unsharded: dict[int, int] = field(default_factory=dict)
     """Gathered parameters."""
     gather_outputs: dict[int, int] = field(default_factory=dict)
@@ -188,6 +205,8 @@ class StepWalk:
         self.peak = self.without_activations = self.constant
         self.phase, self.last = "forward", False
         self.when = ""  # phase and unit of the event
+        self.order = 0  # of the unit
+        self.events = 0  # that have come
         self.activations = 0
         self.finished: set[int] = set()  # orders of units whose backward is over, in this micro-step
         # The rest of `constant` is counted again at each event.
@@ -202,7 +221,8 @@ class StepWalk:
             unit = self.plan.units[event.unit]
             if event.event in ("pre_backward", "post_backward", "end"):
                 self.phase = "backward"
-            self.when = f"{self.phase} of {unit.name}"
+            self.when, self.order = f"{self.phase} of {unit.name}", unit.order
+            self.events += 1
             # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.
             in_place = any(self.accumulated.values()) and not self.fsdp1
             self.activations, activations_after = event.peak, event.allocated
@@ -240,6 +260,8 @@ class StepWalk:
             self.without_activations = replace(self.constant, **(now | {"activations": 0}), when=self.when)
         for order in (*self.unsharded, *self.gather_outputs):
             self.most_held[order] = max(self.most_held[order], held)
+        if self.recorder:
+            self.recorder.note_memory(self, now)
 
     def pre_forward(self, unit: Unit) -> None:
         """Gather the unit, and start the all-gathers that are prefetched in forward."""
@@ -268,6 +290,8 @@ class StepWalk:
             return
         if unit.params:
             self.gathers[self.phase, unit.order] += 1
+            if self.recorder:
+                self.recorder.note_collective(self, "all-gather", unit)
         # Shards are cast to the dtype of compute, after a copy from the host, before they are sent
         # (_fsdp_param.py, all_gather_inputs; _flat_param.py, pre_unshard).
         transient = 0
@@ -322,6 +346,8 @@ class StepWalk:
             self.accumulated[unit.order] = computed if self.fsdp1 else unit.reduced_bytes
         elif unit.sharded:
             self.reduce(unit, computed, earlier)
+        elif self.recorder:
+            self.recorder.note_collective(self, "all-reduce", unit)
 
     def no_gradient(self, unit: Unit) -> None:
         """End a backward that gave the unit no gradients: reduce those of earlier micro-steps, or only reshard."""
@@ -332,6 +358,8 @@ class StepWalk:
 
     def reduce(self, unit: Unit, computed: int, earlier: int) -> None:
         """Reduce-scatter gradients: bytes that this micro-step's backward computed, and of earlier ones."""
+        if self.recorder:
+            self.recorder.note_collective(self, "reduce-scatter", unit)
         reduced = 0 if self.offload else gradient_bytes(self.plan, unit)
         gloo_copy = 0
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)

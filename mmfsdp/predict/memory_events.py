@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ..core.fake_tensors import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.fsdp2 import cast_inputs
-from ..core.plan import MemoryEvent, Unit, WrapPlan
+from ..core.plan import MemoryEvent, Unit, UnitKind, WrapPlan
 from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
 from ..core.units import torch_dtype, with_bytes
@@ -43,11 +43,14 @@ class Recording(NamedTuple):
     reduced_twice: frozenset[int]
     """Orders of units that run backward several times, first without gradients."""
     recomputed: frozenset[int]
-    """Orders of units without grad flow that backward computes with: checkpoints of the model's own, for example."""
+    """Orders of frozen units that backward computes with. Those without grad flow are recomputed: checkpoints of the
+    model's own, for example."""
 
 
 def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
     """Run forward and backward on fake tensors, as the plan computes them.
+
+    Replicated units have events, too, at which nothing is gathered: the recording is the same for every policy.
 
     example: keyword arguments of a forward. Raises ValueError where the model does not take it, ParamError for modules
     that cannot be checkpointed.
@@ -110,7 +113,9 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
         for i, unit in enumerate(units):
             params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
             twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
-            again = unit.recomputed or unit.order in recording.recomputed
+            again = unit.recomputed
+            if unit.sharded and not unit.grad_flow:
+                again = again or unit.order in recording.recomputed
             unit = replace(unit, params=params, reduced_twice=twice, recomputed=again)
             units[i] = with_bytes(unit, plan.fsdp, plan.shard)
     lint = (*plan.lint, *without_gradient(recording.unused))
@@ -210,13 +215,12 @@ class MemoryRecorder(TorchDispatchMode):
         ddp = self.plan.backend is Backend.DDP
         for name in unit.modules:
             module = model.get_submodule(name)
-            if unit.compute_dtype and not ddp and (unit.sharded or self.plan.fsdp.mixed_precision):
+            if unit.compute_dtype and not ddp:
                 cast = partial(cast_inputs, torch_dtype(unit.compute_dtype))
                 module.register_forward_pre_hook(cast, with_kwargs=True, prepend=True)
-            if unit.sharded or ddp:
-                module.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True, prepend=True)
-                module.register_forward_hook(partial(self.post_forward, unit, name))
-        if unit.sharded and not unit.needed_in_backward:
+            module.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True, prepend=True)
+            module.register_forward_hook(partial(self.post_forward, unit, name))
+        if unit.kind is UnitKind.FROZEN and not ddp:
             for p in unit.params:
                 self.order_by_storage[model.get_parameter(p.name).untyped_storage()._cdata] = unit.order
         self.params[unit.order] = []

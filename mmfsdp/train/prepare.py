@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from ..core.make_plan import make_plan
 from ..core.plan import Finding, WrapPlan
@@ -30,7 +28,8 @@ from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster
 from ..predict import Estimate, estimate
-from ..predict.memory_events import Recording, record_memory, with_memory_events, with_recording
+from ..predict.memory_events import with_memory_events, with_recording
+from ..predict.recordings import Recordings
 from ..run.own_code import sources_of
 from ..run.placement import with_ranks
 from ..run.start import check_place
@@ -39,8 +38,6 @@ from .metrics import try_metrics
 from .own_callbacks import check_callbacks
 
 _building = threading.Lock()
-_recordings: dict[Hashable, Recording] = {}
-"""Kept, since recording takes a hundred times as long as planning."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     plan, cost = next(stages)
     plan = with_data(plan, sources)
     plan.check()
-    _, model, processor = kept_model(params)
+    model, processor = kept_model(params)
     try_metrics(params, model, processor, sources)
     if activations:
         for complete, its_cost in stages:
@@ -97,17 +94,13 @@ def previews(params: RunParams, sources: Mapping[str, Splits] | None = None) -> 
     """
     params = with_ranks(params)
     params = params.change(launch=with_cluster(params.launch))
-    key, model, processor = kept_model(params)
+    model, processor, recordings = _kept(params)
     example = example_of(model, params, processor, sources)
-    plan = _with_warnings(plan_run(model, params, example), processor)
+    plan = _with_warnings(plan_run(model, params, example, recordings), processor)
     yield plan, cost_of(plan, params)
     if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
         return
-    sizes = params.launch.world_size, params.train.batch_size, params.data.max_length
-    recorded = (key, plan.fsdp.model_dump_json(), *sizes, inputs_of(params, example))
-    if recorded not in _recordings:
-        _recordings[recorded] = record_memory(model, plan, example)
-    plan = with_recording(plan, _recordings[recorded])
+    plan = with_recording(plan, recordings.record(model, plan, example))
     yield plan, cost_of(plan, params)
 
 
@@ -115,8 +108,7 @@ def rates_of(params: RunParams, plan: WrapPlan) -> str:
     """Return the learning rates by part of a planned run in a line; empty if all are `train.lr`."""
     if not params.train.lr_for:
         return ""
-    with _building:
-        model, _ = _kept_model(_model_key(params))
+    model, _ = kept_model(params)
     return rates_line(plan, spell_out_rates(model, params))
 
 
@@ -145,27 +137,26 @@ def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPla
     return replace(plan, lint=(*plan.lint, *(Finding("warning", code, text) for code, text in found.items())))
 
 
-def inputs_of(params: RunParams, example: dict[str, Any]) -> str:
-    """Return the shapes of an own model's example, which its data decide; "" for other kinds."""
-    if params.model.kind is not ModelKind.OWN:
-        return ""
-    return str(tree_map(lambda value: value.shape if isinstance(value, torch.Tensor) else str(value)[:99], example))
-
-
 def opened(params: RunParams) -> dict[str, Splits]:
     """Return the splits of all sources, opened for a look at the data. Raises ParamError as `open_sources`."""
     if params.model.kind is not ModelKind.OWN:
         return open_sources(params.data, image_size=1)  # pictures as they are, and resized later
-    _, _, processor = kept_model(params)
+    _, processor = kept_model(params)
     assert processor is not None
     return open_for(processor, params)  # it is tried on them
 
 
-def kept_model(params: RunParams) -> tuple[str, nn.Module, SampleProcessor | None]:
-    """Return the model without weights, its processor, and the key that both are kept by."""
+def kept_model(params: RunParams) -> tuple[nn.Module, SampleProcessor | None]:
+    """Return the model without weights and its processor. Both are kept, and must not be changed."""
+    model, processor, _ = _kept(params)
+    return model, processor
+
+
+def _kept(params: RunParams) -> tuple[nn.Module, SampleProcessor | None, Recordings]:
+    """Return the model without weights, its processor, and what was recorded of it."""
     key = _model_key(params)
     with _building:  # transformers' lazy modules break when two threads import them
-        return key, *_kept_model(key)
+        return _kept_model(key)
 
 
 def _model_key(params: RunParams) -> str:
@@ -179,9 +170,9 @@ def _model_key(params: RunParams) -> str:
 
 
 @lru_cache(2)
-def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None]:
+def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None, Recordings]:
     values, *_ = json.loads(key)
-    return frozen_model(ModelParams.from_dict(values))
+    return *frozen_model(ModelParams.from_dict(values)), Recordings()
 
 
 def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
@@ -205,8 +196,13 @@ def plan_for(
     return plan, cost_of(plan, params)
 
 
-def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None) -> WrapPlan:
-    """Return the plan of a model that is frozen already, without its cost: enough for the lint."""
+def plan_run(
+    model: nn.Module, params: RunParams, example: dict[str, Any] | None, recordings: Recordings | None = None
+) -> WrapPlan:
+    """Return the plan of a model that is frozen already, without its cost: enough for the lint.
+
+    recordings: of this model, if it has been planned before.
+    """
     # AUTO's budget includes activations. Otherwise tracing takes time for nothing where the order is known.
     kind = kind_of(params.model)
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and not kind.planned_with_example:
@@ -215,7 +211,8 @@ def plan_run(model: nn.Module, params: RunParams, example: dict[str, Any] | None
     if train.device is Device.AUTO and params.launch.gpus_per_node:  # of a job; this machine may have none
         train = train.change(device=Device.CUDA)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
-    plan = make_plan(model, fsdp, world_size=params.launch.world_size, example=example, train=train)
+    ranks = params.launch.world_size
+    plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, recordings=recordings)
     kind.check_plan(model, plan)
     rates_line(plan, spell_out_rates(model, params))  # or a mistake in them
     return plan

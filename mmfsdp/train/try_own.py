@@ -27,7 +27,7 @@ def try_own(params: RunParams, name: str) -> list[str]:
     if name == "data.reader":
         return _try_reader(params)
     if name == "model.build":
-        _, model, _ = kept_model(params)
+        model, _ = kept_model(params)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total = sum(p.numel() for p in model.parameters())
         return [f"{type(model).__name__}: {total:,} parameters, {trainable:,} of them trainable"]

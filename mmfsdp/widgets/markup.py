@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from ..params.own import OwnCodeError
-from .style import STYLE
+from .style import DARK_PAGE, STYLE
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}<style>
-:root {{color-scheme: light dark}}
+:root {{color-scheme: light dark}} {dark}
 body {{font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem}}
 h2 {{margin-top: 2em}} pre {{overflow-x: auto; font-size: 13px}}
 </style></head><body><h1>{title}</h1>{body}</body></html>
@@ -24,7 +24,7 @@ _NARROW_LETTERS = set("fijlrtI.,:;|!'()[] ")
 
 def page(title: str, body: str) -> str:
     """Return a complete HTML page that fetches nothing; `body` is HTML already."""
-    return _PAGE.format(title=escape(title), style=STYLE, body=body)
+    return _PAGE.format(title=escape(title), style=STYLE, dark=DARK_PAGE, body=body)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 
-from ..core.plan import UnitKind, WrapPlan
+from ..core.plan import WrapPlan
 from ..params import RunParams
 from ..params.numbers import count, size
 from ..predict import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
-from .markup import key_figures
-from .plan_picture import plan_picture
+from ..predict.timeline import Timeline, frozen_bytes_at_rest
+from .plan_figures import figures_html, plan_figures
+from .plan_pictures import plan_pictures, timeline_of
 from .report import findings, unit_table
-from .style import ACTIVATIONS, BUFFERS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
+from .style import FILL
 
 PAGE_MACHINES = (LAPTOP, *MACHINES)
 """Machines that the page can show."""
 MEMORY_KINDS = {
-    "gathered": ("unsharded", GATHERED),
-    "gradients": ("gradients", REDUCED),
-    "optimizer": ("optimizer", OPTIMIZER),
-    "activations": ("activations", ACTIVATIONS),
-    "buffers": ("buffers", INK),
-    "module_buffers": ("model's buffers", BUFFERS),
+    "optimizer": ("optimizer", "optimizer"),
+    "gathered": ("gathered", "gathered"),
+    "gradients": ("gradients", "gradients"),
+    "buffers": ("buffers", "buffers"),
+    "module_buffers": ("model's buffers", "buffers"),
+    "activations": ("activations", "activations"),
 }
-"""Fields of an estimate's memory, with their names and colors on the page."""
+"""Fields of an estimate's memory, with their names on the page and their colors in FILL."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,21 @@ class PlannedRun:
     rates: str = ""
     """The learning rates by part in a line."""
 
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """One step of a rank; None without an example."""
+        return timeline_of(self.params, self.plan)
+
 
 def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = None) -> str:
-    """Return a plan: figures, findings, memory, picture and units; below a pinned one's figures and what differs.
+    """Return a plan: figures with their change since a pinned one, findings, both pictures, memory and units.
 
     machine: one of PAGE_MACHINES.
     """
-    html = ""
-    if pinned:
-        html = f'<h4 class="mm-title">Pinned</h4>{_figures(pinned, machine)}{_differences(pinned.plan, planned.plan)}'
-        html += '<h4 class="mm-title">Now</h4>'
-    html += _figures(planned, machine) + _memory(planned, machine) + plan_picture(planned.plan)
+    changes = _differences(pinned.plan, planned.plan) if pinned else ""
+    html = _figures(planned, machine, pinned) + changes
+    html += plan_pictures(planned.plan, planned.timeline, pinned=pinned.timeline if pinned else None)
+    html += _memory(planned, machine)
     return f"{html}<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
 
 
@@ -58,35 +64,35 @@ def _differences(before: WrapPlan, after: WrapPlan) -> str:
     for name, old in (before.fsdp.to_dict() | {"ranks": before.world_size}).items():
         if new_choices[name] != old:
             items += f"<li><b>{name}</b>: {escape(str(old))} → {escape(str(new_choices[name]))}</li>"
-    return f'<ul class="mm-changes">{items}</ul>' if items else "<p>The choices are the same.</p>"
+    if not items:
+        return "<p>The choices are those of the pinned plan.</p>"
+    return f'<p>Since the pinned plan:</p><ul class="mm-changes">{items}</ul>'
 
 
-def _figures(planned: PlannedRun, machine: str) -> str:
+def _figures(planned: PlannedRun, machine: str, pinned: PlannedRun | None) -> str:
     """Return the figures to compare choices by, and the findings."""
     plan, cost = planned.plan, planned.cost
     trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
-    about = "peak memory of a rank" if cost.peak else "of a rank, without activations"
-    figures = [
-        (size(cost.peak_bytes or cost.memory_bytes), about),
-        (size(cost.wire_bytes), "each rank sends a step"),
-        (count(trainable), f"of {count(numel)} parameters train"),
-    ]
+    before = (pinned.plan, pinned.cost) if pinned else None
+    html = figures_html(plan_figures(plan, cost, pinned=before))
+    facts = [f"{count(trainable)} of {count(numel)} parameters train."]
     if machine != LAPTOP:
         times = step_time(plan, machine=machine_of_run(machine, planned.params), **workload(plan, planned.params))
-        figures.append((times.expected, f"expected a step, bound by {times.bound}"))
-    rates = f"<p>{escape(planned.rates)}</p>" if planned.rates else ""
-    return key_figures(figures) + findings(plan) + rates
+        facts.append(f"Expected: {times.expected} a step, bound by {times.bound}.")
+    if planned.rates:
+        facts.append(planned.rates)
+    return f"{html}<p>{escape(' '.join(facts))}</p>{findings(plan)}"
 
 
 def _memory(planned: PlannedRun, machine: str) -> str:
     """Return the memory of a rank as a bar with a legend, and whether it fits into the machine's."""
     plan, cost = planned.plan, planned.cost
     memory = cost.peak or cost.memory
-    frozen_bytes = sum(unit.bytes_at_rest for unit in plan.units if unit.kind is UnitKind.FROZEN)
-    parts = [("frozen weights", FROZEN, frozen_bytes)]
-    parts.append(("trainable weights", TRAINABLE, memory.parameters - frozen_bytes))
+    frozen = frozen_bytes_at_rest(plan)
+    parts = [("frozen weights", FILL["frozen"], frozen)]
+    parts.append(("trainable weights", FILL["trainable"], memory.parameters - frozen))
     for field, (name, color) in MEMORY_KINDS.items():
-        parts.append((name, color, getattr(memory, field, 0)))
+        parts.append((name, FILL[color], getattr(memory, field, 0)))
     bar = legend = ""
     for name, color, nbytes in parts:
         if nbytes:

@@ -31,7 +31,7 @@ from .cell import import_lock
 from .charts import charts_html
 from .gpu_table import gpu_table
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
-from .plan_picture import WIDTH, plan_picture
+from .rank_picture import WIDTH, rank_picture
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
 Row = Mapping[str, Any]
@@ -287,7 +287,7 @@ def plan_html(plan: WrapPlan, estimate: Mapping[str, Any]) -> str:
         f"Each rank holds at most <b>{size(estimate['memory_bytes'])}</b> without activations "
         f"and sends <b>{size(estimate['wire_bytes'])}</b> a step.</p>"
     )
-    return words + findings(plan) + plan_picture(plan) + unit_table(plan)
+    return words + findings(plan) + rank_picture(plan) + unit_table(plan)
 
 
 def findings(plan: WrapPlan) -> str:

@@ -13,7 +13,44 @@ RUN_COLORS = ("#8250DF", "#6B8E23", "#C2185B", "#5B7083", "#8D6E63", "#00838F")
 INK = "#787878"
 """Lines and axes: a grey that is visible on white and on JupyterLab's dark background. Text has the page's color."""
 
+LIGHT = {
+    "frozen": FROZEN,
+    "trainable": TRAINABLE,
+    "optimizer": "#B88200",
+    "gathered": "#00875F",
+    "gradients": "#B85C94",
+    "buffers": INK,
+    "activations": "#2F8FC7",
+    "more": "#B42318",
+    "less": "#0F6B39",
+}
+DARK = {
+    "frozen": "#3A9AD9",
+    "trainable": "#E8762D",
+    "optimizer": OPTIMIZER,
+    "gathered": "#1FBF92",
+    "gradients": "#E39AC3",
+    "buffers": "#9A9A9A",
+    "activations": "#8CCBF0",
+    "more": "#FF8D7D",
+    "less": "#57D98D",
+}
+FILL = {name: f"var(--mm-{name},{color})" for name, color in LIGHT.items()}
+"""What holds memory or is sent -> its color in the pictures of a plan, at least 3:1 on the page in both themes. Where
+the sheet is missing, as in a picture on its own, it is the light theme's."""
+FILL["page"] = "var(--jp-layout-color0,Canvas)"
+
+
+def _theme(colors: dict[str, str]) -> str:
+    return "".join(f"--mm-{name}: {color};" for name, color in colors.items())
+
+
+THEMES = f':root {{{_theme(LIGHT)}}} [data-jp-theme-light="false"], .vscode-dark, html[theme="dark"] {{{_theme(DARK)}}}'
+"""Of notebooks: JupyterLab, VS Code and Colab. A report follows the system instead: see markup.py."""
+DARK_PAGE = f"@media (prefers-color-scheme: dark) {{:root {{{_theme(DARK)}}}}}"
+
 STYLE = f"""<style>
+{THEMES}
 .mm-quiet {{opacity: .8; line-height: 1.35}}
 .mm-error, .mm-warning {{font-weight: 600; line-height: 1.35; border-left: 4px solid {TRAINABLE}; padding-left: .5em}}
 .mm-warning {{border-color: {OPTIMIZER}; font-weight: inherit}}
@@ -33,9 +70,16 @@ STYLE = f"""<style>
 .mm-legend i {{display: inline-block; width: 12px; height: 12px; margin-right: 5px; vertical-align: -1px}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto; margin: .5em 0}}
-.mm-unit {{outline: none}} .mm-unit:is(:hover, :focus) .mm-detail {{display: inline}}
-svg:has(.mm-unit:hover) .mm-unit:not(:hover) .mm-detail, svg:has(.mm-unit:is(:hover, :focus)) .mm-hint {{display: none}}
-.mm-unit:focus-visible > rect:nth-last-of-type(1) {{stroke: currentColor; stroke-width: 4}}
+.mm-plan h4 {{margin: .6em 0 .1em; line-height: 1.35}} .mm-plan h4 .mm-quiet {{font-weight: 400; margin-left: .5em}}
+.mm-plan g:focus {{outline: none}} .mm-plan summary {{font-size: 12px; cursor: pointer}}
+.mm-plan:has(details[open]) > svg:first-of-type {{display: none}}
+.mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
+.mm-about > [class^="mm-b"] {{display: none}}
+.mm-plan:has(svg [class^="mm-b"]:is(:hover, :focus-visible)) .mm-hint {{display: none}}
+.mm-plan-figures {{display: grid; grid-template-columns: repeat(auto-fit, minmax(11em, 1fr))}}
+.mm-plan-figures > div {{font-size: 12px; line-height: 1.35}} .mm-plan-figures b {{font-size: 20px}}
+.mm-more, .mm-less, .mm-same {{font-size: 13px; white-space: nowrap}}
+.mm-more {{color: var(--mm-more)}} .mm-less {{color: var(--mm-less)}} .mm-same {{opacity: .8; font-weight: 400}}
 .mm-cards {{display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px;
   margin: .4em 0 1em}}
 .mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
@@ -53,7 +97,7 @@ WIDGET_STYLE = f"""<style>
 .mm-widget .jupyter-widgets-disconnected::before {{content: none}}
 .mm-widget.jupyter-widgets-disconnected :is(button, input, select, textarea) {{pointer-events: none; opacity: .5}}
 .mm-widget summary {{cursor: pointer}} .mm-widget p {{margin: .4em 0}} .mm-widget svg {{display: block; margin: .5em 0}}
-.mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-unit)):focus-visible {{
+.mm-widget :is(input, select, textarea, button, .lm-TabBar-tab, [tabindex]:not(.mm-plan *)):focus-visible {{
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px}}
 .mm-form .mm-row {{display: flex; flex-flow: row wrap; align-items: center; overflow: visible; gap: 0 .6em}}
 .mm-form .mm-row > .widget-inline-hbox, .mm-form .mm-row > .widget-textarea {{

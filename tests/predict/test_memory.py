@@ -1,5 +1,7 @@
 """The memory events of a micro-step, and the peak that follows from them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -114,9 +116,22 @@ def test_fsdp1_frees_a_frozen_layer_after_the_layer_before_it_is_gathered(backen
 
 
 @pytest.mark.parametrize("backend", ["FSDP1", "FSDP2"])
-def test_replicated_layers_have_no_events_since_fsdp_does_nothing_there(backend):
+def test_at_events_of_replicated_layers_nothing_is_gathered_and_the_peak_is_as_without_them(backend):
     plan = planned(layers(True, False, True), backend=backend, frozen_policy="REPLICATE")
-    assert {plan.units[event.unit].name for event in plan.memory_events} == {"(root)", "0.0", "2.0"}
+    events, most, most_without_gradients = [], 0, 0
+    for event in plan.memory_events:
+        most = max(most, event.peak)
+        most_without_gradients = max(most_without_gradients, event.peak_without_grads)
+        if plan.units[event.unit].sharded:
+            events.append(event._replace(peak=most, peak_without_grads=most_without_gradients))
+            most = most_without_gradients = 0
+    assert len(events) < len(plan.memory_events)
+    for accumulation in (1, 2):
+        train = TrainParams(accumulation=accumulation)
+        walk, without = step_walk(plan, train), step_walk(replace(plan, memory_events=tuple(events)), train)
+        assert walk.peak.bytes == without.peak.bytes and walk.gathers == without.gathers
+        assert walk.without_activations.bytes == without.without_activations.bytes
+        assert {plan.units[order].name for _, order in walk.gathers} == {"0.0", "2.0"}
 
 
 def test_a_language_model_with_its_embedding_is_not_checkpointed_as_a_whole():

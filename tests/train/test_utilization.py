@@ -29,7 +29,7 @@ def group():
 
 def training_of(params, **fields):
     """Return what counts the FLOPs of a training needs of it: its parameters, plan and processor."""
-    _, model, processor = kept_model(params)
+    model, processor = kept_model(params)
     plan, _ = plan_for(model, params, processor)
     values = {"setup": SimpleNamespace(params=params), "plan": plan, "processor": processor, "sources": None}
     return SimpleNamespace(**values, **{"features": None, "beat": lambda activity: None, **fields})
@@ -88,7 +88,7 @@ def test_a_training_counts_the_batches_of_its_plan():
     params = load("tiny")
     training = training_of(params)
     work = batch_work(training)
-    _, model, processor = kept_model(params)
+    model, processor = kept_model(params)
     assert work.flops(example_of(model, params, processor)).needed == training.plan.flops > 0
 
 

@@ -1,0 +1,77 @@
+"""Both pictures of a plan as HTML: pointing at a unit in one lights it in the other, and says what it is.
+
+No script is needed: rules of a style sheet do it, so it works in a notebook, in a report and in an exported page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+
+from ..core.plan import WrapPlan
+from ..params import RunParams
+from ..predict.timeline import Timeline, step_timeline
+from .markup import note
+from .rank_picture import WIDTH, rank_picture
+from .step_picture import step_picture
+from .unit_boxes import about, unit_boxes
+
+HINT = "Point at a unit, or go to it with Tab: both pictures show it, and here is what it is and why."
+MAX_UNITS = 120
+"""Of a plan of more units, only the merged boxes are drawn, so that the picture stays small."""
+NO_EXAMPLE = "One step on a rank is drawn for a plan with an example: add one, and activations are counted, too."
+
+
+def timeline_of(params: RunParams, plan: WrapPlan) -> Timeline | None:
+    """Return the timeline of a step of a run; None for a plan without an example."""
+    return step_timeline(plan, params.train, sources=len(params.data.sources()))
+
+
+def plan_pictures(
+    plan: WrapPlan,
+    timeline: Timeline | None,
+    *,
+    pinned: Timeline | None = None,
+    activations: bool = False,
+    width: int = WIDTH,
+) -> str:
+    """Return what each rank holds between steps, and one step on a rank, as HTML.
+
+    timeline: of the plan, if it has an example. pinned: another plan's, drawn as a dashed line. activations: draw them,
+    too.
+    """
+    boxes = unit_boxes(plan)
+    html = _title("What each rank holds between steps", "a box is a unit, in the order of the forward", "parameters")
+    html += rank_picture(plan, width=width)
+    if len(boxes) < sum(len(box.units) for box in boxes) <= MAX_UNITS:
+        every = rank_picture(plan, width=width, merged=False)
+        html += f"<details><summary>every unit by itself</summary>{every}</details>"
+    lines = "".join(f'<span class="mm-b{place}">{escape(about(plan, box))}</span>' for place, box in enumerate(boxes))
+    html += f'<p class="mm-about"><span class="mm-hint">{HINT}</span>{lines}</p>'
+    if timeline is None:
+        return _linked(html + note(NO_EXAMPLE), len(boxes))
+    html += f'<h4 class="mm-title">One step on a rank <span class="mm-quiet">{_calls(timeline)}</span></h4>'
+    html += step_picture(plan, timeline, pinned=pinned, activations=activations, width=width)
+    return _linked(html, len(boxes))
+
+
+def _title(words: str, box: str, width: str) -> str:
+    return f'<h4 class="mm-title">{words} <span class="mm-quiet">{box}; its width is its {width}</span></h4>'
+
+
+def _calls(timeline: Timeline) -> str:
+    """Return the collectives of a step in words."""
+    counts = Counter(collective.kind for collective in timeline.collectives)
+    calls = ", ".join(f"{number} {kind}{'s' if number > 1 else ''}" for kind, number in counts.items())
+    micro_steps = f"; {timeline.micro_steps} micro-steps are drawn" if timeline.micro_steps > 1 else ""
+    return f"{calls or 'nothing is sent'}{micro_steps}"
+
+
+def _linked(html: str, boxes: int) -> str:
+    """Return HTML in which all that has the class of a box is lit while one of it is pointed at, or has the focus."""
+    rules = ""
+    for place in range(boxes):
+        name = f".mm-b{place}"
+        lit = f".mm-plan:has({name}:is(:hover,:focus-visible))"
+        rules += f"{lit} svg {name}{{outline:2px solid}}{lit} p {name}{{display:inline}}\n"
+    return f'<div class="mm-plan"><style>{rules}</style>{html}</div>'

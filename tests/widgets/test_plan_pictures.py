@@ -1,0 +1,248 @@
+"""The pictures of a plan: what they show for each way to shard, their sizes, names and colors."""
+
+import re
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+from mmfsdp.core.make_plan import make_plan
+from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.predict import estimate
+from mmfsdp.predict.recordings import Recordings
+from mmfsdp.predict.timeline import step_timeline
+from mmfsdp.widgets import style
+from mmfsdp.widgets.plan_figures import Figure, figures_html, plan_figures
+from mmfsdp.widgets.plan_pictures import NO_EXAMPLE, plan_pictures
+from mmfsdp.widgets.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
+from mmfsdp.widgets.step_picture import SENT_HEIGHT, step_picture
+from tests.tiny import tiny_batch, tiny_flamingo
+
+HOSTILE = "<script>alert('$x$ &')</script>"
+TRAIN = TrainParams(device="cpu")
+EACH_LAYER = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=64)
+"""Each layer is a unit."""
+WAYS = {
+    "SHARD": {},
+    "KEEP": {"frozen_policy": "KEEP"},
+    "REPLICATE": {"frozen_policy": "REPLICATE"},
+    "DDP": {"backend": "DDP"},
+    "AUTO": {"frozen_policy": "AUTO", "memory_budget_gib": 1.0},
+    "HYBRID": {"sharding_strategy": "HYBRID_SHARD", "dp_shard": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def plans():
+    model, recordings = tiny_flamingo(), Recordings()
+    example = tiny_batch().inputs()
+    made = {}
+    for name, fields in WAYS.items():
+        ranks = 8 if name == "HYBRID" else 2
+        made[name] = make_plan(
+            model, FSDPParams(**fields), world_size=ranks, example=example, train=TRAIN, recordings=recordings
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def many_layers():
+    """30 equal layers, of which every other one trains, on 64 ranks."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64)) for _ in range(30)))
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index % 2 == 1)
+    return make_plan(model, EACH_LAYER, world_size=64, example={"input": torch.ones(2, 64)})
+
+
+def elements(svg, kind):
+    return [element for element in ElementTree.fromstring(svg).iter() if element.tag.endswith(f"}}{kind}")]
+
+
+def words(svg):
+    return [element.text for element in elements(svg, "text")]
+
+
+def areas(svg):
+    """The pixels of a picture's filled boxes by color."""
+    filled = dict.fromkeys(("frozen", "trainable"), 0.0)
+    for box in elements(svg, "g"):
+        for shape in box.findall("{http://www.w3.org/2000/svg}rect"):
+            for kind in filled:
+                if shape.get("fill") == style.FILL[kind]:
+                    filled[kind] += float(shape.get("width")) * float(shape.get("height"))
+    return filled
+
+
+def hatched(svg):
+    """The pixels that are gathered once and kept."""
+    total = 0.0
+    for box in elements(svg, "g"):
+        for line in box.findall("{http://www.w3.org/2000/svg}path"):
+            if line.get("stroke-width"):
+                total += float(line.get("stroke-width")) * float(line.get("d").partition("h")[2])
+    return total
+
+
+def test_what_a_rank_holds_is_drawn_by_area_for_each_way(plans):
+    drawn = {name: rank_picture(plan) for name, plan in plans.items()}
+    full = areas(drawn["DDP"])
+    assert full["frozen"] > 1000 and full["trainable"] > 1000
+    shares = {}
+    for name in ("SHARD", "KEEP", "REPLICATE", "HYBRID"):
+        shares[name] = {kind: area / full[kind] for kind, area in areas(drawn[name]).items()}
+    half = pytest.approx(0.5, abs=0.01)
+    assert shares["SHARD"] == shares["KEEP"] == shares["HYBRID"] == {"frozen": half, "trainable": half}
+    assert shares["REPLICATE"]["trainable"] == half
+    assert shares["REPLICATE"]["frozen"] > 0.9, "all but the root, which FSDP must shard"
+    assert hatched(drawn["KEEP"]) > hatched(drawn["SHARD"]) and not hatched(drawn["DDP"])
+    for one, other in combinations(drawn, 2):
+        if {one, other} != {"REPLICATE", "AUTO"}:  # AUTO may replicate all
+            assert drawn[one] != drawn[other]
+    assert {"R", "R∇"} & set(words(drawn["AUTO"])) and "AUTO chose: S shard, K keep, R replicate" in words(
+        drawn["AUTO"]
+    )
+    assert "× 4 groups of 2 ranks, all alike" in words(drawn["HYBRID"])
+    lanes = [word for word in words(drawn["HYBRID"]) if word.startswith("rank ")]
+    assert lanes == ["rank 0", "rank 1"], "one replica group"
+
+
+def test_of_many_ranks_three_are_drawn_and_nothing_is_too_small_to_see(many_layers):
+    svg = rank_picture(many_layers)
+    assert [word for word in words(svg) if word.startswith("rank ")] == ["rank 0", "rank 1", "rank 63"]
+    assert "a filled stripe is 1/64" in words(svg)
+    for drawn in (svg, rank_picture(many_layers, merged=False)):
+        for box in elements(drawn, "g"):
+            stripe = box.find("{http://www.w3.org/2000/svg}rect")
+            assert float(stripe.get("width")) >= MIN_BOX and float(stripe.get("height")) >= MIN_STRIPE
+        right = max(float(e.get("x")) + float(e.get("width")) for e in elements(drawn, "rect"))
+        assert right <= float(ElementTree.fromstring(drawn).get("width"))
+
+
+def test_a_pattern_that_repeats_is_one_box_for_each_of_its_units(many_layers):
+    names = " ".join(words(rank_picture(many_layers)))
+    assert re.search(r"1[45] × ", names)
+    html = plan_pictures(many_layers, None)
+    assert NO_EXAMPLE in html and "every unit by itself" in html
+    assert rank_picture(many_layers).count("<g ") < rank_picture(many_layers, merged=False).count("<g ")
+
+
+@pytest.mark.parametrize("backend", ["FSDP1", "FSDP2", "DDP"])
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_a_timeline_has_the_peak_and_the_traffic_that_the_estimate_has(backend, micro_steps):
+    plan = make_plan(tiny_flamingo(), FSDPParams(backend=backend), world_size=2, example=tiny_batch().inputs())
+    train = TrainParams(accumulation=micro_steps, device="cpu")
+    timeline, cost = step_timeline(plan, train), estimate(plan, train)
+    assert timeline.most == cost.memory_bytes
+    assert max(timeline.constant + m.without_activations + m.activations for m in timeline.moments) == cost.peak_bytes
+    sent = sum(collective.wire_bytes for collective in timeline.collectives)
+    control = sum(item.wire_bytes for item in cost.wire if item.phase == "control")
+    assert abs(sent - (cost.wire_bytes - control)) <= len(timeline.collectives), "bytes are rounded for each unit"
+    assert timeline.frozen + timeline.trainable == sum(unit.bytes_at_rest for unit in plan.units)
+
+
+def test_plans_of_one_model_have_the_same_events_so_one_scale_holds_both(plans):
+    timelines = {name: step_timeline(plan, TRAIN) for name, plan in plans.items()}
+    events = {timeline.moments[-1].event for timeline in timelines.values()}
+    assert len(events) == 1
+    svg = step_picture(plans["REPLICATE"], timelines["REPLICATE"], pinned=timelines["SHARD"])
+    (line,) = [element for element in elements(svg, "path") if element.get("class") == "mm-pinned"]
+    assert line.get("stroke-dasharray")
+    assert "- - pinned plan" in words(svg) and {"forward", "backward"} <= set(words(svg))
+    alone = step_picture(plans["REPLICATE"], timelines["REPLICATE"])
+    assert "mm-pinned" not in alone and "activations" not in words(alone)
+    assert "activations" in words(step_picture(plans["SHARD"], timelines["SHARD"], activations=True))
+
+
+def test_a_tick_for_each_collective_as_high_as_its_bytes(plans):
+    timeline = step_timeline(plans["SHARD"], TRAIN)
+    svg = step_picture(plans["SHARD"], timeline)
+    ticks = [e for e in elements(svg, "rect") if e.get("width") == "3"]
+    places = set()
+    for collective in timeline.collectives:
+        event = timeline.moments[min(collective.moment, len(timeline.moments) - 1)].event
+        places.add((event, collective.kind))
+        name = plans["SHARD"].units[collective.unit].name
+        assert any(name in e[0].text for e in ticks)
+    assert len(ticks) == len(places), "those that begin at one event share a tick"
+    assert max(float(e.get("height")) for e in ticks) == SENT_HEIGHT
+
+
+def test_both_pictures_point_at_the_same_unit(plans):
+    html = plan_pictures(plans["SHARD"], step_timeline(plans["SHARD"], TRAIN))
+    first, second = re.findall(r"<svg.*?</svg>", html, flags=re.S)
+    for name in set(re.findall(r'class="(mm-b\d+)"', first)):
+        assert re.search(rf'class="[^"]*\b{name}\b', second), "every unit runs in the step"
+        assert f":has(.{name}:is(:hover,:focus-visible))" in html
+        assert f'<span class="{name}">' in html
+
+
+def test_a_plan_of_hundreds_of_units_and_several_micro_steps_is_small():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(120)))
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index % 3 == 1)
+    plan = make_plan(model, EACH_LAYER, world_size=64, example={"input": torch.ones(2, 8)})
+    timeline = step_timeline(plan, TrainParams(accumulation=3))
+    assert timeline.moments[-1].event > 1000
+    html = plan_pictures(plan, timeline, pinned=timeline)
+    assert len(html.encode()) < 100_000
+    most = max(timeline.moments, key=lambda moment: moment.without_activations)
+    assert most.event > 0
+
+
+def test_names_are_escaped_in_both_pictures_and_beneath():
+    model = nn.Sequential()
+    for index in range(3):
+        model.add_module(f"{HOSTILE}{index}".replace(".", ""), nn.Sequential(nn.Linear(8, 8)))
+        model[index].requires_grad_(index == 1)
+    plan = make_plan(model, EACH_LAYER, world_size=2, example={"input": torch.ones(2, 8)})
+    html = plan_pictures(plan, step_timeline(plan, TRAIN))
+    assert "<script" not in html and "&lt;script&gt;" in html
+    for svg in re.findall(r"<svg.*?</svg>", html, flags=re.S):
+        ElementTree.fromstring(svg)
+
+
+def test_text_is_at_least_12_pixels_high(plans):
+    for svg in (rank_picture(plans["AUTO"]), step_picture(plans["SHARD"], step_timeline(plans["SHARD"], TRAIN))):
+        assert {float(element.get("font-size")) for element in elements(svg, "text")} == {12}
+
+
+def luminance(color):
+    channels = []
+    for start in (1, 3, 5):
+        value = int(color[start : start + 2], 16) / 255
+        channels.append(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
+    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colors, page", [(style.LIGHT, "#FFFFFF"), (style.DARK, "#212121"), (style.DARK, "#111111")])
+def test_colors_are_seen_on_the_page_of_their_theme(colors, page):
+    for name, color in colors.items():
+        assert contrast(color, page) >= (4.5 if name in ("more", "less") else 3), name
+    assert len({*colors.values()}) == len(colors), "a color means one thing"
+    assert colors.keys() == style.LIGHT.keys()
+
+
+def test_figures_tell_their_change_since_the_pinned_plan(plans):
+    costs = {name: estimate(plan, TRAIN) for name, plan in plans.items()}
+    pinned = plans["SHARD"], costs["SHARD"]
+    figures = plan_figures(plans["REPLICATE"], costs["REPLICATE"], pinned=pinned)
+    sent, at_rest, most, peak = figures
+    assert sent.change.startswith("−") and at_rest.change.startswith("+")
+    assert (sent.pinned, most.pinned, peak.pinned) == (
+        costs["SHARD"].wire_bytes,
+        costs["SHARD"].memory_bytes,
+        costs["SHARD"].peak_bytes,
+    )
+    assert [figure.change for figure in plan_figures(*pinned, pinned=pinned)] == ["same"] * 4
+    assert not any(figure.change for figure in plan_figures(*pinned))
+    assert Figure(2**20, "", 2**10).change == "+102300 %" and Figure(1, "", 0).change == "from 0 B"
+    *_, ran = plan_figures(*pinned, ran=(2**20, 2**21))
+    assert "largest batch that ran; measured 2 MiB" in ran.label and "greatest length" in peak.label
+    assert "&lt;" in figures_html([Figure(1, "<b>")])
