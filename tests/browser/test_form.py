@@ -81,16 +81,27 @@ def test_choose_by_form_and_see_the_plan_follow(page):
     write(page, "name", "first")
     policy.select_option("SHARD")
 
-    expect(page.get_by_text("peak memory of a rank")).to_be_visible(timeout=60_000)
+    peak = page.locator(".mm-figures div", has_text="greatest length")
+    expect(peak).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Pin to compare").click()
     policy.select_option("REPLICATE")
     expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
     expect(page.get_by_text("counting activations")).to_have_count(0, timeout=60_000)
-    unit = page.locator(".mm-unit").nth(3)
+    expect(sends.locator(".mm-less")).to_have_text(re.compile("−.* %"))
+    expect(page.locator("path.mm-pinned")).to_be_visible()
+    lit = "e => getComputedStyle(e).outlineStyle"
+    unit, in_step = page.locator("svg g.mm-b3").first, page.locator("svg rect.mm-b3").first
+    assert unit.evaluate(lit) == in_step.evaluate(lit) == "none"
+    unit.hover()
+    expect(page.locator(".mm-about .mm-b3")).to_be_visible()
+    assert unit.evaluate(lit) == in_step.evaluate(lit) == "solid", "pointing at a unit lights it in both pictures"
+    in_step.hover()
+    expect(page.locator(".mm-about .mm-b3")).to_be_visible()
+    assert unit.evaluate(lit) == "solid"
+    expect(page.locator(".mm-hint")).to_be_hidden()
     unit.focus()
-    expect(unit.locator(".mm-detail")).to_be_visible()
-    expect(unit).to_have_attribute("aria-label", re.compile("parameters, .* on each rank"))
-    expect(page.get_by_text("peak memory of a rank")).to_have_count(2, timeout=60_000)
+    page.keyboard.press("Tab")
+    expect(page.locator(".mm-about .mm-b4")).to_be_visible()
     page.locator(".mm-changes").evaluate("e => e.scrollIntoView()")
     shot(page, "plans-compared")
 
@@ -111,7 +122,7 @@ def test_two_forms_again_and_again_in_the_dark_on_a_narrow_page(page):
     expect(page.locator(".mm-figures")).to_be_visible(timeout=120_000)
     policy = page.get_by_label("frozen policy", exact=True).first
     policy.select_option("REPLICATE")
-    expect(page.locator(".mm-unit[aria-label*=REPLICATE]").first).to_be_visible()
+    expect(page.locator(".mm-plan g[tabindex]", has_text="REPLICATE").first).to_be_visible()
     policy.select_option("AUTO")
     expect(page.locator(".mm-error")).to_contain_text("needs a budget")
     set_theme(page, "JupyterLab Dark")
@@ -119,7 +130,7 @@ def test_two_forms_again_and_again_in_the_dark_on_a_narrow_page(page):
     page.set_viewport_size({"width": 640, "height": 1600})
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
     shot(page, "form-narrow")
-    page.locator(".mm-unit").last.focus()
+    page.locator(".mm-plan g[tabindex]").last.focus()
     shot(page, "plan-narrow")
     assert page.locator(".mm-form").evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth + 1)")
     set_theme(page, "JupyterLab Light")
