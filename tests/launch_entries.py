@@ -94,6 +94,15 @@ def die(folder: Path) -> None:
         raise ConnectionError("connection closed by peer")
 
 
+def diverge(folder: Path) -> None:
+    """Five steps, of which the last two are skipped."""
+    metrics = MetricsWriter(folder, RANK)
+    for step in range(1, 6):
+        skipped = max(0, step - 3)
+        row = {"loss": float("nan") if skipped else 1.0, "skipped_steps": skipped, "skipped_in_a_row": skipped}
+        metrics.write({"step": step, "time": time.time(), **row})
+
+
 def differ(folder: Path) -> None:
     """Rank 1 sends more than rank 0 awaits, as where a part of a model is used on some ranks only."""
     import faulthandler

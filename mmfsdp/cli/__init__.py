@@ -20,13 +20,29 @@ from ..params.own import OwnCodeError
 from ..run.record import advice
 from .new import new
 from .planning import bench, plan, verify
-from .running import cancel, caption, count, drill, export, launch, report, resume, run, runs, sweep, track, watch
+from .running import (
+    cancel,
+    caption,
+    count,
+    drill,
+    export,
+    launch,
+    report,
+    resume,
+    run,
+    runs,
+    status,
+    sweep,
+    track,
+    watch,
+)
 
 ABOUT = "See, predict, run and measure FSDP training of mostly frozen multimodal models."
 FLAGS = "`mmfsdp COMMAND --help` explains a command. C, of --config, is a YAML file or a preset: {presets}."
 RUN = "the folder of a run, or the name of one in runs/"
 ONE_RUN = {
     watch: "follow the log and progress of a run, from any process",
+    status: "print the state of a run, what it does now, and what is wrong with it",
     drill: "preempt a run as a cluster would, and follow it",
     caption: "caption new pictures with a finished run's checkpoint, and write the report",
 }
@@ -217,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 COMMANDS = [
     command.__name__
     for command in (
-        *(new, plan, verify, run, launch, runs, watch, cancel, sweep, drill, resume),
+        *(new, plan, verify, run, launch, runs, status, watch, cancel, sweep, drill, resume),
         *(track, caption, report, export, bench),
     )
 ]

@@ -1,6 +1,6 @@
 """The commands over runs. They start them: run, launch, resume, sweep; or follow them: watch, drill, caption.
 
-Others look at runs that exist already: runs, cancel, report, export.
+Others look at runs that exist already: runs, status, cancel, report, export.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from ..params.flags import params_of
 from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.placement import trains_on, with_ranks
+from ..run.progress import part_of
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
 from ..run.trouble import headline, troubles
 from ..run.trust import UntrustedRun, check_trusted, own_code_of
+from ..run.watch import Progress
 from ..run.watch import follow as lines_of
 from .planning import CHECKING, prepare_run, run_folder, say, show_finding
 
@@ -227,6 +229,19 @@ def runs(values: Namespace) -> int:
         paths = find_runs(folder)
         show(runs_table(paths) if paths else f"no runs in {folder}")
     return 0
+
+
+def status(values: Namespace) -> int:
+    """Print the state of a run, what it does now, and what is wrong with it. Returns 1 if it ended and is not ok."""
+    asked = Run.open(run_folder(values.run))
+    state = asked.state()
+    found = troubles(asked.path, state)
+    show(f"{asked.name}: {headline(state, found)}")
+    part = part_of(asked.path, state)
+    if part is not None:
+        show(f"{part.part}: {part.words}", Progress(asked.path).line(state))
+    show(*(f"trouble: {trouble}" for trouble in found))
+    return int(state.done and not state.ok)
 
 
 def cancel(values: Namespace) -> int:

@@ -22,6 +22,8 @@ params = RunParams().change(**{"launch.folder": "panelruns", "train.steps": 3000
     "panel": 'panel = RunPanel("panelruns/first")\npanel',
     "wait": "panel.wait()",
     "resume": "panel.run.resume()",
+    "die": 'RunPanel(launch(params.change(**{"launch.name": "killed"}), entry="tests.launch_entries:die").path)',
+    "diverge": 'RunPanel(launch(params.change(**{"launch.name": "nan"}), entry="tests.launch_entries:diverge").path)',
 }
 
 BEFORE = """() => [...document.querySelectorAll('.jupyter-widgets-disconnected')]
@@ -44,6 +46,21 @@ def goes_on(page, log):
     while newest_step(log) < step + 3:
         assert time.monotonic() < until, f"it stands at {newest_step(log)}"
         page.wait_for_timeout(200)
+
+
+def in_trouble(page, cell, words, fix):
+    """Run a cell whose run ends badly: its banner says so once, in sight with the state above it."""
+    page.set_viewport_size({"width": 1280, "height": 720})
+    run_cell(page, cell)
+    banner = page.locator(".mm-trouble").last
+    expect(banner).to_contain_text(words, timeout=60_000)
+    expect(banner).to_contain_text(f"What to do: {fix}")
+    output = page.locator(".mm-widget:has(.mm-trouble)").last
+    assert output.inner_text().count(words) == 1 and " left" not in output.inner_text()
+    output.evaluate("e => e.scrollIntoView()")
+    top, box = output.bounding_box()["y"], banner.bounding_box()
+    assert top <= box["y"] < top + 120 and box["height"] < 120, f"{box}, of a panel at {top}"
+    shot(page, f"trouble-{cell}")
 
 
 def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(lab):
@@ -101,4 +118,8 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(la
         page.set_viewport_size({"width": 620, "height": 1100})
         page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView({block: 'center'})")
         shot(page, "panel-narrow")
+        in_trouble(page, "die", "rank 1 died without a traceback", "to need less memory")
+        expect(page.locator(".mm-rank", has_text="rank 1").last).to_contain_text("failed first")
+        in_trouble(page, "diverge", "2 of 5 steps skipped: loss not finite since step 4", "lower train.lr")
+        expect(page.get_by_text("COMPLETED, step 5 of 3000")).to_be_visible()
         assert [text for text in page.problems if "WebSocket" not in text] == []

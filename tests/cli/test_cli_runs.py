@@ -88,7 +88,10 @@ def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
         ("plan --config my.yaml", "'my.yaml' is neither a file nor a preset"),
         ("run --config tiny --train.stpes 3", "did you mean --train.steps?"),
         ("launch --config tiny --launch.folder /proc/x", "launch.folder: '/proc/x' cannot hold runs"),
-        *((f"{command} nothing", "nothing' is not a run") for command in ("watch", "report", "caption", "resume")),
+        *(
+            (f"{command} nothing", "nothing' is not a run")
+            for command in ("watch", "status", "report", "caption", "resume")
+        ),
     ],
 )
 def test_a_slip_is_one_line_that_names_the_fix(line, words, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from tests.processes import in_fresh_python
 
 BENCHES = ["bench wrap", "bench step"]
 WITH_FLAGS = ["plan", "verify", "run", "launch", "sweep", "resume"]
-ONE_WORD = ["watch", "cancel", "drill", "caption", "report", "resume"]
+ONE_WORD = ["watch", "status", "cancel", "drill", "caption", "report", "resume"]
 MISTAKES = ("nothing'", "is missing", "is there twice", "is not", "invalid choice", "required", "should be")
 """Each answer to a mistake has one of these words."""
 CODE = """

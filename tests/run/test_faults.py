@@ -138,7 +138,11 @@ def test_a_launched_run_is_resumed_in_its_folder(start):
     broken = run.record
     with pytest.raises(ValueError, match=r"step: 9 has no complete checkpoint; those of .* are \[1, 2, 3\]"):
         run.resume(step=9)
-    captioned = caption_held_out(run.path)
+    reports: list[str] = []
+    captioned = caption_held_out(run.path, beat=reports.append)
+    frozen = [name for name in reports if name.startswith("language_model.")]
+    # Each frozen tensor before its checksum is taken, then each batch: of a large model, either takes minutes.
+    assert frozen and reports.index("the data") > reports.index(frozen[-1]) and reports[-1].endswith(" texts")
     assert captioned["caption_step"] == 3 and captioned["captions"] and write_report(run.path).stat().st_size
     assert captioned["seconds"] < time.time() - broken.created
     damaged = run.path / "checkpoints/step_00000003/ranks/00001.safetensors"

@@ -60,6 +60,14 @@ def test_wrapping_may_take_any_time_as_long_as_tensors_follow_each_other(ranks):
     assert ranks.hangs_within(2 * LIMIT_S)
 
 
+@pytest.mark.parametrize("activity", ["importing", "opening the data"])
+def test_work_that_nobody_can_divide_may_take_long(ranks, activity):
+    """Imports from a network disk, and a person's own reader."""
+    ranks.report(activity)
+    assert not ranks.hangs_within(19 * LIMIT_S)
+    assert ranks.hangs_within(2 * LIMIT_S)
+
+
 def test_a_profile_may_be_written_for_longer_than_a_step_takes(ranks):
     for step in range(1, 4):
         ranks.report(f"step {step} data")

@@ -108,7 +108,9 @@ def test_commands_print_no_control_sequence_and_no_traceback(folder, capsys, mon
     write_json(sweep / "sweep.json", {"members": [{text: text}, text, 1], "at_once": text, "entry": text})
     (folder / "params.yaml").write_text(json.dumps({"train": {text: text}}))
     words = [["runs", str(folder.parent)], ["sweep", str(sweep)], ["cancel", str(sweep)]]
-    words += [[command, str(folder)] for command in ("watch", "cancel", "drill", "resume", "caption", "report")]
+    words += [
+        [command, str(folder)] for command in ("watch", "status", "cancel", "drill", "resume", "caption", "report")
+    ]
     words += [["export", str(folder), str(folder / "out")]]
     for line in words:
         assert cli.main(line) in (0, 1, 2)
@@ -121,7 +123,7 @@ def test_commands_print_no_control_sequence_and_no_traceback(folder, capsys, mon
 def test_no_command_waits_for_a_pipe(folder, capsys, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    for command in ("runs", "watch", "cancel", "drill", "resume", "report"):
+    for command in ("runs", "watch", "status", "cancel", "drill", "resume", "report"):
         assert cli.main([command, str(folder)]) in (0, 1, 2)
 
 

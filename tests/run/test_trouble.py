@@ -5,6 +5,7 @@ import time
 import pytest
 
 from mmfsdp import RunParams
+from mmfsdp.cli import main
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.record import LESS_MEMORY, RunState, Status, advice, write_status
@@ -169,3 +170,16 @@ def test_a_hostile_error_reaches_no_page_as_html(folder):
     report_failure(folder, 1, "<script>alert(1)</script>\x1b[2J", at=1.0)
     found = of(folder)
     assert "&lt;script" in banner(found) and "<script" not in banner(found) and "\x1b" not in banner(found)
+
+
+def test_the_command_says_the_state_the_part_and_each_trouble_once(folder, capsys):
+    write_rows(folder, [2.0, NAN, NAN])
+    for rank in (0, 1):
+        beat(folder, rank, "step 4 compute")
+    assert main(["status", str(folder)]) == 0, "it goes on"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder.name}: RUNNING, step 3 of 8" and "step 4 compute" in lines[1]
+    assert [line for line in lines if line.startswith("trouble: ")] == lines[-1:] and "lower train.lr" in lines[-1]
+    write_status(folder, RunState(Status.COMPLETED))
+    assert main(["status", str(folder)]) == 1
+    assert capsys.readouterr().out.count("not finite") == 1
