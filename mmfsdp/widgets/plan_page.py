@@ -13,7 +13,7 @@ from ..predict import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, 
 from ..predict.timeline import Timeline, frozen_bytes_at_rest
 from .plan_figures import figures_html, plan_figures
 from .plan_pictures import plan_pictures, timeline_of
-from .report import findings, unit_table
+from .plan_table_html import findings, unit_table
 from .style import FILL
 
 PAGE_MACHINES = (LAPTOP, *MACHINES)

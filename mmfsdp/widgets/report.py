@@ -11,11 +11,9 @@ from typing import Any
 import ipywidgets as w
 import yaml
 
-from ..core.plan import WrapPlan
-from ..params.numbers import count, size
+from ..params.numbers import size
 from ..run.folder import (
     best_words,
-    current_plan,
     read_events,
     read_file,
     read_json,
@@ -31,7 +29,8 @@ from .cell import import_lock
 from .charts import charts_html
 from .gpu_table import gpu_table
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
-from .rank_picture import WIDTH, rank_picture
+from .rank_picture import WIDTH
+from .report_plan import facts, plan_section
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
 Row = Mapping[str, Any]
@@ -64,14 +63,14 @@ def report_html(folder: str | Path) -> str:
     rows = read_metrics(folder)
     record = RunRecord.read(folder)
     sections: dict[str, Callable[[], str]] = {
-        "": lambda: result_figures(result),
+        "": lambda: result_figures(result) + facts(params, planned, record, rows),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
         "Training": lambda: training_charts(folder, params.get("train", {}).get("steps"), result),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "GPUs": lambda: gpu_table(folder, record.ranks if record else 1),
         "Profile of a step": lambda: profiles(folder),
-        "Plan": lambda: plan_section(planned),
+        "Plan": lambda: plan_section(planned, params, result, rows),
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
     state = run_state(folder)
@@ -84,7 +83,8 @@ def report_html(folder: str | Path) -> str:
             why = f"{type(error).__name__}: {error}"[:200]
             html = note(f"cannot be shown: a file of the run is damaged ({why})", "warning")
         if html:
-            body += f"<section><h2>{title}</h2>{html}</section>"
+            heading = f"<h2>{title}</h2>" if title else ""
+            body += f"<section>{heading}{html}</section>"
     return page(folder.resolve().name, body)
 
 
@@ -208,23 +208,24 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
             lines.append([f"{kind} in {phase}", planned["count"], counted["count"], *both])
     peak = result.get("peak")
     if peak:
-        about = f"peak memory, in {peak['when']}; of the largest batch measured"
+        about = f"peak memory, in {peak['when']}; of the largest batch that ran"
         lines.append([about, "", "", *_pair(peak["bytes"], rows[-1].get("memory_bytes"))])
     if "reserved_bytes" in rows[-1]:  # on a GPU
         about = "reserved by the GPU's allocator, with what it keeps of freed memory"
-        lines.append([about, "", "", "", rows[-1]["reserved_bytes"], ""])
+        lines.append([about, "", "", "", size(rows[-1]["reserved_bytes"]), ""])
     if rows[-1].get("alloc_retries"):
         about = "allocations that had to wait until the allocator gave back what it kept: too little memory is free"
         lines.append([about, "", rows[-1]["alloc_retries"], "", "", ""])
-    head = ["rank 0", "calls predicted", "measured", "bytes predicted", "measured", "difference"]
+    head = ["rank 0", "calls predicted", "measured", "predicted", "measured", "difference"]
     return table(head, lines)
 
 
 def _pair(predicted: float, measured: float | None) -> tuple[object, object, str]:
     """Return both and their difference as cells of a row; nothing is said of what was not measured."""
     if measured is None:
-        return predicted, "", ""
-    return predicted, measured, f"{(measured - predicted) / (predicted or 1):+.1%}"
+        return size(predicted), "", ""
+    difference = f"{(measured - predicted) / (predicted or 1):+.1%}" if measured != predicted else "equal"
+    return size(predicted), size(measured), difference
 
 
 def profiles(folder: Path) -> str:
@@ -268,46 +269,6 @@ def timeline(lanes: Mapping[str, Sequence[Sequence[float]]], *, seconds: float, 
     for second in ticks(0, seconds, 6):
         parts.append(text(left + second * pixels_per_second, bottom + 12, f"{second * 1e3:.4g} ms", anchor="middle"))
     return svg(WIDTH, bottom + 22, f"{title}: {'; '.join(totals)}", *parts)
-
-
-def plan_section(planned: Mapping[str, Any]) -> str:
-    """Return what plan.json holds; empty without one."""
-    if not planned:
-        return ""
-    rates = planned.get("learning_rates")
-    words = f"<p>{escape(rates)}</p>" if isinstance(rates, str) and rates else ""
-    return words + plan_html(WrapPlan.from_dict(current_plan(planned["plan"])), planned["estimate"])
-
-
-def plan_html(plan: WrapPlan, estimate: Mapping[str, Any]) -> str:
-    """Return a plan as picture and table, its cost for each rank, and the findings of the lint."""
-    trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
-    words = (
-        f"<p>{plan.backend} on {plan.world_size} ranks: <b>{count(trainable)}</b> of {count(numel)} parameters train. "
-        f"Each rank holds at most <b>{size(estimate['memory_bytes'])}</b> without activations "
-        f"and sends <b>{size(estimate['wire_bytes'])}</b> a step.</p>"
-    )
-    return words + findings(plan) + rank_picture(plan) + unit_table(plan)
-
-
-def findings(plan: WrapPlan) -> str:
-    """Return what the lint found, and what AUTO chose."""
-    html = "".join(note(f"{finding.level}: {finding.message}", finding.level) for finding in plan.lint)
-    return html + (note(plan.why) if plan.why else "")
-
-
-def unit_table(plan: WrapPlan) -> str:
-    """Return every unit with its parameters, bytes and traffic."""
-    head = ["unit", "kind", "policy", "parameters", "at rest", "unsharded", "all-gathers", "reduced"]
-    rows: list[list[object]] = []
-    for unit in plan.units:
-        nbytes = (unit.bytes_at_rest, unit.unsharded_bytes, unit.reduced_bytes)
-        at_rest, unsharded, reduced = [size(value) if value else "–" for value in nbytes]
-        gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
-        policy = unit.frozen_policy or ""
-        rows.append([unit.name, unit.kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
-    about = "at rest: per rank. all-gathers: in forward + backward. reduced: gradients summed over ranks."
-    return table(head, rows) + note(about)
 
 
 def parameters(folder: Path, params: Mapping[str, Any], libraries: Mapping[str, str]) -> str:

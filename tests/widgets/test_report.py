@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from mmfsdp.params.numbers import size
 from mmfsdp.run.folder import MetricsWriter
 from mmfsdp.widgets.report import caption_cards, report_html
 
@@ -38,7 +39,10 @@ def test_the_report_says_what_the_folder_says(finished_run):
         "61 s",
         "3 at first, 0.15 now",
         "tower",
-        f"{cost['wire_bytes']:,}",
+        size(cost["wire_bytes"]),
+        "FSDP2, FULL_SHARD, frozen weights SHARD",
+        "parameters train",
+        "What each rank holds between steps",
         "steps: 20",
         "two stars",
         "torch 2.11.0",
