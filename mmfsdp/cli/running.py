@@ -6,6 +6,7 @@ Others look at runs that exist already: runs, status, cancel, report, export.
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from shlex import quote
@@ -56,13 +57,24 @@ def launch(values: Namespace) -> int:
     """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
     params = params_of(values)
     if values.dry_run:
-        from ..run.slurm import sbatch_text  # imports submitit
-
-        print(sbatch_text(params), end="")
-        return 0
+        return dry_run(params)
     say(CHECKING)
     started = start_run(params, tell=show_finding)
     print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`\n{trains_on(params)}")
+    return 0
+
+
+def dry_run(params: RunParams) -> int:
+    """Print what sbatch would receive and, on stderr, what the job asks for and when Slurm would start it."""
+    from ..run.site import question_lines, settled
+    from ..run.slurm import option_names, slurm_executor, text_of  # imports submitit
+
+    params = settled(params)
+    executor = slurm_executor(params)
+    print(text_of(executor), end="", flush=True)
+    print(file=sys.stderr)  # the batch file has no line end at its end
+    for line in question_lines(params, text_of(executor), option_names(executor)):
+        print(without_controls(line), file=sys.stderr)
     return 0
 
 

@@ -12,6 +12,7 @@ from .enums import (
     Executor,
     FrozenDtype,
     FrozenPolicy,
+    GpusAs,
     ModelKind,
     Precision,
     ProjectorKind,

@@ -298,3 +298,12 @@ class Executor(Choice):
 
     LOCAL = "local", "Processes on this machine."
     SLURM = "slurm", "A job of a Slurm cluster."
+
+
+class GpusAs(Choice):
+    """The option of Slurm by which a job asks for GPUs."""
+
+    GPUS_PER_NODE = "gpus-per-node", "`--gpus-per-node=4`."
+    GRES = "gres", "`--gres=gpu:4`, joined with `launch.gres`."
+    GPUS_PER_TASK = "gpus-per-task", "`--gpus-per-task=1`: each rank sees its own GPU only."
+    NONE = "none", "Not at all: whole nodes, whose GPUs Slurm does not manage, or `launch.gres` names them."

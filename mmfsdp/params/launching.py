@@ -2,32 +2,70 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import Device, Executor
+from .enums import Device, Executor, GpusAs
 
-# Nothing that these patterns allow can end a line of the batch file or be expanded by a shell: no quote, no line end,
-# no `$`. pydantic's `$` matches at the end of the text alone, not before a last line end as Python's does.
+# Nothing that these patterns allow can end a line of the batch file or start a command in it: no quote, no line end, no
+# `$(`. pydantic's `$` matches at the end of the text alone, not before a last line end as Python's does.
 _NAMES = r"^[A-Za-z0-9_.,+@-]+$"
 _WORD = r"[A-Za-z0-9_./:=@%+,-]+"
-_COMMAND = rf"^{_WORD}( +{_WORD})*$"
+_VARIABLE = r"\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}"
+_WORDS = rf"([A-Za-z0-9_./:=@%+,-]|{_VARIABLE})+"
+_COMMAND = rf"^{_WORDS}( +{_WORDS})*$"
 _FEATURES = r"^[A-Za-z0-9_.,:&|*()\[\]-]+$"
 _NODES = r"^[A-Za-z0-9_.,\[\]-]+$"
 _OPTION = r"^[a-z][a-z-]*(=[A-Za-z0-9_.,:=+@%/&|*()\[\]-]+)?$"
+_SRUN_OPTION = r"^[a-z][a-z-]*(=[A-Za-z0-9_.,:=+@%/#~-]+)?$"
+_GPUS = r"([A-Za-z0-9][A-Za-z0-9_.-]*):[0-9]{1,4}"
+_GRES = r"^[A-Za-z][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+){0,2}$"
+_HOST = r"^[A-Za-z0-9_.-]*(\{host\}[A-Za-z0-9_.-]*)?$"
+_INTERFACE = r"^[A-Za-z0-9_.@-]+$"
 
-_SET_BY_MMFSDP = (
-    "array", "cpus-per-gpu", "error", "export", "gpus", "gpus-per-task", "gres", "job-name", "no-requeue", "ntasks",
-    "ntasks-per-node", "open-mode", "output", "parsable", "signal", "test-only", "time", "wait", "wrap",
-)  # fmt: skip
-"""sbatch options that the launcher sets from other fields, or that would break it; besides those named as fields."""
+SBATCH_FIELDS = {
+    **dict.fromkeys(
+        ("account", "constraint", "exclude", "gres", "mem", "nodes", "partition", "qos", "reservation"), ""
+    ),
+    "cpus-per-gpu": "cpus_per_task",
+    "cpus-per-task": "cpus_per_task",
+    "error": "folder",
+    "gpus": "gpus_per_node",
+    "gpus-per-node": "gpus_per_node",
+    "gpus-per-task": "gpus_as",
+    "job-name": "name",
+    "ntasks": "ranks",
+    "ntasks-per-node": "ranks",
+    "output": "folder",
+    "time": "timeout_min",
+}
+"""Options of sbatch that the launcher sets -> the field of launch that sets it; "" where it has the option's name."""
+SBATCH_BREAKS = ("array", "clusters", "export", "open-mode", "parsable", "signal", "test-only", "wait", "wrap")
+"""Options of sbatch that would break the launch."""
+
+SRUN_FIELDS = {
+    **dict.fromkeys(("gres", "nodes"), ""),
+    "cpus-per-task": "cpus_per_task",
+    "error": "folder",
+    "gpus": "gpus_per_node",
+    "gpus-per-node": "gpus_per_node",
+    "gpus-per-task": "gpus_as",
+    "ntasks": "ranks",
+    "ntasks-per-node": "ranks",
+    "output": "folder",
+    "time": "timeout_min",
+}
+SRUN_BREAKS = ("distribution", "export", "jobid", "kill-on-bad-exit", "multi-prog", "relative", "unbuffered")
+"""The same two for srun."""
 
 SLURM_FIELDS = (
-    "cluster", "nodes", "gpus_per_node", "cpus_per_task", "mem", "partition", "account", "qos", "constraint", "exclude",
-    "reservation", "python", "modules", "setup", "sbatch",
+    "cluster", "nodes", "gpus_per_node", "gpus_as", "gres", "cpus_per_task", "mem", "partition", "account", "qos",
+    "constraint", "exclude", "reservation", "host", "interface", "python", "modules", "setup", "sbatch", "srun",
 )  # fmt: skip
 """The fields that have an effect on a Slurm cluster only."""
 
@@ -54,8 +92,9 @@ class LaunchParams(Params):
     threads: int | None = Field(None, ge=1)
     """CPU threads per rank; a count. Default unset: the cores shared evenly; on Slurm, all CPUs of the rank."""
 
-    timeout_min: int = Field(720, ge=1)
-    """The run is stopped after so many minutes; on Slurm, the job's time limit. Default 720."""
+    timeout_min: int | None = Field(None, ge=1)
+    """The run is stopped after so many minutes; on Slurm, the job's time limit. Default unset: 720; on Slurm the
+    profile's, or else that of your SBATCH_TIMELIMIT, or else 720 but no more than the partition takes."""
 
     silence_s: float = Field(60.0, ge=1)
     """A rank that shows no progress for so long hangs, and the run is stopped with its name and stack; in seconds. The
@@ -72,8 +111,17 @@ class LaunchParams(Params):
     nodes: int = Field(1, ge=1)
     """Slurm: machines over which the ranks are spread evenly; a count. Default 1."""
 
-    gpus_per_node: int | None = Field(None, ge=0)
-    """Slurm: GPUs of each node; a count. Default unset: one per rank where train.device is cuda, none where cpu."""
+    gpus_per_node: Annotated[int, Field(ge=0)] | str | None = None
+    """Slurm: GPUs of each node: a count, or their type and a count, such as a100:4. Default unset: one per rank where
+    train.device is cuda, none where cpu."""
+
+    gpus_as: GpusAs | None = None
+    """Slurm: how GPUs are asked for, as the cluster documents it: gpus-per-node, gres, gpus-per-task, none. Default
+    unset: gpus-per-node."""
+
+    gres: tuple[Annotated[str, Field(pattern=_GRES)], ...] = Field((), examples=["localssd:200"])
+    """Slurm: other generic resources of each node, such as localssd:200; the profile's come first. Slices of GPUs that
+    only a gres names, such as gpu:1g.10gb:2, are here too, with gpus_as none. Default none."""
 
     cpus_per_task: int | None = Field(None, ge=1)
     """Slurm: CPUs of each rank; a count. Default unset: with GPUs 8, or launch.threads if that is more; without GPUs
@@ -100,19 +148,33 @@ class LaunchParams(Params):
     reservation: str | None = Field(None, pattern=_NAMES, examples=["course"])
     """Slurm: the reservation to run in. Default unset: none."""
 
+    host: str | None = Field(None, min_length=1, pattern=_HOST, examples=["{host}i", "{host}.ib.cluster"])
+    """Slurm: name by which the other nodes reach the job's first node, whose own name {host} stands for, such as
+    {host}i. A MASTER_ADDR that launch.setup exports wins. Default unset: {host}."""
+
+    interface: tuple[Annotated[str, Field(pattern=_INTERFACE)], ...] = Field((), examples=["ib0"])
+    """Slurm: network interfaces by which gloo and NCCL connect, such as ib0; one or several. Default none: the one that
+    leads to the job's first node."""
+
     python: str | None = Field(None, pattern=_COMMAND, examples=["/shared/venv/bin/python"])
     """Slurm: command that starts Python on the nodes, of a virtual environment (/shared/venv/bin/python) or in a
-    container (apptainer exec --nv /shared/mm.sif python). Default unset: the Python that launches."""
+    container (apptainer exec --nv /shared/mm.sif python). The job expands $NAME. Default unset: the Python that
+    launches."""
 
     modules: tuple[Annotated[str, Field(pattern=rf"^{_WORD}$")], ...] = Field((), examples=["cuda/12.4"])
     """Slurm: environment modules to load, such as cuda/12.4; the profile's come first. Default none."""
 
     setup: tuple[Annotated[str, Field(pattern=_COMMAND)], ...] = Field((), examples=["source /shared/env.sh"])
     """Slurm: commands run on the first node before the ranks start, one simple command each, such as
-    `export NCCL_SOCKET_IFNAME=ib0` or `source /shared/env.sh`; the profile's come first. Default none."""
+    `export NCCL_DEBUG=INFO` or `source $HOME/env.sh`; the job expands $NAME; the profile's come first. Default none."""
 
     sbatch: tuple[Annotated[str, Field(pattern=_OPTION)], ...] = Field((), examples=["mail-type=END"])
-    """Slurm: further options of sbatch, as name=value or name; the profile's come first. Default none."""
+    """Slurm: further options of sbatch, as name=value or name, such as exclusive or no-requeue; the profile's come
+    first. Default none."""
+
+    srun: tuple[Annotated[str, Field(pattern=_SRUN_OPTION)], ...] = Field((), examples=["cpu-bind=cores", "mpi=none"])
+    """Slurm: further options of the srun that starts the ranks, as name=value or name, such as cpu-bind=cores or
+    Pyxis' container-image=FILE; the profile's come first. Default none."""
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = dict.fromkeys(
         SLURM_FIELDS, ("executor", (Executor.SLURM,))
@@ -130,17 +192,30 @@ class LaunchParams(Params):
         """Return the number of ranks on each node. Raise ParamError if `ranks` is unset."""
         return self.world_size // self.nodes
 
+    @property
+    def gpu_type(self) -> str:
+        """Return the type of GPUs that `gpus_per_node` names, such as a100; "" if it names none."""
+        return str(self.gpus_per_node).rpartition(":")[0]
+
+    @property
+    def gpu_count(self) -> int | None:
+        """Return how many GPUs a node has by `gpus_per_node`; None if it is unset."""
+        return None if self.gpus_per_node is None else int(str(self.gpus_per_node).rpartition(":")[2])
+
     def gpus(self, device: Device) -> int:
         """Return the GPUs to request on each node. Raise ParamError if they are too few or nobody has said how many."""
-        if self.gpus_per_node is None and device is Device.AUTO:
+        if self.gpu_count is None and device is Device.AUTO:
             raise ParamError("launch.gpus_per_node", "is unset; set it (0 for none), or train.device to cuda or cpu")
         needed = 0
-        if device is Device.CUDA or (device is Device.AUTO and self.gpus_per_node):  # with GPUs, auto wants them, too
+        if device is Device.CUDA or (device is Device.AUTO and self.gpu_count):  # with GPUs, auto wants them, too
             needed = self.ranks_per_node
-        gpus = needed if self.gpus_per_node is None else self.gpus_per_node
+        gpus = needed if self.gpu_count is None else self.gpu_count
         if gpus < needed:
             words = f"{gpus} are too few for {needed} ranks a node on train.device {device}; raise it, lower "
             raise ParamError("launch.gpus_per_node", words + "launch.ranks, or spread them over more launch.nodes")
+        if gpus and self.gpus_as is GpusAs.GPUS_PER_TASK and gpus != self.ranks_per_node:
+            words = f"gpus-per-task gives each rank one GPU, but {self.ranks_per_node} ranks a node have {gpus}"
+            raise ParamError("launch.gpus_as", f"{words}; make them equal, or choose gpus-per-node or gres")
         return gpus
 
     def cpus(self, gpus: int) -> int | None:
@@ -151,20 +226,50 @@ class LaunchParams(Params):
             return max(CPUS_BESIDE_A_GPU, self.threads or 0)
         return self.threads
 
+    @field_validator("gpus_per_node", mode="before")
+    @classmethod
+    def _read_gpus(cls, value: Any) -> Any:
+        """Return digits, as flags and forms give them, as a number."""
+        if not isinstance(value, str):
+            return value
+        if value.isdecimal():
+            return int(value)
+        if re.fullmatch(_GPUS, value):
+            return value
+        raise ValueError(f"{value!r} is not allowed; write it as in 4 or a100:4")
+
+    @field_validator("interface", mode="before")
+    @classmethod
+    def _read_interface(cls, value: Any) -> Any:
+        """Return one name as a list of one."""
+        return value.split(",") if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _check_slurm(self) -> Self:
         if self.executor is not Executor.SLURM:
             return self
-        own_options = [*_SET_BY_MMFSDP, *(field.replace("_", "-") for field in self.NEEDS)]
-        for option in self.sbatch:
-            name = option.partition("=")[0]
-            for own in own_options:
-                if own.startswith(name):  # sbatch takes a name that is cut short, too
-                    words = f"{option!r}: mmfsdp sets {own} from other launch fields; remove it, set those"
-                    raise ParamError("sbatch", words)
+        check_options("sbatch", self.sbatch, SBATCH_FIELDS, SBATCH_BREAKS)
+        check_options("srun", self.srun, SRUN_FIELDS, SRUN_BREAKS)
+        if self.gpus_as is not GpusAs.NONE:
+            for gres in self.gres:
+                if gres.partition(":")[0] == "gpu":
+                    words = f"{gres!r} asks for GPUs, as launch.gpus_per_node does; set that with launch.gpus_as gres"
+                    raise ParamError("gres", f"{words}, or launch.gpus_as to none if only a gres can name them")
         if self.ranks is not None and self.ranks % self.nodes:
             words = f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes"
             raise ParamError("ranks", words)
         if any(letter in "%\\\x7f" or letter < " " for letter in self.folder):
             raise ParamError("folder", f"{self.folder!r} holds % or \\ or a control character, which Slurm interprets")
         return self
+
+
+def check_options(field: str, options: Iterable[str], fields: Mapping[str, str], breaks: Iterable[str]) -> None:
+    """Raise ParamError for an option of sbatch or srun that another field sets, or that would break the launch."""
+    for option in options:
+        name = option.partition("=")[0]
+        for own in (*fields, *breaks):
+            if own.startswith(name):  # both take a name that is cut short, too
+                words = f"{option!r}: mmfsdp sets {own} itself, and the launch needs it so; remove it"
+                if own in fields:
+                    words = f"{option!r}: mmfsdp sets {own} from launch.{fields[own] or own}; remove it, set that"
+                raise ParamError(field, words)

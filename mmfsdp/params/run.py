@@ -18,7 +18,8 @@ from .model import ModelParams
 from .train import TrainParams
 
 PRESETS = Path(__file__).resolve().parent / "presets"
-_CLUSTER_FIELDS = tuple(name for name in SLURM_FIELDS if name not in ("cluster", "nodes"))
+_CLUSTER_FIELDS = (*(name for name in SLURM_FIELDS if name not in ("cluster", "nodes")), "timeout_min")
+_JOINED = ("gres", "modules", "setup", "sbatch", "srun")
 
 
 class RunParams(Params):
@@ -122,8 +123,8 @@ def with_cluster(launch: LaunchParams) -> LaunchParams:
     changes: dict[str, Any] = {"cluster": None}
     for name in _CLUSTER_FIELDS:
         own, common = getattr(launch, name), getattr(profile, name)
-        if isinstance(common, tuple):
+        if name in _JOINED:
             changes[name] = common + own
-        elif own is None:
+        elif own is None or own == ():
             changes[name] = common
     return launch.change(**changes)

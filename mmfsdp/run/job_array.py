@@ -34,8 +34,8 @@ def submit_array(members: Sweep) -> None:
     More members than Slurm takes in an array make several, one after the other. Writes each member's job, or why it has
     none, into its status.json.
     """
-    slurm.enter_job_environment()
     waiting = make_members(members)
+    slurm.enter_job_environment(slurm.slurm_executor(members.params(waiting[0])))
     if members.content.get("pretrain"):
         pretrain_members(members, waiting)
     try:
@@ -160,7 +160,7 @@ def largest_array() -> int:
 
 def array_text(members: Sweep, folder: Path, names: Sequence[str]) -> str:
     """Return the batch file of an array: the options that all members share, and a call of each one's own file."""
-    lines = ["#!/bin/bash"]
+    lines = ["#!/bin/bash -l"]
     for line in slurm.sbatch_text(members.params(names[0])).splitlines():
         if line.startswith("#SBATCH") and not re.match("#SBATCH --(output|error|job-name)=", line):
             lines.append(line)
@@ -170,6 +170,6 @@ def array_text(members: Sweep, folder: Path, names: Sequence[str]) -> str:
         f"#SBATCH --array=0-{len(names) - 1}%{members.content['at_once']}",
         f"#SBATCH --job-name={shlex.quote(members.path.name)}",
         f"#SBATCH --output={log}",
-        f"exec bash {batch}",
+        f"exec bash -l {batch}",
     ]
     return "\n".join(lines) + "\n"

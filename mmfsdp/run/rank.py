@@ -13,24 +13,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import psutil
 from submitit import JobEnvironment
 
 from ..params.own import OwnCodeError
+from .address import check_answers, set_address
 from .folder import add_event, last_row, touch, write_json
 from .hang import Heartbeat, start_watchdog
 from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
 from .record import RunRecord, check_entry
+from .site import GPUS_VARIABLE
 from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
 VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
 SHARED_MEMORY = "/dev/shm"
 """The file system in memory by which data workers hand batches to their rank, and NCCL's ranks of a node talk."""
-CONNECT_TIMEOUT_S = 30.0
-"""Seconds within which the job's first node must answer; a packet that is lost is sent again after 1, 3, 7 and 15 s."""
 
 
 def run_rank(folder: str) -> None:
@@ -111,15 +110,13 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
     else:
         cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // local_ranks
         os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
-        if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"} & os.environ.keys():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # this job has no GPU: the node's GPUs are other jobs'
+        if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", GPUS_VARIABLE} & os.environ.keys():
+            # This job has no GPU: the node's GPUs are other jobs', unless the person says by hand which to use.
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
         os.environ[RUN_VARIABLE] = record.identity
-        if job.num_nodes == 1:
-            _set_master_address(LOOPBACK)  # nothing outside the node needs to connect
-        else:
-            _set_master_address(job.hostnames[0])
-        if job.node > 0:
-            check_answers(job.hostnames[0], int(os.environ["MASTER_PORT"]))
+        host = set_address(job.hostnames[0], nodes=job.num_nodes)
+        if job.global_rank > 0 and host != LOOPBACK:
+            check_answers(host, int(os.environ["MASTER_PORT"]))
     if record.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
@@ -133,55 +130,3 @@ def set_allocator() -> None:
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def _set_master_address(first_node: str) -> None:
-    """Set MASTER_ADDR, and the network interface that leads there: a host's own name may lead nowhere.
-
-    Raises OSError if the node's name does not resolve, rather than waiting minutes for it.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(first_node, 9, type=socket.SOCK_DGRAM)[0]
-    except socket.gaierror as error:
-        here = socket.gethostname()
-        raise OSError(f"the job's first node, {first_node!r}, has no address on {here}: {error}") from None
-    os.environ["MASTER_ADDR"] = first_node
-    with socket.socket(family, socket.SOCK_DGRAM) as trial:
-        trial.connect(address)  # sends nothing
-        own_address = trial.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if own_address in [item.address for item in addresses]:
-            set_interface(name)
-
-
-def set_interface(name: str) -> None:
-    """Have gloo and NCCL meet over a network interface, unless the person has named others.
-
-    NCCL follows gloo: left to itself, it may choose an interface by which the nodes do not reach each other.
-    """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    # `=`: NCCL would take eth1 for the beginning of a name, and use eth10, too.
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={os.environ['GLOO_SOCKET_IFNAME']}")
-
-
-def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Raise OSError if nobody answers at the address where the ranks meet. torch would notice it after many minutes.
-
-    A refused connection is an answer: the host can be reached, and rank 0 does not listen yet. torch waits for that.
-    """
-    end = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())).close()
-            return
-        except ConnectionRefusedError:
-            return
-        except OSError as error:  # no route to the host, or no answer: a firewall drops the packets
-            cause = error
-        if time.monotonic() > end:
-            break
-        time.sleep(0.2)
-    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-    words = f"nobody answers at {address} port {port}, where rank 0 listens on the job's first node {host!r}: {cause}; "
-    words += f"may {socket.gethostname()} connect to ports 20000 to 31999 of other nodes? Ask the administrators"
-    raise OSError(words)

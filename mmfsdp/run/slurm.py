@@ -22,6 +22,16 @@ from .placement import with_ranks
 from .pretraining import pretrain_first
 from .rank import run_rank
 from .record import RunRecord, RunState, Status, advice, write_status
+from .site import (
+    command_words,
+    export_lines,
+    in_container,
+    job_environment,
+    sbatch_options,
+    srun_options,
+    time_limit,
+    variable_lines,
+)
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
@@ -40,6 +50,11 @@ class _Executor(SlurmExecutor):
     def affinity(cls) -> int:
         return 2
 
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        # A login shell: `module` is a function of it, which a notebook's server may not hand on.
+        text = super()._make_submission_file_text(command, uid)
+        return text.replace("#!/bin/bash\n", "#!/bin/bash -l\n", 1)
+
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return [*SBATCH, str(submission_file_path)]
 
@@ -52,7 +67,11 @@ class _Executor(SlurmExecutor):
 
 def sbatch_text(params: RunParams) -> str:
     """Return the batch file that sbatch will receive, to the byte. Raises ParamError as `launch` does."""
-    executor = slurm_executor(params)
+    return text_of(slurm_executor(params))
+
+
+def text_of(executor: SlurmExecutor) -> str:
+    """Return the batch file of an executor."""
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
@@ -63,57 +82,60 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     params = with_ranks(params)
     launch = with_cluster(params.launch)
     logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
-    python = shlex.join(launch.python.split() if launch.python else [sys.executable])  # whose path may hold a space
+    python = command_words(launch.python) if launch.python else shlex.quote(sys.executable)
     gpus = launch.gpus(params.train.device)
     cpus = launch.cpus(gpus)
-    sbatch_options: dict[str, str | bool] = {"requeue": True}
-    for option in launch.sbatch:
-        name, equals, value = option.partition("=")
-        sbatch_options[name] = value if equals else True
-    if launch.reservation:
-        sbatch_options["reservation"] = launch.reservation
-    # In blocks over nodes and over sockets: a rank that sees the GPUs of its socket takes its own by LOCAL_RANK.
-    srun_options = ["--kill-on-bad-exit=1", "--distribution=block:block"]
-    if cpus:
-        srun_options.append(f"--cpus-per-task={cpus}")
+    limit_min = time_limit(launch)
     same_name = {"nodes", "mem", "partition", "account", "qos", "constraint", "exclude"}
     options = launch.model_dump(include=same_name) | {
         "job_name": launch.name,
         "ntasks_per_node": launch.ranks_per_node,
-        "gpus_per_node": gpus or None,
         "cpus_per_task": cpus,
-        "time": launch.timeout_min,
-        "signal_delay_s": min(MAX_PREEMPT_NOTICE_S, 15 * launch.timeout_min),
-        "additional_parameters": sbatch_options,
+        "time": limit_min,
+        "signal_delay_s": min(MAX_PREEMPT_NOTICE_S, 15 * limit_min),
+        "additional_parameters": sbatch_options(launch, gpus),
         "stderr_to_stdout": True,
-        "srun_args": srun_options,
-        "setup": _before_ranks(launch, logs, python),
+        "srun_args": srun_options(launch, cpus),
+        "setup": _before_ranks(launch, logs, python, gpus),
         "teardown": _after_ranks(logs),
     }
+    options = {name: value for name, value in options.items() if value is not None}
     executor = _Executor(logs, python=python)
-    executor.update_parameters(**{name: value for name, value in options.items() if value is not None})
+    executor.update_parameters(**options, wckey=None)  # submitit's own is "submitit"
     return executor
 
 
-_FIND_PORT = "import random,socket as s;print(next(p for p in random.sample(range(20000,32000),999) "
-_FIND_PORT += "if s.socket().connect_ex(('127.0.0.1',p))))"
-"""Prints a free port of the first node, outside the range of outgoing connections."""
+def option_names(executor: SlurmExecutor) -> set[str]:
+    """Return the names of the options that the batch file of an executor has."""
+    names = {*executor.parameters, *executor.parameters["additional_parameters"]} - {"wckey"}
+    return {name.replace("_", "-") for name in names}
 
 
-def _before_ranks(launch: LaunchParams, logs: Path, python: str) -> list[str]:
+_FIND_PORT = """[ -n "$MASTER_PORT" ] || for MASTER_PORT in $(shuf -i 20000-31999 -n 999); do
+  (exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT) 2>/dev/null || break
+done"""
+"""Finds a port at which nobody listens on the first node, outside the range of outgoing connections. In bash alone:
+where the ranks run in a container, there may be no Python outside of it."""
+
+
+def _before_ranks(launch: LaunchParams, logs: Path, python: str, gpus: int) -> list[str]:
     """Return the lines of the batch script before srun."""
     exit_code = shlex.quote(str(logs / EXIT_CODE_FILE))
     lines = [
         f"rm -f {shlex.quote(str(logs))}/rank*",  # what ranks reported before the job was requeued
         'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$1 failed with exit code $code"',
         f"echo $code > {exit_code}; exit $code; }}",
+        *export_lines(launch, gpus),
     ]
     for module in launch.modules:
         lines += [f"module load {shlex.quote(module)}", f"stop_if_failed 'launch.modules: module load {module}'"]
     for line in launch.setup:
-        lines += [shlex.join(line.split()), f"stop_if_failed 'launch.setup: {line}'"]  # which holds no quote
-    lines += [f'MASTER_PORT=$({python} -c "{_FIND_PORT}")', f"stop_if_failed {shlex.quote(f'launch.python: {python}')}"]
-    return [*lines, "export MASTER_PORT"]
+        lines += variable_lines("setup", line)
+        lines += [command_words(line), f"stop_if_failed 'launch.setup: {line}'"]  # which holds no quote
+    lines += variable_lines("python", launch.python or "")
+    if not in_container(launch):
+        lines += [f"{python} -c pass", f"stop_if_failed {shlex.quote(f'launch.python: {python}')}"]
+    return [*lines, _FIND_PORT, "export MASTER_PORT"]
 
 
 def _after_ranks(logs: Path) -> list[str]:
@@ -150,15 +172,15 @@ def submit(folder: Path) -> None:
 
 
 def _submit(folder: Path) -> None:
-    enter_job_environment()
+    executor = slurm_executor(RunParams.from_yaml(folder / "params.yaml"))
+    enter_job_environment(executor)
     record = RunRecord.read(folder)
     if record and record.pretrains and (state := pretrain_first(folder, lambda: cancel_requested(folder))):
         return write_status(folder, state, finished=time.time())
     if state := cancel_requested(folder):
         return write_status(folder, state)
-    params = RunParams.from_yaml(folder / "params.yaml")
     try:
-        job = slurm_executor(params).submit(run_rank, str(folder))
+        job = executor.submit(run_rank, str(folder))
     except (FailedJobError, FailedSubmissionError) as failure:
         printed = getattr(failure.__cause__, "output", "")  # submitit's own words are those on stderr
         return refuse(folder, refusal(str(failure), printed))
@@ -177,7 +199,7 @@ def write_call(params: RunParams, folder: Path) -> None:
     """Write what a task of a job array needs to run a run: its batch file, and submitit's pickled call."""
     write_text(folder / "logs" / BATCH_FILE, sbatch_text(params))
     call = DelayedSubmission(run_rank, str(folder))
-    call.set_timeout(params.launch.timeout_min, 1)
+    call.set_timeout(time_limit(with_cluster(params.launch)), 1)
     call.dump(folder / "logs" / "member_submitted.pkl")
     (folder / "logs" / "member_submitted.pkl").chmod(0o600)
 
@@ -214,16 +236,8 @@ def submitted_job(output: str) -> str:
     return str(numbers[-1]) if numbers else ""
 
 
-def job_environment() -> dict[str, str]:
-    """Return this process's environment without what an allocation, another run or a choice of GPUs has left in it."""
-    slurms = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
-    ranks = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    left = ranks | {"CUDA_VISIBLE_DEVICES"} | {name for name in os.environ if name.startswith(slurms)} - {"SLURM_CONF"}
-    return {name: value for name, value in os.environ.items() if name not in left}
-
-
-def enter_job_environment() -> None:
-    """Give this process, which submits and then ends, the environment that jobs are to have."""
-    environment = job_environment() | {"SUBMITIT_LOG_LEVEL": "CRITICAL", "PYTHONUNBUFFERED": "1"}
+def enter_job_environment(executor: SlurmExecutor) -> None:
+    """Give this process, which submits and then ends, the environment that the jobs of an executor are to have."""
+    environment = job_environment(option_names(executor))
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(environment | {"SUBMITIT_LOG_LEVEL": "CRITICAL", "PYTHONUNBUFFERED": "1"})

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -382,12 +383,17 @@ def scancel(*arguments: str) -> str:
     return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
 
 
-def run_command(*command: str, timeout: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed."""
+def run_command(
+    *command: str, timeout: float = COMMAND_TIMEOUT_S, text: str = "", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed.
+
+    text: what it reads. environment: instead of this process's.
+    """
     if not shutil.which(command[0]):
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+        return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"{command[0]} did not answer within {timeout:g} s")

@@ -22,6 +22,7 @@ import mmfsdp
 from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.own import load_own, own_fields
 from ..params.own_modules import OwnSources
+from ..params.run import with_cluster
 from .folder import (
     make_folders,
     open_own,
@@ -31,13 +32,14 @@ from .folder import (
 )
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start
 from .own_code import read_code, sources_of, write_code
-from .placement import check_gpus, with_ranks
+from .placement import check_gpus
 from .pretraining import pretrains
 from .record import (
     TRAIN,
     TRAIN_AND_CAPTION,
     RunRecord,
 )
+from .site import settled, time_limit
 from .state import SWEEP_FILE, is_run, run_state
 from .trust import code_digest, params_digest, trust_run
 
@@ -90,11 +92,11 @@ def prepared(
             if params.launch.executor is not Executor.SLURM:
                 raise
             tell(_not_planned(error))
-            return with_ranks(params), {}, sources_of(params)
+            return settled(params), {}, sources_of(params)
         for finding in made.plan.lint:
             tell(finding)
         return made.params, made.to_dict(), made.code
-    params = with_ranks(params)
+    params = settled(params)
     check_place(params)
     for field, value in own_fields(params):
         load_own(field, value)
@@ -161,8 +163,8 @@ def make_folder(params: LaunchParams) -> Path:
     """Make a new run folder that its owner alone may open; with `replace`, rename a finished run of that name first."""
     parent = Path(os.path.expanduser(params.folder)).absolute()
     folder = parent / params.name
-    if params.folder.startswith(("~", "$")) and os.path.expanduser(params.folder) == params.folder:
-        raise ParamError("launch.folder", f"{params.folder!r}: no such user; variables are not read; write it in full")
+    if params.folder.startswith("~") and os.path.expanduser(params.folder) == params.folder:
+        raise ParamError("launch.folder", f"{params.folder!r}: no such user; write it in full")
     try:
         make_folders(parent)
         if params.replace and _is_over(folder):
@@ -245,7 +247,7 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int, folde
         ranks=params.launch.world_size,
         steps=params.train.steps,
         threads=threads,
-        timeout_min=params.launch.timeout_min,
+        timeout_min=time_limit(with_cluster(params.launch)),
         hang_timeout_s=params.launch.silence_s,
         device=params.train.device.value,
         host=socket.gethostname(),

@@ -19,11 +19,12 @@ from typing import Any
 
 import submitit
 
+from .address import set_interface
 from .folder import add_event, last_bytes, last_log_lines, last_row, read_heartbeat
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
 from .pretraining import pretrain_first
-from .rank import VISIBLE_DEVICES, run_rank, set_interface
+from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
     LESS_MEMORY,
     RunRecord,

@@ -41,9 +41,9 @@ from .folder import (
 from .handle import Run
 from .interrupt import interruptible
 from .own_code import read_code, read_versions, write_code
-from .placement import with_ranks
 from .pretraining import pretrains
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values
+from .site import settled
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
@@ -88,7 +88,7 @@ def sweep(
     Raises:
         ParamError: If a member cannot be started, naming its field, or if the sweep's name is taken.
     """
-    params = with_ranks(params)  # the same for all members that vary no ranks
+    params = settled(params)  # the same for all members that vary no ranks
     members = sweep_members(params, grid)
     if at_once < 1:
         raise ParamError("at_once", f"{at_once} is too few; it must be at least 1")

@@ -36,6 +36,7 @@ from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
+from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
 from .features import FeatureCache
 from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
@@ -114,6 +115,8 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
         dist.init_process_group(backend, device_id=bound_device)
     if dist.get_rank() == 0:
         print(place)
+        if device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+            print(f"rank 0 sees {torch.cuda.device_count()} of the GPUs of its node: {HIDDEN_GPUS}")
     where = f"{device}, process {os.getpid()} on {socket.gethostname()}"
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
     try:
@@ -135,7 +138,9 @@ def pick_device(params: RunParams) -> torch.device:
     if wanted is Device.CPU:
         return torch.device("cpu")
     is_job = params.launch.executor is Executor.SLURM
-    gpus, allocated = torch.cuda.device_count(), int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if is_job else 0
+    gpus, allocated = torch.cuda.device_count(), 0
+    if is_job:
+        allocated = int(os.environ.get("SLURM_GPUS_ON_NODE") or os.environ.get(GPUS_VARIABLE, "0"))
     # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or the GPUs next to its socket, numbered from 0.
     if gpus >= ranks or (gpus and allocated >= ranks):
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)

@@ -23,15 +23,17 @@ from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
-from ..params import Device, FrozenPolicy, ModelKind, ModelParams, RunParams
+from ..params import Device, Executor, FrozenPolicy, ModelKind, ModelParams, RunParams
 from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster
+from ..params.variables import with_variables
 from ..predict import Estimate, estimate
 from ..predict.memory_events import with_memory_events, with_recording
 from ..predict.recordings import Recordings
 from ..run.own_code import sources_of
 from ..run.placement import with_ranks
+from ..run.site import notes, settled
 from ..run.start import check_place
 from .learning_rates import rates_line, spell_out_rates
 from .metrics import try_metrics
@@ -65,13 +67,13 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     this machine or Slurm cannot do, for data that cannot be read, for what cannot be planned, and for the lint's
     errors.
     """
-    params = with_ranks(params)
+    params = settled(params)
     check_place(params)
     check_callbacks(params)
     sources = opened(params)
     stages = previews(params, sources)
     plan, cost = next(stages)
-    plan = with_data(plan, sources)
+    plan = with_place(with_data(plan, sources), params)
     plan.check()
     model, processor = kept_model(params)
     try_metrics(params, model, processor, sources)
@@ -92,7 +94,7 @@ def previews(params: RunParams, sources: Mapping[str, Splits] | None = None) -> 
     sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other
     choices change more often.
     """
-    params = with_ranks(params)
+    params = with_ranks(with_variables(params))
     params = params.change(launch=with_cluster(params.launch))
     model, processor, recordings = _kept(params)
     example = example_of(model, params, processor, sources)
@@ -129,6 +131,13 @@ def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
             words = f"{place}.{source.field} has system texts: {no_system}"
             lint.insert(0, Finding("error", NO_SYSTEM, words))
     return replace(plan, lint=tuple(lint))
+
+
+def with_place(plan: WrapPlan, params: RunParams) -> WrapPlan:
+    """Return the plan with what a person should know of a job on Slurm among its findings."""
+    if params.launch.executor is not Executor.SLURM:
+        return plan
+    return replace(plan, lint=(*plan.lint, *(Finding("warning", "cluster", note) for note in notes(params))))
 
 
 def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPlan:

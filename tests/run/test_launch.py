@@ -14,9 +14,9 @@ from PIL import Image
 
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.data import Sample
+from mmfsdp.run.address import address_of, check_answers
 from mmfsdp.run.folder import MetricsWriter, add_event, read_json
 from mmfsdp.run.local import process_start, processes_of, stop_processes
-from mmfsdp.run.rank import check_answers
 from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.start import make_folder
 from mmfsdp.run.watch import LogReader
@@ -131,8 +131,10 @@ def test_an_address_that_nobody_answers_is_named_and_a_refused_connection_is_an_
         for client in (first, second):  # they fill the queue of connections: further packets are dropped
             client.setblocking(False)
             client.connect_ex(("127.0.0.9", port))
-        with pytest.raises(OSError, match=f"nobody answers at 127.0.0.9 port {port}, where rank 0 listens .*timed out"):
+        with pytest.raises(OSError, match=rf"no rank reaches 127.0.0.9 \(127.0.0.9\):{port} from .*: timed out; "):
             check_answers("127.0.0.9", port, timeout_s=1)
+    with pytest.raises(OSError, match=r"no rank reaches 0nowhere: '0nowhere' has no address on .*launch.host, such as"):
+        address_of("0nowhere")
 
 
 @pytest.mark.real
@@ -235,8 +237,12 @@ def test_a_supervisor_that_dies_at_once_is_quoted(start, tmp_path, monkeypatch):
 
 def test_what_cannot_start_leaves_no_folder(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("~no.such.user/x", "$HOME/x"):
-        with pytest.raises(ParamError, match="launch.folder: '.*/x': no such user; variables are not.*in full"):
+    wrong = {
+        "~no.such.user/x": "launch.folder: '.*/x': no such user; write it in full",
+        "$NO_SUCH/x": "launch.folder: '.NO_SUCH/x': the variable NO_SUCH is not set; set it, or write the path in full",
+    }
+    for folder, words in wrong.items():
+        with pytest.raises(ParamError, match=words):
             start("sleep", **{"launch.folder": folder})
     pictures = tmp_path / "pictures"
     pictures.mkdir()

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ NODES = ("127.0.0.1", "127.0.0.2")
 """Names that resolve by themselves: ranks meet at the first of them."""
 SPARE = "127.0.0.3"
 """A third node, unknown to Slurm until it is started."""
-NOWHERE = "0nowhere"
-"""A node that is unknown to Slurm until it is started; its name has no address. Slurm sorts it before the others."""
+NOWHERE = "0x"
+"""A node that is unknown to Slurm until it is started. Its name has no address, but with 7f.4 behind it has: C's
+functions read 0x7f.4 as 127.0.0.4. Slurm sorts it before the others."""
+TYPED, BARE = "127.0.0.5", "127.0.0.6"
+"""Two more: one whose GPUs have a type and that has another generic resource, and one without any."""
 FILES = Path(__file__).resolve().parent.parent / "files/slurm"
 
 
@@ -68,13 +72,19 @@ class Cluster:
         less = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if blind else []
         self._run(node, *less, "slurmd", "-D", "-N", node)
 
+    def forget_node(self, node: str) -> None:
+        """Kill a node's daemon, and let Slurm know nothing of the node."""
+        self.stop_node(node)
+        self.ask("scontrol", "update", f"nodename={node}", "state=future")
+
     def stop_node(self, node: str) -> None:
         """Kill a node's daemon and all its jobs' processes, as when the machine goes down."""
         self.daemons.pop(node).kill()
         for process in self.processes():
-            here = (process.info["environ"] or {}).get("SLURMD_NODENAME") == node
-            if here or any(file.path.endswith(f"slurmd.{node}.log") for file in process.open_files()):
-                _kill(process)
+            with suppress(psutil.Error):  # it has ended meanwhile
+                here = (process.info["environ"] or {}).get("SLURMD_NODENAME") == node
+                if here or any(file.path.endswith(f"slurmd.{node}.log") for file in process.open_files()):
+                    _kill(process)
 
     def stop(self) -> None:
         """Stop it without a trace."""
@@ -132,21 +142,27 @@ class Cluster:
         return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
     def _write_files(self) -> None:
-        for name in ("state", "gpus", "bin", "tmp", *(f"spool/{node}" for node in (*NODES, SPARE, NOWHERE))):
+        for name in (
+            "state",
+            "gpus",
+            "bin",
+            "tmp",
+            *(f"spool/{node}" for node in (*NODES, SPARE, NOWHERE, TYPED, BARE)),
+        ):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "tmp").chmod(0o1777)
         for number in range(4):  # character devices: files give neither count nor CUDA_VISIBLE_DEVICES
             os.mknod(self.folder / f"gpus/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        port, dbd, self.db, spare, nowhere, *nodes = free_ports()
+        port, dbd, self.db, spare, nowhere, typed, bare, *nodes = free_ports()
         host = socket.gethostname().split(".")[0]
         values = {"folder": self.folder, "host": host, "port": port, "nodes": ",".join(map(str, nodes)), "dbd": dbd}
-        values |= {"spare": spare, "nowhere": nowhere}
+        values |= {"spare": spare, "nowhere": nowhere, "typed": typed, "bare": bare}
         values["accounting"] = configuration("accounting.conf", **values) if self.accounting else ""
         values["memory"] = 2 if self.accounting else 300
         (self.folder / "slurm.conf").write_text(configuration("slurm.conf", **values))
         (self.folder / "slurmdbd.conf").write_text(configuration("slurmdbd.conf", db=self.db, **values))
         (self.folder / "slurmdbd.conf").chmod(0o600)
-        (self.folder / "gres.conf").write_text(f"NodeName=127.0.0.[1-3] Name=gpu File={self.folder}/gpus/nvidia[0-3]\n")
+        (self.folder / "gres.conf").write_text(configuration("gres.conf", folder=self.folder))
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -192,13 +208,13 @@ def missing() -> str | None:
 
 
 def free_ports() -> list[int]:
-    """Seven free ports, one after the other."""
-    for first in range(17_000 + os.getpid() % 1000, 32_000, 7):
-        trials = [socket.socket() for _ in range(7)]
+    """Nine free ports, one after the other."""
+    for first in range(17_000 + os.getpid() % 1000, 32_000, 9):
+        trials = [socket.socket() for _ in range(9)]
         try:
             for number, trial in enumerate(trials):
                 trial.bind(("127.0.0.1", first + number))
-            return list(range(first, first + 7))
+            return list(range(first, first + 9))
         except OSError:
             continue
         finally:

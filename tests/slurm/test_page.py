@@ -6,16 +6,20 @@ from pathlib import Path
 from mmfsdp.cli import build_parser
 from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.launching import SLURM_FIELDS
+from mmfsdp.params.run import read_cluster
+from mmfsdp.run.site import in_container
 from mmfsdp.run.slurm import sbatch_text
 
 PAGE = (Path(__file__).resolve().parents[2] / "notebooks/reference/clusters.md").read_text()
 
 
 def test_the_page_on_clusters_is_true(tmp_path, monkeypatch):
-    profile, command, batch = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
+    profile, command, batch, boxed = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/lab.yaml").write_text(profile)
+    (tmp_path / "clusters/boxed.yaml").write_text(boxed)
     monkeypatch.chdir(tmp_path)
+    assert in_container(read_cluster("boxed").launch)
     text = sbatch_text(params_of(read_words(build_parser(), command.split()[1:])))
     assert text.startswith(batch + "\n# setup\n"), text
     assert "/shared/venv/bin/python" in text and "module load cuda/12.4" in text

@@ -129,7 +129,7 @@ def test_a_refusal_is_in_slurms_words(submit):
 
 def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):
     lines = {
-        "setup": (["export A=b", "source /no/file"], "setup: source /no/file failed with exit code 1"),
+        "setup": (["export A=b", "source $A/file"], "setup: source $A/file failed with exit code 1"),
         "python": ("/no/python", "python: /no/python failed with exit code 127"),
         "modules": (["cuda/1"], "modules: module load cuda/1 failed with exit code 127"),
     }

@@ -17,7 +17,8 @@ from mmfsdp.run.folder import touch, write_json
 from mmfsdp.run.job_array import largest_array
 from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
-from mmfsdp.run.slurm import _after_ranks, sbatch_text, slurm_executor
+from mmfsdp.run.site import job_environment, minutes, notes
+from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
@@ -37,16 +38,33 @@ def test_every_field_reaches_the_batch_file():
     load, export = lines.index("module load cuda/12.4"), lines.index("export NCCL_SOCKET_IFNAME=ib0")
     (srun,) = (i for i, line in enumerate(lines) if line.startswith("srun "))
     assert load < export < srun
-    assert " --cpus-per-task=7 apptainer exec --nv /shared/mm.sif python -u -m submitit" in lines[srun]
+    assert " --cpus-per-task=7 --cpu-bind=cores apptainer exec --nv /shared/mm.sif python -u" in lines[srun]
     assert "--kill-on-bad-exit=1" in lines[srun]
 
 
 def test_gpus_are_asked_for_by_device():
     def gpus(**changes):
         lines = sbatch_text(RunParams().change(**SLURM | changes)).splitlines()
-        return [line for line in lines if "gpus" in line]
+        return [line for line in lines if re.search("gpu|gres|GPU", line.partition("/")[0])]
 
     assert gpus() == ["#SBATCH --gpus-per-node=4"]
+    typed = {"launch.gpus_per_node": "a100:4", "launch.gres": ["localssd:200", "craynetwork:0"]}
+    joined = "localssd:200,craynetwork:0"
+    assert gpus(**typed) == ["#SBATCH --gpus-per-node=a100:4", f"#SBATCH --gres={joined}"]
+    assert gpus(**typed, **{"launch.gpus_as": "gres"}) == [f"#SBATCH --gres=gpu:a100:4,{joined}"]
+    one_each = ["#SBATCH --gpus-per-task=a100:1", f"#SBATCH --gres={joined}"]
+    assert gpus(**typed, **{"launch.gpus_as": "gpus-per-task"}) == one_each
+    assert gpus(**{"launch.gpus_as": "none"}) == ["export MMFSDP_GPUS=4"]
+    slices = {"launch.gpus_as": "none", "launch.gres": ["gpu:1g.10gb:4"]}
+    assert gpus(**slices) == ["#SBATCH --gres=gpu:1g.10gb:4", "export MMFSDP_GPUS=4"]
+    with pytest.raises(ParamError, match="launch.gres: 'gpu:a100:4' asks for GPUs, as launch.gpus_per_node does"):
+        gpus(**{"launch.gres": ["gpu:a100:4"]})
+    with pytest.raises(
+        ParamError, match="launch.gpus_as: gpus-per-task gives each rank one GPU, but 4 ranks .* have 8"
+    ):
+        gpus(**{"launch.gpus_per_node": 8, "launch.gpus_as": "gpus-per-task"})
+    with pytest.raises(ParamError, match="launch.gpus_per_node: 'four' is not allowed; write it as in 4 or a100:4"):
+        gpus(**{"launch.gpus_per_node": "four"})
     assert gpus(**{"train.device": "cpu"}) == []
     assert gpus(**{"train.device": "auto", "launch.gpus_per_node": 0}) == []
     with pytest.raises(ParamError, match="launch.gpus_per_node: is unset; set it"):
@@ -55,6 +73,83 @@ def test_gpus_are_asked_for_by_device():
         gpus(**{"launch.gpus_per_node": 2})
     with pytest.raises(ParamError, match="gpus_per_node: 3 are too few for 4 ranks a node on train.device auto; raise"):
         gpus(**{"launch.gpus_per_node": 3, "train.device": "auto"})
+
+
+LAB = {"launch.cluster": "lab", "launch.timeout_min": None}
+PROFILE = """
+interface: [ib0, ib1]
+host: "{host}i"
+setup: [export SIF=$HOME/mm.sif]
+python: $VENV/bin/python
+srun: ["container-image=nvcr.io#nvidia/pytorch:25.01-py3", cpu-bind=cores]
+sbatch: [no-requeue, exclusive]
+timeout_min: 60
+"""
+
+
+def test_what_a_profile_says_of_names_srun_and_time_is_in_the_batch_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters/lab.yaml").write_text(PROFILE)
+    lines = sbatch_text(RunParams().change(**SLURM | LAB | {"launch.srun": ["mpi=none"]})).splitlines()
+    assert lines[0] == "#!/bin/bash -l", "a login shell has `module`"
+    assert "#SBATCH --no-requeue" in lines and "#SBATCH --requeue" not in lines and "#SBATCH --exclusive" in lines
+    assert "#SBATCH --time=60" in lines and not [line for line in lines if "wckey" in line]
+    assert {"export GLOO_SOCKET_IFNAME=ib0,ib1", "export NCCL_SOCKET_IFNAME==ib0,ib1"} <= set(lines)
+    assert "export MMFSDP_HOST='{host}i'" in lines
+    assert 'export "SIF=$HOME/mm.sif"' in lines, "the job expands it"
+    assert "stop_if_failed 'launch.python: $VENV is not set in the job: test -v VENV'" in lines
+    assert not [line for line in lines if " -c pass" in line], "there may be no Python outside of the container"
+    (srun,) = (line for line in lines if line.startswith("srun "))
+    container = "'--container-image=nvcr.io#nvidia/pytorch:25.01-py3' --cpu-bind=cores --mpi=none"
+    assert f' --cpus-per-task=8 {container} "$VENV/bin/python" -u -m submitit' in srun
+    own = sbatch_text(RunParams().change(**SLURM | LAB | {"launch.interface": "eth1", "launch.timeout_min": 5}))
+    assert "GLOO_SOCKET_IFNAME=eth1\n" in own and "#SBATCH --time=5\n" in own and "USR2@75\n" in own
+    assert "--wckey=mine" in sbatch_text(RunParams().change(**SLURM | {"launch.sbatch": ["wckey=mine"]}))
+
+
+def test_a_persons_own_defaults_of_sbatch_stand_but_for_those_that_would_break_the_launch(monkeypatch):
+    breaking = (
+        "ARRAY_INX OUTPUT ERROR EXPORT WAIT OPEN_MODE JOB_NAME SIGNAL GRES GPUS GPUS_PER_NODE CLUSTERS NO_REQUEUE"
+    )
+    kept = {"SBATCH_ACCOUNT": "lab", "SBATCH_RESERVATION": "course", "SBATCH_EXCLUSIVE": "user", "SLURM_CONF": "/x"}
+    field = {
+        "SBATCH_PARTITION": "other",
+        "SBATCH_TIMELIMIT": "90",
+        "SBATCH_MEM_PER_CPU": "1G",
+        "SBATCH_CPUS_PER_GPU": "1",
+    }
+    left = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "3", "MASTER_ADDR": "x", "SUBMITIT_EXECUTOR": "slurm"}
+    for name in os.environ:
+        if name.startswith(("SBATCH_", "SLURM_")):
+            monkeypatch.delenv(name)
+    for name, value in ({f"SBATCH_{name}": "1" for name in breaking.split()} | kept | field | left).items():
+        monkeypatch.setenv(name, value)
+    launch = RunParams().change(**SLURM | {"launch.partition": "gpu", "launch.mem": "8G"})
+    executor = slurm_executor(launch)
+    assert "#SBATCH --time=90\n" in sbatch_text(launch), "as SBATCH_TIMELIMIT says"
+    environment = job_environment(option_names(executor))
+    names = {name for name in environment if name.startswith(("SBATCH_", "SLURM_", "SUBMITIT_"))}
+    assert names == set(kept) and not {"CUDA_VISIBLE_DEVICES", "MASTER_ADDR"} & environment.keys()
+    by_field = job_environment(option_names(slurm_executor(launch.change(**{"launch.account": "mine"}))))
+    assert "SBATCH_ACCOUNT" not in by_field, "it would win over the field"
+
+
+TIMES = {"90": 90, "90:30": 90, "1:30:00": 90, "1-0": 1440, "1-01:30": 1530, "2-00:00:00": 2880, "0:20": 1}
+
+
+def test_times_of_slurm_are_read_in_minutes():
+    assert {text: minutes(text) for text in TIMES} == TIMES
+    assert [minutes(text) for text in ("infinite", "n/a", "", "a|b", "1-2-3")] == [None] * 5
+
+
+def test_a_job_says_what_its_one_gpu_a_rank_costs_and_what_its_container_lacks(tmp_path):
+    params = RunParams().change(**SLURM | {"launch.folder": str(tmp_path), "launch.gpus_as": "gpus-per-task"})
+    assert [note.partition(":")[0] for note in notes(params)] == ["launch.gpus_as gpus-per-task"]
+    boxed = {"launch.srun": ["container-image=x"], "launch.gpus_as": None}
+    (note,) = notes(params.change(**boxed))
+    assert f"add container-mounts={tmp_path}:{tmp_path}" in note
+    assert notes(params.change(**boxed | {"launch.srun": ["container-image=x", "container-mounts=/p:/p"]})) == []
 
 
 def test_ranks_on_gpus_have_eight_cpus_unless_somebody_says_otherwise(tmp_path):
@@ -84,13 +179,18 @@ def test_what_could_leave_its_place_is_refused_by_name(name):
     assert caught.value.field == name
 
 
-@pytest.mark.parametrize("option, field", {"gres=gpu:4": "gpus_per_node", "partition=x": "partition"}.items())
+@pytest.mark.parametrize(
+    "option, field", {"gres=gpu:4": "gres", "gpus=4": "gpus_per_node", "time=9": "timeout_min"}.items()
+)
 def test_an_option_that_has_a_field_is_refused(option, field):
-    with pytest.raises(ParamError, match="from other launch fields; remove it"):
+    with pytest.raises(ParamError, match=f"from launch.{field}; remove it, set that"):
         RunParams().change(**SLURM | {"launch.sbatch": [option]})
     for short, name in {"signal=USR1": "signal", "arra=0-2": "array", "expor=NONE": "export", "nod=3": "nodes"}.items():
-        with pytest.raises(ParamError, match=f"mmfsdp sets {name} "):
+        with pytest.raises(ParamError, match=f"launch.sbatch: .* mmfsdp sets {name} "):
             RunParams().change(**SLURM | {"launch.sbatch": [short]})
+    for short, name in {"output=x": "output", "multi": "multi-prog", "ntasks=3": "ntasks"}.items():
+        with pytest.raises(ParamError, match=f"launch.srun: .* mmfsdp sets {name} "):
+            RunParams().change(**SLURM | {"launch.srun": [short]})
     RunParams().change(
         **SLURM | {"launch.sbatch": ["gres-flags=enforce-binding", "nodelist=n1", "export-file=x", "hint=x"]}
     )
@@ -299,11 +399,14 @@ def test_what_is_no_job_number_reaches_no_command_of_slurm(fake_slurm, tmp_path,
     assert not (fake_slurm / "cancelled").exists() and not (fake_slurm / "asked").exists()
 
 
-def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys):
+def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # as on a laptop
     flags = ["--launch.executor", "slurm", "--launch.folder", str(tmp_path / "runs"), "--train.device", "cpu"]
     assert main(["launch", "--dry-run", "--config", "tiny", *flags]) == 0
     changes = {"launch.executor": "slurm", "launch.folder": str(tmp_path / "runs"), "train.device": "cpu"}
-    assert capsys.readouterr().out == sbatch_text(load("tiny").change(**changes))
+    out, err = capsys.readouterr()
+    assert out == sbatch_text(load("tiny").change(**changes))
+    assert "asks for 2 tasks without a GPU for 720 min" in err and "sbatch is not installed here" in err
     assert not (tmp_path / "runs").exists()
 
 

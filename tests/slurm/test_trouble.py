@@ -65,17 +65,20 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
     until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
 
 
-def test_a_node_name_without_an_address_is_the_reason(submit, cluster):
+def test_a_node_name_without_an_address_is_the_reason_and_launch_host_the_way_out(submit, cluster):
     cluster.start_node(NOWHERE)
+    there = {"launch.sbatch": [f"nodelist={NOWHERE},{NODES[1]}"]}
     try:
         until(lambda: cluster.nodes().get(NOWHERE) == "idle", words=cluster.words)
-        state = submit("places", **{"launch.sbatch": [f"nodelist={NOWHERE},{NODES[1]}"]}).wait(60)
+        state = submit("places", **there).wait(60)
         assert state.status is Status.FAILED
-        assert "OSError: the job's first node, '0nowhere', has no address on " in state.reason, state
-        assert "launch.folder" not in state.reason
+        assert f"OSError: no rank reaches {NOWHERE}: '{NOWHERE}' has no address on " in state.reason, state
+        assert "by launch.host, such as {host}i" in state.reason and "launch.folder" not in state.reason
+        run = submit("places", **there, **{"launch.name": "suffix", "launch.host": "{host}7f.4"})
+        assert run.wait(60).ok, f"{run.state()}\n{run.logs(3)}"
+        assert " MASTER_ADDR=127.0.0.4 " in run.logs(0) and " MASTER_ADDR=127.0.0.4 " in run.logs(3), "its address"
     finally:
-        cluster.stop_node(NOWHERE)
-        cluster.ask("scontrol", "update", f"nodename={NOWHERE}", "state=future")
+        cluster.forget_node(NOWHERE)
 
 
 def test_a_run_whose_job_slurm_has_forgotten_is_lost(submit):

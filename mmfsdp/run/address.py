@@ -1,0 +1,106 @@
+"""The place where the ranks of a Slurm job meet: the address of its first node, and the interface that leads there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+
+import psutil
+
+from .local import LOOPBACK
+
+HOST_VARIABLE = "MMFSDP_HOST"
+"""Environment variable of a job: launch.host, such as {host}i."""
+CONNECT_TIMEOUT_S = 30.0
+"""Seconds within which the job's first node must answer; a packet that is lost is sent again after 1, 3, 7 and 15 s."""
+NO_ROUTE_TIMEOUT_S = 5.0
+"""Seconds after which it counts that there is no way to that node."""
+
+
+def set_address(first_node: str, *, nodes: int) -> str:
+    """Set MASTER_ADDR, and the network interface that leads there. Return the name of the host that it stands for.
+
+    In this order: a MASTER_ADDR that the person has exported; the loopback address for one node, since nothing outside
+    it needs to connect; the address of launch.host; the first node's name. Raises OSError if the name does not resolve,
+    rather than waiting minutes for it.
+    """
+    pattern = os.environ.get(HOST_VARIABLE)
+    if "MASTER_ADDR" in os.environ:
+        host = os.environ["MASTER_ADDR"]
+        set_interface_to(address_of(host))
+    elif nodes == 1:
+        host = os.environ["MASTER_ADDR"] = LOOPBACK
+        set_interface_to(host)
+    elif pattern:
+        host = pattern.replace("{host}", first_node)
+        os.environ["MASTER_ADDR"] = address_of(host)
+        set_interface_to(os.environ["MASTER_ADDR"])
+    else:
+        host = os.environ["MASTER_ADDR"] = first_node
+        set_interface_to(address_of(host))
+    return host
+
+
+def address_of(host: str) -> str:
+    """Return the address of a host. Raises OSError if its name does not resolve here."""
+    try:
+        return str(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][4][0])
+    except (socket.gaierror, UnicodeError) as error:
+        words = f"{host!r} has no address on {socket.gethostname()} ({error})"
+        fix = "name the first node as others reach it by launch.host, such as {host}i, or export MASTER_ADDR"
+        raise OSError(f"no rank reaches {host}: {words}; {fix} in launch.setup") from None
+
+
+def set_interface_to(address: str) -> None:
+    """Set the network interface that leads to an address, unless the person has named one.
+
+    A host's own name may lead nowhere. Leaves it open where no route leads there: `check_answers` tells that.
+    """
+    family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    own_address = ""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
+        trial.connect(target)  # sends nothing
+        own_address = trial.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own_address in [item.address for item in addresses]:
+            set_interface(name)
+
+
+def set_interface(name: str) -> None:
+    """Have gloo and NCCL meet over a network interface, unless the person has named others.
+
+    NCCL follows gloo: left to itself, it may choose an interface by which the nodes do not reach each other.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    # `=`: NCCL would take eth1 for the beginning of a name, and use eth10, too.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={os.environ['GLOO_SOCKET_IFNAME']}")
+
+
+def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Raise OSError if nobody answers at the address where the ranks meet. torch would notice it after many minutes.
+
+    A refused connection is an answer: the host can be reached, and rank 0 does not listen yet. torch waits for that.
+    """
+    start = time.monotonic()
+    end = start + timeout_s
+    address = address_of(host)
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, end - time.monotonic())).close()
+            return
+        except ConnectionRefusedError:
+            return
+        except TimeoutError as error:  # no answer: a firewall drops the packets
+            cause: OSError = error
+        except OSError as error:  # no route to the host
+            cause = error
+            end = min(end, start + NO_ROUTE_TIMEOUT_S)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.2)
+    words = f"no rank reaches {host} ({address}):{port} from {socket.gethostname()}: {cause}; rank 0 listens there. "
+    words += "If the nodes reach each other by another name or network, set launch.host (such as {host}i) or "
+    words += "launch.interface; else ask the administrators whether nodes may connect to ports 20000 to 31999 of others"
+    raise OSError(words)
