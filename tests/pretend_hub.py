@@ -12,10 +12,12 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 REVISION = "a" * 40
 DATA_SET = "/api/datasets/org/name"
+MODEL = "/api/models/org/lm"
 CARD = b"""---
 configs:
 - config_name: one
@@ -62,10 +64,10 @@ class Hub(BaseHTTPRequestHandler):
                 self.answer(self.content[name], ETag=f'"{digest(self.content[name])}"')
             else:
                 self.answer(b"{}", 404, **{"X-Error-Code": "EntryNotFound"})
-        elif path.startswith(f"{DATA_SET}/tree"):
-            below = path.removeprefix(f"{DATA_SET}/tree/{REVISION}").strip("/")
+        elif path.startswith((f"{DATA_SET}/tree", f"{MODEL}/tree")):
+            below = path.split("/tree/")[1].partition("/")[2]
             self.answer_json([entry for entry in self.entries() if entry["path"].startswith(below)])
-        elif path.startswith(DATA_SET):
+        elif path.startswith((DATA_SET, MODEL)):
             names = [{"rfilename": name} for name in self.content]
             self.answer_json({"id": "org/name", "sha": REVISION, "private": False, "tags": [], "siblings": names})
         else:
@@ -95,13 +97,60 @@ def digest(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 
 
-def main(folder: str) -> None:
-    Hub.content = files()
+def serve(content: dict[str, bytes], folder: str) -> None:
+    """Begin to serve these files as the hub of this process, whose cache is in a folder."""
+    Hub.content = content
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": folder}
     os.environ |= {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+
+
+def fetch(folder: str) -> None:
+    """Fetch a language model of this hub by the command, and print what a job without internet is told around it.
+
+    Then a part of its weights is removed from the cache.
+    """
+    serve({}, folder)
+    from mmfsdp.models.backbones import build_language
+    from mmfsdp.params import BackboneParams
+    from tests.tiny_vlms import tokenizer
+
+    tokens = tokenizer()
+    config = {"model_type": "llama", "vocab_size": len(tokens), "hidden_size": 32, "intermediate_size": 64}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    build_language(BackboneParams(config=config)).save_pretrained(os.path.join(folder, "lm"), max_shard_size="20KB")
+    tokens.save_pretrained(os.path.join(folder, "lm"))
+    Hub.content = {path.name: path.read_bytes() for path in Path(folder, "lm").iterdir()}
+    from mmfsdp.cli import main as command
+    from mmfsdp.params import ParamError, load
+    from mmfsdp.run.hub_cache import check_cached
+
+    changes = {"model.language.weights": "org/lm", "model.language.name": "org/lm", "model.language.config": {}}
+    changes["model.vision.weights"] = None  # or minutes of pretraining
+    job = load("tiny").change(**changes | {"launch.executor": "slurm", "train.device": "cpu"})
+    said: list[str] = []
+    job.to_yaml(os.path.join(folder, "job.yaml"))
+
+    def check(**others: Any) -> None:
+        try:
+            check_cached(job.change(**others))
+            said.append("")
+        except ParamError as error:
+            said.append(str(error))
+
+    check()
+    check(**{"launch.hub_offline": False})
+    status = command(["fetch", os.path.join(folder, "job.yaml")])
+    check()
+    next(path for path in Path(folder, "hub").rglob("*.safetensors")).unlink()
+    check()
+    print(json.dumps([status, said]))
+
+
+def main(folder: str) -> None:
+    serve(files(), folder)
     from mmfsdp.data import open_splits
     from mmfsdp.params import DataParams, ParamError
 

@@ -18,6 +18,7 @@ from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
+from .fetching import fetch
 from .new import new
 from .planning import bench, plan, verify
 from .running import (
@@ -92,6 +93,10 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command = add(launch, "start the ranks and return", usage="[--config C] [flags]")
     command.add_argument("--dry-run", action="store_true", help="print what sbatch would receive; start nothing")
     _add_profile(command)
+    add_flags(command)
+
+    command = add(fetch, "bring a run's weights and data into the cache, for nodes without internet", usage="C [flags]")
+    command.add_argument("run_config", metavar="C", nargs="?", help="a YAML file or the name of a preset, as --config")
     add_flags(command)
 
     usage = "[--config C] --grid FIELD=A,B ... [flags]\n       mmfsdp sweep FOLDER"
@@ -233,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 COMMANDS = [
     command.__name__
     for command in (
-        *(new, plan, verify, run, launch, runs, status, watch, cancel, sweep, drill, resume),
+        *(new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
         *(track, caption, report, export, bench),
     )
 ]

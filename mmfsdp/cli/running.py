@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..params import LaunchParams, ParamError, TrackerKind
+from ..params import LaunchParams, ParamError, RunParams, TrackerKind
 from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
 from ..run.handle import Run

@@ -66,6 +66,7 @@ SRUN_BREAKS = ("distribution", "export", "jobid", "kill-on-bad-exit", "multi-pro
 SLURM_FIELDS = (
     "cluster", "nodes", "gpus_per_node", "gpus_as", "gres", "cpus_per_task", "mem", "partition", "account", "qos",
     "constraint", "exclude", "reservation", "host", "interface", "python", "modules", "setup", "sbatch", "srun",
+    "hub_offline",
 )  # fmt: skip
 """The fields that have an effect on a Slurm cluster only."""
 
@@ -175,6 +176,11 @@ class LaunchParams(Params):
     srun: tuple[Annotated[str, Field(pattern=_SRUN_OPTION)], ...] = Field((), examples=["cpu-bind=cores", "mpi=none"])
     """Slurm: further options of the srun that starts the ranks, as name=value or name, such as cpu-bind=cores or
     Pyxis' container-image=FILE; the profile's come first. Default none."""
+
+    hub_offline: bool | None = None
+    """Slurm: the ranks take models and data sets of the Hugging Face hub from its cache and do not ask the network; a
+    job that lacks weights is not submitted. Default unset: true, but false with own code, which may load what it wants.
+    """
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = dict.fromkeys(
         SLURM_FIELDS, ("executor", (Executor.SLURM,))

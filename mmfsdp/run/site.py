@@ -81,9 +81,9 @@ def in_container(launch: LaunchParams) -> bool:
 # ---- lines of the batch file ----
 
 
-def export_lines(launch: LaunchParams, gpus: int) -> list[str]:
+def export_lines(launch: LaunchParams, gpus: int, *, offline: bool) -> list[str]:
     """Return the lines that tell the ranks what the profile says; what launch.setup exports wins over them."""
-    lines = []
+    lines = ["export HF_HUB_OFFLINE=1"] if offline else []
     if launch.interface:
         names = ",".join(launch.interface)
         lines += [f"export GLOO_SOCKET_IFNAME={names}", f"export NCCL_SOCKET_IFNAME=={names}"]  # = for the exact name

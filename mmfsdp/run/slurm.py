@@ -17,6 +17,7 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmiss
 from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 from .folder import write_text
+from .hub_cache import check_cached, is_offline
 from .never_starts import refused_field
 from .placement import with_ranks
 from .pretraining import pretrain_first
@@ -96,7 +97,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
         "additional_parameters": sbatch_options(launch, gpus),
         "stderr_to_stdout": True,
         "srun_args": srun_options(launch, cpus),
-        "setup": _before_ranks(launch, logs, python, gpus),
+        "setup": _before_ranks(launch, logs, python, export_lines(launch, gpus, offline=is_offline(params))),
         "teardown": _after_ranks(logs),
     }
     options = {name: value for name, value in options.items() if value is not None}
@@ -118,14 +119,14 @@ done"""
 where the ranks run in a container, there may be no Python outside of it."""
 
 
-def _before_ranks(launch: LaunchParams, logs: Path, python: str, gpus: int) -> list[str]:
+def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[str]) -> list[str]:
     """Return the lines of the batch script before srun."""
     exit_code = shlex.quote(str(logs / EXIT_CODE_FILE))
     lines = [
         f"rm -f {shlex.quote(str(logs))}/rank*",  # what ranks reported before the job was requeued
         'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$1 failed with exit code $code"',
         f"echo $code > {exit_code}; exit $code; }}",
-        *export_lines(launch, gpus),
+        *exports,
     ]
     for module in launch.modules:
         lines += [f"module load {shlex.quote(module)}", f"stop_if_failed 'launch.modules: module load {module}'"]
@@ -159,6 +160,7 @@ def check_slurm(params: RunParams) -> None:
         words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
         raise ParamError("launch.executor", words)
     sbatch_text(params)
+    check_cached(params)
 
 
 def submit(folder: Path) -> None:

@@ -247,7 +247,7 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int, folde
         ranks=params.launch.world_size,
         steps=params.train.steps,
         threads=threads,
-        timeout_min=time_limit(with_cluster(params.launch)),
+        timeout_min=_time_limit(params.launch),
         hang_timeout_s=params.launch.silence_s,
         device=params.train.device.value,
         host=socket.gethostname(),
@@ -260,6 +260,14 @@ def make_record(params: RunParams, entry: str, *, identity: str, pid: int, folde
         digest=params_digest(params.to_yaml()),
         code_digest=code_digest(params.to_yaml(), read_code(folder)),
     )
+
+
+def _time_limit(launch: LaunchParams) -> int:
+    """Return the time limit of a run in minutes. Of a profile that cannot be read, the process that submits tells."""
+    try:
+        return time_limit(with_cluster(launch))
+    except ParamError:
+        return time_limit(launch)
 
 
 def git_commit() -> str:

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "notebooks/reference/clusters.md")
 
 
 def test_the_page_on_clusters_is_true(tmp_path, monkeypatch):
-    profile, command, batch, boxed = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
+    profile, command, batch, _, boxed = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/lab.yaml").write_text(profile)
     (tmp_path / "clusters/boxed.yaml").write_text(boxed)
