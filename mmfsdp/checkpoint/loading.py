@@ -69,10 +69,12 @@ def resume(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Resumed:
     load_model(model, checkpoint, marker, optimizer if marker["optimizer"] else None)
     if marker["optimizer"] and marker["kind"] != StateDictType.LOCAL_STATE_DICT:
         states = optimizer_tensors(model, optimizer)
+        # Without those of parameters that have never had a gradient: their optimizer has made no states.
+        stored = names_in(checkpoint / "optimizer")
         known: Tensors = {}
         for name, tensor in states.items():
             parameter, _, key = name.rpartition(".")
-            if parameter in trained & saved:
+            if parameter in trained & saved and name in stored:
                 known[name] = tensor
             elif key == "step":
                 tensor.zero_()  # making the states counted one step
@@ -141,6 +143,11 @@ def read(folder: Path, tensors: Tensors) -> None:
         if not isinstance(cause, ValueError):
             raise
         raise ParamError("checkpoint", f"{folder}: {cause}; build the model as the run that saved it did") from None
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the tensors in a folder."""
+    return set(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 
 
 def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optimizer: Optimizer | None) -> None:

@@ -84,6 +84,32 @@ def trained(width: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("kind", StateDictType)
+def test_a_run_is_resumed_though_a_parameter_had_no_gradient_yet(tmp_path, kind):
+    """As the last layers of an encoder of which an earlier layer's output is used: their optimizer has no states."""
+
+    def new() -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(model: nn.ModuleDict, optimizer: torch.optim.Optimizer, *parts: str) -> None:
+        sum(model[part](torch.ones(1, 4)).square().sum() for part in parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer = new()
+    step(model, optimizer, "used")
+    path = checkpoint.save(tmp_path, model=model, optimizer=optimizer, step=1, kind=kind)
+    resumed, resumed_optimizer = new()
+    checkpoint.resume(resumed, resumed_optimizer, path)
+    for each in ((model, optimizer), (resumed, resumed_optimizer)):
+        step(*each, "used")
+        step(*each, "used", "unused")  # now it has one
+    for (name, p), q in zip(model.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+@pytest.mark.parametrize("kind", StateDictType)
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_offered(tmp_path, kind):
     model, optimizer = trained()
     for step in (1, 2):
