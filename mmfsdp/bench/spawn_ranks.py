@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -40,11 +41,23 @@ def on_ranks(
     return in_processes(_work_in_group, ranks, ranks, work, args, backend, timeout_s, method=method)
 
 
-def in_processes(work: Callable[..., Any], number: int, *args: Any, method: str = "forkserver") -> list[Any]:
-    """Run `work(rank, folder, *args)` in processes that share a folder but no process group; return their results."""
+def in_processes(
+    work: Callable[..., Any], number: int, *args: Any, method: str = "forkserver", limit_s: float | None = None
+) -> list[Any]:
+    """Run `work(rank, folder, *args)` in processes that share a folder but no process group; return their results.
+
+    limit_s: seconds after which they are killed, and TimeoutError is raised. Default: none.
+    """
     multiprocessing.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_process, (folder, dict(os.environ), work, args), nprocs=number, start_method=method)
+        values = folder, dict(os.environ), work, args
+        started = mp.start_processes(_process, values, nprocs=number, join=False, start_method=method)
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while not started.join(None if deadline is None else max(deadline - time.monotonic(), 0)):
+            if deadline is not None and time.monotonic() >= deadline:
+                for process in started.processes:
+                    process.kill()
+                raise TimeoutError(f"the processes have not ended within {limit_s:.0f} s")
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
 
 

@@ -84,7 +84,7 @@ def _without_picture(processor: SampleProcessor, rows: list[Any]) -> tuple[Any, 
         return None, "the rows of your reader have no picture under a name that is known here"
     for row in stripped:
         if why := refusal(processor, row):
-            return None, f"a row without a picture is skipped, as one that {why}"
+            return None, f"a row without a picture is skipped, and no batch has one ({why})"
     return batch_of(processor, stripped), ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..bench.spawn_ranks import on_ranks
 from ..core.inference import keep_gathered
 from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model
@@ -27,6 +27,7 @@ from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.media_model import train_mode
 from ..params import RunParams
+from ..params.own import path_of
 from ..run.own_code import use_code_of, write_code
 from ..shapes.pretrain import ensure_backbones
 from ..train.job import wrap
@@ -35,9 +36,10 @@ from ..train.optimizer import build_optimizer
 from ..train.prepare import kept_model, plan_run, prepare
 from .batches import TrialBatches, batches_of_data, random_batches
 from .kill_resume import check_resume
-from .lines import NOTE, Line, Report, from_plain
-from .own_loop import TIMEOUT_S, as_result, first_result, run_checks
-from .shallow import RANKS, as_rank, trial_params
+from .lines import NOTE, Line, Report
+from .outcome import LOST_RANKS, as_result, lines_from_ranks, persons_code
+from .own_loop import TIMEOUT_S, run_checks
+from .shallow import as_rank, trial_params
 from .trial import CPU, Loop
 
 NO_LIMIT = float("inf")
@@ -52,11 +54,12 @@ def verify_run(params: RunParams) -> Report:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small, processor = write_trial(params, folder)
-        results = on_ranks(verify_folder, RANKS, str(folder), timeout_s=TIMEOUT_S)
-        lines = from_plain(first_result(results))
+        lines = lines_from_ranks(verify_folder, str(folder), timeout_s=TIMEOUT_S)
+        why_not = "ranks would not meet in it, either" if lines[0].check == LOST_RANKS else ""
         if processor is None:
-            words = "not checked: there is no tokenizer on this machine"
-            lines += [Line("resume", NOTE, words), Line("export", NOTE, words)]
+            why_not = "there is no tokenizer on this machine"
+        if why_not:
+            lines += [Line(check, NOTE, f"not checked: {why_not}") for check in ("resume", "export")]
         else:
             lines += check_resume(small, folder)
     return Report(tuple(lines))
@@ -172,11 +175,20 @@ class ConfiguredLoop:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of a batch."""
-        return loss_of(model(**batch.inputs()))
+        with self.own_code():
+            return loss_of(model(**batch.inputs()))
+
+    def own_code(self) -> AbstractContextManager[None]:
+        """Return the context in which a model of one's own runs: what it raises becomes an OwnCodeError."""
+        build = self.params.model.build
+        if build is None:
+            return contextlib.nullcontext()
+        return persons_code("model.build", f"a step of {path_of(build)}'s model raised")
 
     def step(self, model: nn.Module, optimizer: Optimizer, batch: Any) -> dict[str, float]:
         """Do a step, then an evaluation, as the ranks of a run do."""
-        metrics = train_step(model, [batch], optimizer, max_grad_norm=self.params.train.max_grad_norm)
+        with self.own_code():
+            metrics = train_step(model, [batch], optimizer, max_grad_norm=self.params.train.max_grad_norm)
         with torch.no_grad(), keep_gathered(model):
             self.loss(model, batch)
         return {"loss": metrics.loss, "grad_norm": metrics.grad_norm}

@@ -33,12 +33,15 @@ from ..train.evaluate import load_run
 from .batches import batches_of_data
 from .differences import TOLERANCE
 from .lines import OK, WRONG, Line
-from .shallow import RANKS, as_rank
+from .outcome import RANKS
+from .shallow import as_rank
 
 SAVED, KILLED, STEPS = 2, 4, 5
 """Step of the checkpoint, step after which all ranks are killed, and last step."""
 
 
+LIMIT_S = 180.0
+"""Seconds that a run of so few steps may take."""
 MAX_WORDS = 200
 """Letters of another library's error."""
 
@@ -153,8 +156,8 @@ def train_on_ranks(run: Path) -> str:
     before = torch_log.level
     torch_log.setLevel(logging.ERROR)  # it warns of each rank that it ends after another one was killed
     try:
-        in_processes(_train, RANKS, str(run), str(errors), port)
-    except ProcessException as error:
+        in_processes(_train, RANKS, str(run), str(errors), port, limit_s=LIMIT_S)
+    except (ProcessException, TimeoutError) as error:
         texts = [file.read_text() for file in sorted(errors.iterdir())]
         return texts[0] if texts else str(error).strip().splitlines()[-1]
     finally:

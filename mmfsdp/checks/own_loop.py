@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..bench.spawn_ranks import on_ranks
 from ..checkpoint.gather import gather_json
 from ..core.micro_batch import loss_of
 from ..params import ParamError
-from ..params.own import OwnCodeError, own_errors
+from ..params.own import own_errors
 from .lines import Line, Report, from_plain, merge, to_plain
+from .outcome import RANKS, as_result, lines_from_ranks, persons_code
 from .step_checks import CHECKS
 from .trial import Loop, Trial
 
-RANKS = 2
 TIMEOUT_S = 60.0
 """Seconds that a rank waits for the others in a collective."""
 
@@ -63,10 +62,12 @@ def verify(
     """
     loop = _loop(model, wrap, optimizer, step, batches, loss, without_picture)
     if dist.is_initialized():
+        if "gloo" not in str(dist.get_backend()):
+            words = f"the process group is of {dist.get_backend()}, and verify computes on the CPU"
+            raise ParamError("verify", f"{words}; call it before init_process_group, or with the backend gloo")
         if len(batches) != dist.get_world_size():
-            raise ParamError(
-                "batches", f"has {len(batches)}, and there are {dist.get_world_size()} ranks; give each one"
-            )
+            words = f"has {len(batches)}, and there are {dist.get_world_size()} ranks; give each one"
+            raise ParamError("batches", words)
         report = Report(tuple(run_checks(loop)))
         if dist.get_rank() == 0:
             print(report)
@@ -75,7 +76,7 @@ def verify(
         raise ParamError("batches", f"has {len(batches)}; give {RANKS}, one for each rank")
     values = model, wrap, optimizer, step, batches, loss, without_picture
     _check_importable(values)
-    report = Report(tuple(from_plain(first_result(on_ranks(_as_rank, RANKS, values, timeout_s=TIMEOUT_S)))))
+    report = Report(tuple(lines_from_ranks(_as_rank, values, timeout_s=TIMEOUT_S)))
     print(report)
     return report
 
@@ -91,40 +92,6 @@ def run_checks(loop: Loop) -> list[Line]:
     return merge([from_plain(values) for values in gather_json(to_plain(lines))])
 
 
-def as_result(work: Callable[[], list[Line]]) -> dict[str, Any]:
-    """Return the lines of some checks, or a person's mistake in them, as JSON holds it."""
-    try:
-        return {"lines": to_plain(work())}
-    except ParamError as error:
-        return {"error": [error.field, error.message, getattr(error, "traceback", "")]}
-    except RuntimeError as error:
-        if not any(words in str(error) for words in LOST):
-            raise
-        return {"lost": str(error).splitlines()[0]}
-
-
-LOST = ("Timed out", "Connection closed", "Connection reset", "timed out", "op.preamble.length")
-"""In the messages of gloo to a rank that another one has left alone."""
-
-
-def first_result(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines of ranks. Raises the first person's mistake among their results."""
-    for result in results:
-        if "error" in result:
-            field, message, text = result["error"]
-            raise OwnCodeError(field, message, text) if text else ParamError(field, message)
-    for result in results:
-        if "lost" in result:
-            line = Line(
-                "ranks",
-                "wrong",
-                f"a rank waited in a collective for another that did not come ({result['lost']})",
-                "look for what one rank does and the others do not: a part that depends on the batch, a print, a save",
-            )
-            return to_plain([line])
-    return results[0]["lines"]
-
-
 def _as_rank(values: tuple[Any, ...]) -> dict[str, Any]:
     return as_result(lambda: run_checks(_loop(*values)))
 
@@ -133,6 +100,8 @@ def _loop(
     model: Any, wrap: Any, optimizer: Any, step: Any, batches: Sequence[Any], loss: Any, without_picture: Any
 ) -> Loop:
     """Return the loop whose functions raise OwnCodeError, by the name of their argument."""
+
+    wrapped_models: list[nn.Module] = []
 
     def build() -> nn.Module:
         if isinstance(model, nn.Module):
@@ -147,7 +116,8 @@ def _loop(
         plain = build()
         with own_errors("wrap", "the function raised"):
             result = wrap(plain)
-        return plain if result is None else result
+        wrapped_models.append(plain if result is None else result)
+        return wrapped_models[-1]
 
     def optimizer_of(plain: nn.Module) -> Optimizer:
         with own_errors("optimizer", "the function raised"):
@@ -157,20 +127,15 @@ def _loop(
         return result
 
     def one_step(any_model: nn.Module, any_optimizer: Optimizer, batch: Any) -> Any:
-        try:
+        is_wrapped = any(any_model is each for each in wrapped_models)
+        where = "" if is_wrapped else ", with the model as it is before `wrap`,"
+        with persons_code("step", f"the function{where} raised"):
             return step(any_model, any_optimizer, batch)
-        except RuntimeError as error:
-            if any(words in str(error) for words in LOST):
-                raise
-            with own_errors("step", "the function raised"):
-                raise
-        except Exception:
-            with own_errors("step", "the function raised, on the wrapped model or on the one before `wrap`,"):
-                raise
 
     def loss_of_batch(plain: nn.Module, batch: Any) -> Tensor:
         if loss is not None:
-            return loss(plain, batch)
+            with persons_code("loss", "the function raised"):
+                return loss(plain, batch)
         if not isinstance(batch, Mapping):
             raise ParamError(
                 "loss", f"is needed, since a batch is a {type(batch).__name__} and not a dict of arguments"
@@ -185,19 +150,15 @@ def _loop(
 
 def _check_importable(values: tuple[Any, ...]) -> None:
     """Raise ParamError for functions that a new process cannot import."""
-    main = sys.modules["__main__"]
+    in_notebook = not hasattr(sys.modules["__main__"], "__file__")
     for name, value in zip(("model", "wrap", "optimizer", "step", "loss"), (*values[:4], values[5]), strict=True):
-        in_cell = getattr(value, "__module__", "") == "__main__" and not hasattr(main, "__file__")
-        if callable(value) and not isinstance(value, nn.Module) and in_cell:
-            raise ParamError(
-                name,
-                "is defined in a notebook cell, which other processes cannot import; write it to a "
-                "file with %%writefile my_loop.py, and import it",
-            )
+        if not callable(value) or isinstance(value, nn.Module):
+            continue
+        if in_notebook and getattr(value, "__module__", "") == "__main__":
+            words = "is defined in a notebook cell, which other processes cannot import"
+            raise ParamError(name, f"{words}; write it to a file with %%writefile my_loop.py, and import it")
         try:
-            if not isinstance(value, nn.Module):
-                pickle.dumps(value)
+            ForkingPickler.dumps(value)  # as a new process gets it
         except Exception as error:
-            raise ParamError(
-                name, f"cannot be sent to other processes ({error}); make it a function of a module"
-            ) from None
+            words = f"cannot be sent to other processes ({error})"
+            raise ParamError(name, f"{words}; make it a function of a module") from None

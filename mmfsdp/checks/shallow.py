@@ -12,9 +12,9 @@ from ..models.build import build_model
 from ..models.from_transformers import vlm_config
 from ..models.open_clip_towers import open_clip_config
 from ..params import GENERATED, BackboneParams, BackboneSource, ModelKind, ModelParams, RunParams
+from .outcome import RANKS
 
 LAYERS = 2
-RANKS = 2
 ROWS = 2
 """Rows of a rank's batch."""
 LAYER_COUNTS = (

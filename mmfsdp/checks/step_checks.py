@@ -16,7 +16,7 @@ from .differences import TOLERANCE, differences, parts, rank_factors, total_diff
 from .lines import NOTE, OK, WRONG, Line
 from .no_picture import check_no_picture
 from .silent import check_trained
-from .trial import STEPS, Trial
+from .trial import STEPS, Trial, name_of
 
 LATER = 10 * TOLERANCE
 """Tolerance after a step of Adam, which makes a full step of rounding where a gradient is 0 in theory."""
@@ -65,7 +65,8 @@ def check_ties(trial: Trial) -> Line:
     if apart:
         fix = "tie them again after a part was replaced (model.tie_weights()), or set tie_word_embeddings to false"
         return Line("ties", WRONG, f"the configuration ties {apart}, and in the model they are two parameters", fix)
-    before, after = tied_names(trial.plain), [set(names) for names in tied_names(trial.model).values()]
+    before = tied_names(trial.plain)
+    after = [{name_of(name) for name in names} for names in tied_names(trial.model).values()]
     lost = [names for names in before.values() if after and not any(set(names) <= group for group in after)]
     if lost:
         fix = "give fully_shard both modules in one list: fully_shard([embedding, head])"

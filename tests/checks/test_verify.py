@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from mmfsdp import cli, verify
 from mmfsdp.checks.from_params import verify_folder, write_trial
 from mmfsdp.checks.lines import Line, from_plain
-from mmfsdp.checks.own_loop import first_result
+from mmfsdp.checks.outcome import first_result
 from mmfsdp.params import ParamError, load
 from tests import families
 from tests.ranks import on_ranks
