@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .checks import exercise, number, saved
+from .checks import exercise, number
+from .grades import beside_torch, graded, predicted_as_measured
 
 
 @exercise("02.traffic")
@@ -18,27 +19,120 @@ def traffic(factor: float) -> str | None:
     return number(factor, 3, near, "one all-gather in forward, one in backward, one reduce-scatter.")
 
 
-@exercise("02.gather")
-def gather() -> str | None:
-    """Rank r's gradient is the mean over ranks of their gradients' part r."""
+@exercise("02.shard")
+def shard() -> str | None:
+    """6, 7 and 2 rows on three ranks: 2, 3 and 1 each, the last ones padded with zeros."""
     import torch
 
-    found = saved("02.gather")
+    found = graded("02.shard", "shard_of", 3)
     if isinstance(found, str):
         return found
-    total = torch.arange(6.0) * 3
-    for rank, values in enumerate(found):
-        want = total[3 * rank : 3 * rank + 3]
-        got = values["grad"]
-        if torch.equal(got, torch.zeros(3)):
-            return "`part` is still zero: let the collective that leaves each rank a part of the sum fill it."
-        if torch.equal(got, want):
-            return "That is the sum over the ranks; the gradient of the whole batch is their mean."
-        if torch.equal(got, torch.arange(6.0)[3 * rank : 3 * rank + 3] * (rank + 1)):
-            return "That is the part of this rank's own gradient: those of the other ranks are missing."
-        if not torch.allclose(got, want / 2):
-            return f"Rank {rank} has {got.tolist()} and should have {(want / 2).tolist()}: part {rank} of the mean."
+    for rows in (6, 7, 2):
+        each = (rows + 2) // 3
+        whole = torch.arange(1.0, 2 * rows + 1).view(rows, 2)
+        padded = torch.cat([whole, torch.zeros(3 * each - rows, 2)]).view(3, each, 2)
+        shards = [values[f"of_{rows}"] for values in found]
+        sizes = [len(shard) for shard in shards]
+        if len(set(sizes)) > 1:
+            return (
+                f"Of {rows} rows the ranks keep {sizes}. An all-gather wants shards of one size: pad the last ones "
+                "with rows of zeros."
+            )
+        if sizes[0] != each:
+            return f"Of {rows} rows each rank keeps {sizes[0]}: it should be {rows} / 3, rounded up, which is {each}."
+        for rank, (got, want) in enumerate(zip(shards, padded, strict=True)):
+            if not torch.equal(got, want):
+                return f"Of {rows} rows rank {rank} should keep {want.tolist()}, and it has {got.tolist()}."
     return None
+
+
+@exercise("02.refill")
+def refill() -> str | None:
+    """0, 36 and 0 bytes; the model sees the whole in both places; the gradient is right."""
+    import torch
+
+    found = graded("02.refill", "refill")
+    if isinstance(found, str):
+        return found
+    values = found[0]
+    at_rest, filled, freed = values["sizes"]
+    if not values["same"]:
+        return (
+            "`piece.whole` is another tensor now. Autograd still holds the old one, with its memory: keep the tensor, "
+            "and resize its storage."
+        )
+    if filled != 36:
+        return f"Filled, the whole parameter has {filled} bytes: 3 x 3 numbers of 4 bytes are 36, without the padding."
+    if freed or at_rest:
+        return f"Freed, the whole parameter still has {freed or at_rest} bytes: resize its storage to 0."
+    if not all(values["seen"][::2]):
+        return "The model does not see what it should: `fill` has to place the whole parameter, and `free` the shard."
+    if not all(values["seen"]):
+        return "The second layer, tied to the first one, still has another parameter: place it for *every* owner."
+    if not torch.allclose(values["grad"].flatten(), values["want"]):
+        return "Backward gave another gradient than the values make: are the rows copied without the padding?"
+    return None
+
+
+@exercise("02.gather")
+def gather() -> str | None:
+    """The weights as they were, and twice the mean of 1 and 2 times the gradients."""
+    import torch
+
+    found = graded("02.gather", "collectives")
+    if isinstance(found, str):
+        return found
+    for rank, values in enumerate(found):
+        if not torch.equal(values["gathered"], values["before"]):
+            return (
+                f"Rank {rank} gathered {numbers(values['gathered'])}, and the layer had {numbers(values['before'])}. "
+                "Row r of `by_rank` has the shards of rank r, and each piece its own columns."
+            )
+        if values["weight"] is None or values["bias"] is None:
+            return "The shards have no gradient: set `piece.shard.grad` in the loop."
+        whole = torch.cat([torch.arange(6.0).view(3, 2), torch.zeros(1, 2)])
+        want = 3 * whole[2 * rank : 2 * rank + 2]  # two times the mean of one and two times
+        got = values["weight"]
+        if torch.allclose(got, 2 * want):
+            return "That is the sum over the ranks. The gradient of the whole batch is their mean."
+        if torch.allclose(got, want / 2):
+            return "The second micro-batch replaced the gradient of the first: add to what is there."
+        if not torch.allclose(got, want):
+            return f"Rank {rank}'s gradient of the weight is {got.tolist()}, and should be {want.tolist()}."
+        if not torch.allclose(values["bias"], torch.tensor([[3.0, 3.0], [3.0, 0.0]])[rank]):
+            return (
+                f"The weight's gradient is right, and the bias's is {values['bias'].tolist()}: which columns are its?"
+            )
+    return None
+
+
+def numbers(tensor: Any) -> list[float]:
+    """Return the numbers of a tensor, rounded."""
+    return [round(number, 2) for number in tensor.tolist()]
+
+
+@exercise("02.moments")
+def moments() -> str | None:
+    """As torch: losses, bytes, what is held, the peak; and the losses in bf16."""
+    import torch
+
+    found = graded("02.moments", "moments")
+    if isinstance(found, str):
+        return found
+    if hint := beside_torch(found):
+        return hint
+    if not torch.allclose(found[0]["half"], found[0]["torchs_half"], rtol=1e-2):
+        return "In fp32 all is right, and in bf16 the losses differ from torch's: which inputs does each module get?"
+    return None
+
+
+@exercise("02.predict")
+def predict() -> str | None:
+    """The bytes that were measured."""
+    found = graded("02.predict", "predict")
+    if isinstance(found, str):
+        return found
+    return predicted_as_measured(**found[0])
 
 
 @exercise("02.hidden")

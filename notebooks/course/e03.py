@@ -6,7 +6,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .checks import exercise, number, unanswered
+from .checks import exercise, unanswered
+from .grades import beside_torch, graded, predicted_as_measured
 
 
 @exercise("03.flow")
@@ -26,6 +27,60 @@ def flow(said: Mapping[str, object]) -> str | None:
         )
     if embedding:
         return "The token embedding comes first of all. Is there anything trainable before it?"
+    return None
+
+
+@exercise("03.backward")
+def backward() -> str | None:
+    """As mmfsdp: losses, bytes, what is held, the peak."""
+    found = graded("03.backward", "watch")
+    return found if isinstance(found, str) else beside_torch(found)
+
+
+@exercise("03.policies")
+def policies() -> str | None:
+    """The same losses for each policy, the bytes of the plan, and two refusals."""
+    import torch
+
+    found = graded("03.policies", "shard")
+    if isinstance(found, str):
+        return found
+    values = found[0]
+    if not values["refused"][0]:
+        return "A projector that trains was replicated: raise ValueError, since nobody would average its gradients."
+    if not values["refused"][1]:
+        return "A unit of both kinds was made: raise ValueError if frozen and trainable parameters are left in it."
+    if not values["taken"]:
+        return "An outer unit would take the replicated parameters once more: mark each of them, `p.taken = True`."
+    for policy in ("SHARD", "KEEP", "REPLICATE"):
+        run = values[policy]
+        if not torch.allclose(run["losses"], values["SHARD"]["losses"], rtol=1e-2):
+            return f"{policy}: the losses differ from those of SHARD. A policy must not change what is computed."
+        for name in sorted({*run["sent"], *run["planned"]}):
+            sent, planned = run["sent"].get(name, 0), run["planned"].get(name, 0)
+            if sent != planned:
+                return f"{policy}: {name}: {sent:,} bytes sent, and the plan says {planned:,}. {WHY[policy]}"
+        if run["held"]:
+            return f"{policy}: after backward {run['held']:,} bytes of whole parameters are still there."
+    return None
+
+
+WHY = {
+    "SHARD": "The argument `reshard` says whether a unit is released after forward.",
+    "KEEP": "A unit that is kept does not reshard after forward, so backward need not gather it.",
+    "REPLICATE": "Nothing that is replicated is gathered.",
+}
+
+
+@exercise("03.predict")
+def predict() -> str | None:
+    """The bytes that were measured, for each policy."""
+    found = graded("03.predict", "predict")
+    if isinstance(found, str):
+        return found
+    for policy in ("SHARD", "KEEP", "REPLICATE"):
+        if hint := predicted_as_measured(**found[0][policy]):
+            return f"{policy}: {hint}"
     return None
 
 
@@ -54,33 +109,6 @@ def mixed(names: Sequence[str]) -> str | None:
         return f"{sorted(extra)[0]!r} is not mixed: look at its `kind`."
     if missing:
         return f"{len(missing)} more of them, such as {sorted(missing)[0]!r}: some parameters frozen and some not."
-    return None
-
-
-@exercise("03.floor")
-def floor(shard: float, keep: float, replicate: float) -> str | None:
-    """The three formulas."""
-    g, fe, fb, t = 7 / 8, 0.3, 7.0, 0.2
-    all_parts = "That counts all eight parts: a rank need not send itself its own part, so take (W-1)/W."
-    rows = [
-        ("SHARD", shard, g * (2 * fe + 4 * fb + 8 * t), g * (4 * fe + 4 * fb + 8 * t)),
-        ("KEEP", keep, g * (2 * fe + 2 * fb + 6 * t), g * (2 * fe + 2 * fb + 8 * t)),
-        ("REPLICATE", replicate, g * 6 * t, g * 8 * t),
-    ]
-    slips = [
-        "That gathers the encoder in backward as well, and no gradient passes through it.",
-        "Trainable units are kept as well here: one all-gather of 2 bytes and one reduction of 4, so 6 T.",
-        "That is DDP's 8 T. With the trainable weights kept, it is one all-gather (2) and one reduction (4) for each.",
-    ]
-    for (name, given, right, slip), why in zip(rows, slips, strict=True):
-        near = {
-            slip: why,
-            right / g: all_parts,
-            right * 1e9: "Right in bytes; gigabytes are asked.",
-        }
-        hint = number(given, right, near, "the table, with F and T in billions, which gives gigabytes.")
-        if hint:
-            return f"{name}: {hint}"
     return None
 
 

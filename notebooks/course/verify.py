@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from .file_parts import lesson_parts
 from .rendered import render
 
 HERE = Path(__file__).resolve().parent.parent
@@ -115,6 +117,10 @@ def main() -> int:
             shutil.copytree(HERE / name, given.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for path in (*HERE.glob("course/e[0-9][0-9].py"), HERE / "course" / "questions.yaml"):
             (given.folder / "course" / path.name).write_text(packed(path), encoding="utf-8")
+        whole_file = HERE / "fsdp_in_200_lines.py"
+        (given.folder / whole_file.name).write_text(packed(whole_file), encoding="utf-8")
+        parts = b64encode(zlib.compress(json.dumps(lesson_parts()).encode())).decode()
+        (given.folder / "course" / "parts.txt").write_text(parts, encoding="utf-8")  # for %catch_up
         for path in (HERE / "contents.ipynb", *lessons()):
             nbformat.write(for_class(nbformat.read(path, as_version=4)), given.folder / path.name)
         print(f"{given.folder}: {len(lessons())} notebooks without solutions")

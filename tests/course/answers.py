@@ -12,7 +12,7 @@ import yaml
 from mmfsdp.params import ShardingStrategy
 
 DATA = yaml.safe_load((Path(__file__).resolve().parent.parent / "files/answers.yaml").read_text(encoding="utf-8"))
-CELLS, RUNS = DATA["cells"], DATA["runs"]
+CELLS, PARTS, RUNS = DATA["cells"], DATA["parts"], DATA["runs"]
 
 Given = tuple[Any, ...]
 MIXED = ["(root)", *(f"language_model.model.layers.{i}" for i in (1, 3, 5))]

@@ -1,6 +1,7 @@
 """Each check gives three typical wrong answers hints of their own, and passes three forms of the right answer."""
 
 import json
+import re
 import shutil
 import time
 from inspect import signature
@@ -9,21 +10,27 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from answers import CELLS, RUNS, VALUES, right_answers, wrong_answers
+from answers import CELLS, PARTS, RUNS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
+from course.file_parts import lesson_parts, own_file, write_parts
 from course.lessons import small_run, train
 
 from mmfsdp import sweep
 from mmfsdp.widgets import ranks_magic
 
+TESTS = {}
+for lesson in LESSONS:
+    for cell in read(lesson).cells:
+        if cell.source.startswith("%%ranks"):
+            TESTS[cell.source.split()[2]] = cell.source
 SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(path)).items()}
 
 
 def test_each_check_has_three_wrong_answers_and_three_forms_of_the_right_one():
-    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(RUNS)
+    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(PARTS) | set(RUNS)
     counts = {name: (len(right_answers(name)), len(wrong_answers(name))) for name in VALUES}
-    for name, cell in CELLS.items():  # the solution itself is the third, here and below: tests/notebooks
+    for name, cell in (CELLS | PARTS).items():  # the solution itself is the third, here and below: tests/notebooks
         counts[name] = (len(cell["right"]) + 1, len(cell["wrong"]))
     for name, steps in RUNS.items():
         wrong = sum("hint" in step for step in steps)
@@ -45,11 +52,16 @@ def test_values(name):
     assert [hint_for(name, *given) for given in right_answers(name)] == [None] * len(right_answers(name))
 
 
+def changed(name, change, line):
+    """The first line of a solution in which one thing is changed, and its code."""
+    old = change.get("old", line)
+    assert old in SOLUTIONS[name], old
+    return SOLUTIONS[name].replace(old, change["new"], 1).split("\n", 1)
+
+
 def hint_for_change(name, change):
     """The hint for a solution in which one thing is changed."""
-    old = change.get("old", CELLS[name].get("line"))
-    assert old in SOLUTIONS[name], old
-    first, code = SOLUTIONS[name].replace(old, change["new"], 1).split("\n", 1)
+    first, code = changed(name, change, CELLS[name].get("line"))
     ranks_magic.run_on_ranks(code, int(first.split()[1]), name)
     return hint_for(name)
 
@@ -69,6 +81,28 @@ def test_code_on_ranks(rank_server, name):
     right, wrong = CELLS[name]["right"], CELLS[name]["wrong"]
     assert_meant([hint_for_change(name, change) for change in wrong], [change["hint"] for change in wrong])
     assert [hint_for_change(name, change) for change in right] == [None] * len(right)
+
+
+def hint_for_part(name, change):
+    """The hint for a solution of a part of my_fsdp.py in which one thing is changed."""
+    first, code = changed(name, change, PARTS[name]["line"])
+    step, part = first.split()[1:]
+    assert part == PARTS[name]["part"]
+    others = {each.name: each.code for each in lesson_parts() if each.step <= int(step)}
+    write_parts(others | {part: code})
+    test = re.search(rf"^%%ranks (\d) {name}\n(.*)", TESTS[name], re.DOTALL)
+    ranks_magic.run_on_ranks(
+        f"import sys\nsys.path.insert(0, {str(own_file().parent)!r})\n{test[2]}", int(test[1]), name
+    )
+    return hint_for(name)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_the_own_file(rank_server, name):
+    right, wrong = PARTS[name]["right"], PARTS[name]["wrong"]
+    assert_meant([hint_for_part(name, change) for change in wrong], [change["hint"] for change in wrong])
+    assert [hint_for_part(name, change) for change in right] == [None] * len(right)
 
 
 @pytest.fixture(scope="module")

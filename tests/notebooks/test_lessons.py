@@ -50,8 +50,11 @@ def test_a_lesson_has_a_card_exercises_with_solutions_a_quiz_and_sources(path):
 @pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
 def test_a_lesson_runs_and_its_solutions_are_right(path, executed):
     book = executed[path].result()
+    exercises = set(solutions(read(path)))
     for cell in book.cells:
-        if cell.source.startswith("%%ranks") and not tagged(cell, "exercise") and not path.name.startswith("08"):
+        # The cell of an exercise fails before the exercise is solved. Its check says what it is after.
+        is_exercise = tagged(cell, "exercise") or not exercises.isdisjoint(cell.source.split()[2:3])
+        if cell.source.startswith("%%ranks") and not is_exercise and not path.name.startswith("08"):
             assert "except" in cell.source or not re.search(r"^\s*\w*Error: ", text_of(cell), re.MULTILINE), text_of(
                 cell
             )

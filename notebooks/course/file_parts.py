@@ -1,0 +1,119 @@
+"""`%%part 2 NAME`: writes a cell into my_fsdp.py, the file that lessons 02 and 03 build in six steps."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import zlib
+from base64 import b64decode
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+LESSONS = ("02_fsdp_from_scratch.ipynb", "03_frozen_parameters.ipynb")
+MARK = "# ---- part "
+
+
+class Part(NamedTuple):
+    """A part of the file: the step in which it is written, or written again; its name; its code."""
+
+    step: int
+    name: str
+    code: str
+
+
+def own_file() -> Path:
+    """Return the path of the learner's file."""
+    return Path(os.environ["MMFSDP_COURSE"]).resolve() / "my_fsdp.py"
+
+
+def read_parts(text: str) -> dict[str, str]:
+    """Return the parts of a file, by name, in their order."""
+    pieces = re.split(rf"^{MARK}(\w+)\n", text, flags=re.MULTILINE)
+    return {name: code.strip() for name, code in zip(pieces[1::2], pieces[2::2], strict=True)}
+
+
+def own_parts() -> dict[str, str]:
+    """Return the parts of the learner's file; none if there is no file yet."""
+    return read_parts(own_file().read_text(encoding="utf-8")) if own_file().is_file() else {}
+
+
+def write_parts(parts: dict[str, str]) -> None:
+    """Write the learner's file."""
+    own_file().parent.mkdir(parents=True, exist_ok=True)
+    text = "\n\n\n".join(f"{MARK}{name}\n{code}" for name, code in parts.items())
+    own_file().write_text(text + "\n", encoding="utf-8")
+
+
+def lesson_parts() -> list[Part]:
+    """Return what the solutions of the two lessons write, in order."""
+    packed = HERE / "parts.txt"
+    if packed.is_file():  # the class's copy, whose lessons have no solutions
+        return [Part(*part) for part in json.loads(zlib.decompress(b64decode(packed.read_text())))]
+    import nbformat
+
+    from .verify import solved
+
+    parts = []
+    for lesson in LESSONS:
+        book = solved(nbformat.read(HERE.parent / lesson, as_version=4))
+        for cell in book.cells:
+            if cell.source.startswith("%%part "):
+                line, code = cell.source.split("\n", 1)
+                _, step, name = line.split()
+                parts.append(Part(int(step), name, code.strip()))
+    return parts
+
+
+def parts_after(step: int) -> dict[str, str]:
+    """Return the parts of the file as it should be after this step."""
+    return {part.name: part.code for part in lesson_parts() if part.step <= step}
+
+
+def catch_up(line: str) -> None:
+    """Write my_fsdp.py as it should be after a step: the line magic `%catch_up 2`. Your own is kept beside it."""
+    step = int(line)
+    if own_file().is_file():
+        own_file().replace(own_file().with_name("my_fsdp_before.py"))
+        print("Your own file is now my_fsdp_before.py.")
+    write_parts(parts_after(step))
+    print(f"{os.path.relpath(own_file())} is as after step {step}.")
+
+
+def go_on_from(line: str) -> None:
+    """Go on with your own file if it has all parts of the steps so far, else catch up: `%go_on_from 4`."""
+    step = int(line)
+    missing = [name for name in parts_after(step) if name not in own_parts()]
+    unfinished = [name for name, code in own_parts().items() if blanks(code)]
+    if missing or unfinished:
+        print(f"Not written yet: {', '.join(missing + unfinished)}.")
+        catch_up(line)
+    else:
+        print(f"Your own file: {os.path.relpath(own_file())}")
+
+
+def blanks(code: str) -> list[str]:
+    """Return the lines on which three dots still stand for an answer."""
+    tree = ast.parse(code)
+    in_brackets = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Subscript) for inner in ast.walk(node)}
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value is ... and id(node) not in in_brackets:
+            lines.append(code.splitlines()[node.lineno - 1].strip())
+    return lines
+
+
+def part(line: str, cell: str) -> None:
+    """Write a cell into the learner's file: the cell magic `%%part STEP NAME`. Raises SyntaxError, ValueError."""
+    words = line.split()
+    if len(words) != 2 or not re.fullmatch(r"[1-6]", words[0]) or not words[1].isidentifier():
+        raise ValueError(f"%%part: wants a step and a name, as in '%%part 1 shard_of', not {line!r}")
+    open_lines = blanks(cell)
+    parts = own_parts()
+    parts[words[1]] = cell.strip()
+    write_parts(parts)
+    text = own_file().read_text(encoding="utf-8")
+    count = len([row for row in text.splitlines() if row.strip() and not row.strip().startswith("#")])
+    print(f"my_fsdp.py: {count} lines" + (f"; {len(open_lines)} times three dots to replace" if open_lines else ""))

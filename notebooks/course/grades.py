@@ -1,0 +1,127 @@
+"""What the checks of lessons 02 and 03 share: is the part written, did its cell run, and how it compares to torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .checks import saved
+from .file_parts import blanks, own_file, own_parts
+
+VERSION = (
+    "Autograd refuses the weight: it counts each change of a tensor that it has saved. Fill the whole parameter "
+    "through `piece.whole.data`, which is not counted."
+)
+FREED = (
+    "A rank computed with a parameter whose memory was freed, or is too small. Is the unit gathered before it is used, "
+    "in forward and in backward? Is the storage as large as elements times bytes of an element?"
+)
+SHARD_USED = (
+    "A module computed with a shard in place of the whole parameter: `fill` has to place the whole one in the model."
+)
+KNOWN = {
+    "modified by an inplace operation": VERSION,
+    "must have the same dtype": "A module got inputs in another dtype than its weights: `before_forward` has to cast "
+    "the inputs, and to return them.",
+    "expected m1 and m2": "A module got inputs in another dtype than its weights: `before_forward` has to cast the "
+    "inputs, and to return them.",
+    "shapes cannot be multiplied": SHARD_USED,
+    "leaf Variable that requires grad": "Autograd refuses to write to a parameter: write to its `.data`.",
+    "out of bounds for storage of size 0": FREED,
+    "ended without": FREED,
+}
+"""What a rank's failure says -> the hint."""
+
+
+def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
+    """Return what the ranks of an exercise's cell saved, or the hint that says why there is nothing to check."""
+    from mmfsdp.widgets.ranks_magic import artifacts
+
+    code = own_parts().get(part)
+    if code is None:
+        return f"my_fsdp.py has no part {part!r} yet: run the cell of this exercise that begins with `%%part`."
+    if lines := blanks(code):
+        return f"Not answered yet: put your own code in place of the three dots in `{lines[0]}`, and run that cell."
+    cell = artifacts(name) / "cell.py"
+    if cell.is_file() and cell.stat().st_mtime < own_file().stat().st_mtime:
+        return f"my_fsdp.py has changed since: run the `%%ranks {ranks} {name}` cell again."
+    found = saved(name, ranks)
+    if isinstance(found, str):
+        return next((hint for words, hint in KNOWN.items() if words in found), found)
+    return found
+
+
+def beside_torch(ranks: list[dict[str, Any]]) -> str | None:
+    """Return the hint for a run of `prove`: losses, bytes sent, bytes held and the peak, beside torch's."""
+    import torch
+
+    mine, theirs = ranks[0]["mine"], ranks[0]["theirs"]
+    if not torch.allclose(mine["losses"][:1], theirs["losses"][:1], rtol=1e-5):
+        return (
+            f"The loss of step 0 is {mine['losses'][0]:.5f}, and torch's is {theirs['losses'][0]:.5f}. Nothing is "
+            "trained yet, so forward computed with other weights."
+        )
+    if hint := _gradient(mine["gradient"] / theirs["gradient"], len(ranks)):
+        return hint
+    if mine["held"]:
+        return (
+            f"After backward {mine['held']:,} bytes of whole parameters are still there: `after_backward` has to "
+            "release the unit, and it must be called for each unit that was gathered in backward."
+        )
+    if hint := _sent(mine["sent"], theirs["sent"]):
+        return hint
+    if not torch.allclose(mine["losses"], theirs["losses"], rtol=1e-5):
+        return "The first step is right, and a later one is not: what is left over from one step to the next?"
+    if mine["peak"] > 1.15 * theirs["peak"]:
+        return (
+            f"The peak is {mine['peak'] / theirs['peak']:.2f} times torch's: units stay gathered for too long. The "
+            "gradient of a tensor is complete when backward has left *all* modules that read it: wait for a view that "
+            "only this module reads, `x.view_as(x)`, and hand it on to the module."
+        )
+    return None
+
+
+def _gradient(factor: float, world: int) -> str | None:
+    """Return the hint for a first gradient that is so many times torch's."""
+    if abs(factor - 1) < 1e-3:
+        return None
+    if factor < 1e-6:
+        return "The shards have no gradient: `after_backward` has to reduce the gradients of a unit that trains."
+    if abs(factor - world) < 1e-2:
+        return f"Your gradient is {world} times torch's: it is the sum over the ranks. Each step is too long."
+    if abs(factor - 1 / world) < 1e-2:
+        return f"Your gradient is 1/{world} of torch's: is it divided by the number of ranks twice?"
+    return f"The norm of your first gradient is {factor:.3f} times torch's. Some parameters get another gradient."
+
+
+def _sent(mine: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """Return the hint for bytes of a step, by collective and phase, that differ from torch's."""
+    for name in sorted({*mine, *theirs}):
+        sent, torchs = mine.get(name, 0), theirs.get(name, 0)
+        if sent == torchs:
+            continue
+        head = f"{name}: {sent:,} bytes sent, and torch sends {torchs:,}. "
+        if name == "reduce-scatter, backward" and sent > torchs:
+            return head + "A hook of the step before is still there, and reduces once more: remove it."
+        if name == "all-gather, backward" and sent > torchs:
+            return head + "A unit is gathered again in backward that need not be."
+        if name == "all-gather, backward":
+            return head + "Units stay gathered from forward to backward: `after_forward` has to release them."
+        return head + "Count which units are gathered and reduced, and how often."
+    return None
+
+
+def predicted_as_measured(predicted: dict[str, int], measured: dict[str, int]) -> str | None:
+    """Return the hint for bytes of a step that were predicted otherwise than measured."""
+    for name in sorted({*measured, *predicted}):
+        got, sent = predicted.get(name, 0), measured.get(name, 0)
+        if got == sent:
+            continue
+        head = f"{name}: you predict {got:,} bytes, and {sent:,} are sent. "
+        if got == 2 * sent:
+            return head + "A rank need not send its own part to itself: (W-1)/W of the whole."
+        if name == "all-gather, backward" and got > sent:
+            return head + "Which units are not released after forward, and through which does backward not pass?"
+        if name == "reduce-scatter, backward" and got > sent:
+            return head + "Only a unit that trains is reduced."
+        return head + "The whole is W times the elements of a shard, padding included, times the bytes of one."
+    return None

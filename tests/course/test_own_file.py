@@ -1,0 +1,75 @@
+"""The file that students build in lessons 02 and 03: its parts, %catch_up, and the finished one in the repository."""
+
+import json
+
+import pytest
+from books import FOLDER
+from course import file_parts as files
+from course.grades import graded
+
+from tests.density import measure
+
+WHOLE = FOLDER / "fsdp_in_200_lines.py"
+
+
+def test_the_finished_file_is_what_the_solutions_write():
+    assert WHOLE.read_text(encoding="utf-8") == "\n\n\n".join(files.parts_after(6).values()) + "\n"
+    assert measure(WHOLE).code <= 200
+
+
+def test_each_step_leaves_a_file_without_blanks_that_grows():
+    names: list[str] = []
+    for step in range(1, 7):
+        parts = files.parts_after(step)
+        assert list(parts)[: len(names)] == names, "a part stays where it is"
+        assert not [name for name, code in parts.items() if files.blanks(code)]
+        names = list(parts)
+    assert {part.step for part in files.lesson_parts()} == set(range(1, 7))
+
+
+def test_catching_up_keeps_the_file_that_was_there(capsys):
+    files.part("1 shard_of", "def shard_of(tensor):\n    return tensor\n")
+    files.go_on_from("2")
+    assert "Not written yet: imports" in capsys.readouterr().out
+    assert files.own_parts() == files.parts_after(2)
+    assert "return tensor" in files.own_file().with_name("my_fsdp_before.py").read_text()
+    files.part("2 mine", "x = 1")
+    files.go_on_from("2")
+    assert "x = 1" in files.own_file().read_text(), "a file that has all parts stays"
+    files.part("2 refill", "def fill(piece, parts):\n    ...")
+    files.go_on_from("2")
+    assert "Not written yet: refill" in capsys.readouterr().out
+
+
+def test_a_part_is_replaced_where_it_stands_and_blanks_are_named(capsys):
+    for name in ("a", "b"):
+        files.part(f"1 {name}", f"{name} = 1")
+    files.part("1 a", "a = [1, 2][...]\nb = ...\n")
+    assert "1 times three dots to replace" in capsys.readouterr().out
+    assert files.own_parts() == {"a": "a = [1, 2][...]\nb = ...", "b": "b = 1"}
+    assert files.blanks("a = [1, 2][...]\nb = ...\n") == ["b = ..."]
+    with pytest.raises(ValueError, match="%%part: wants a step and a name"):
+        files.part("shard_of", "")
+    with pytest.raises(SyntaxError):
+        files.part("1 a", "def")
+
+
+def test_what_is_missing_is_said_before_ranks_are_looked_at():
+    assert "has no part 'shard_of' yet" in graded("02.shard", "shard_of", 3)
+    files.part("1 shard_of", "def shard_of(tensor):\n    rows = ...\n    return rows")
+    assert "three dots in `rows = ...`" in graded("02.shard", "shard_of", 3)
+    files.part("1 shard_of", "def shard_of(tensor):\n    return tensor")
+    assert "run the `%%ranks 3 02.shard` cell first" in graded("02.shard", "shard_of", 3)
+
+
+def test_the_copy_for_the_class_catches_up_without_solutions(tmp_path, monkeypatch):
+    from course.verify import main
+
+    monkeypatch.setattr("sys.argv", ["verify", "--class", str(tmp_path / "class")])
+    assert main() == 0
+    packed = tmp_path / "class" / "course"
+    assert "shard_of" not in (packed / "parts.txt").read_text()
+    assert "shard_of" not in (tmp_path / "class" / WHOLE.name).read_text()
+    parts = files.lesson_parts()
+    monkeypatch.setattr(files, "HERE", packed)
+    assert json.dumps(files.lesson_parts()) == json.dumps(parts)
