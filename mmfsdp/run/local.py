@@ -19,6 +19,7 @@ import psutil
 
 from .folder import NO_FILE, last_line, last_row
 from .record import (
+    CANCELLING,
     RunRecord,
     RunState,
     Status,
@@ -184,7 +185,7 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     elif not supervised:
         return _state_after_death(folder, record)
     if (folder / "cancel").exists():
-        return replace(state, reason="being cancelled")
+        return replace(state, reason=CANCELLING)
     return state
 
 

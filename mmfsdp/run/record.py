@@ -95,6 +95,9 @@ class RunState:
         return f"{self.status}, step {self.step} of {self.steps}" + (f": {reason}" if reason else "")
 
 
+CANCELLING = "being cancelled"
+"""Reason of a state in which the ranks are being stopped because somebody has asked for it."""
+
 STATUS_TYPES: Types = {
     "status": str,
     "reason": str,

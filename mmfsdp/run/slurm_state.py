@@ -18,6 +18,7 @@ from .folder import NO_FILE, last_line, last_log_lines, read_file
 from .local import is_here, is_supervised
 from .never_starts import what_to_do
 from .record import (
+    CANCELLING,
     RunRecord,
     RunState,
     Status,
@@ -90,7 +91,7 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
             allowed_s = SUBMIT_TIMEOUT_S + (PRETRAIN_TIMEOUT_S if record.pretrains else 0.0)
             submitting = time.time() - max(record.created, tried_at(folder)) < allowed_s
         if submitting and state.status is Status.PREPARING:
-            return replace(state, reason="being cancelled") if (folder / "cancel").exists() else state
+            return replace(state, reason=CANCELLING) if (folder / "cancel").exists() else state
         if submitting:
             return RunState(Status.QUEUED, state.reason or "being submitted")
         if (folder / "cancel").exists():
@@ -103,7 +104,7 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         if state.done:
             state = cancelled_state(folder, record)
         else:
-            state = replace(state, reason="being cancelled")
+            state = replace(state, reason=CANCELLING)
     if state.done:
         with suppress(OSError):  # another user's run: whoever looks next works it out again
             write_status(folder, state, finished=time.time())

@@ -145,8 +145,8 @@ def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> Ra
         word = "failed"
     elif state.done:
         word = "done" if state.status is Status.COMPLETED else "stopped"
-    elif age_s is None:
-        word = "waiting"
+    elif age_s is None or state.status not in (Status.STARTING, Status.RUNNING):
+        word = "waiting"  # also one that will be started again: what it has reported is of its earlier life
     else:
         word = "quiet" if age_s > quiet_s(activity, silence_s, None if first_step else row.get("step_s")) else "running"
     return RankProgress(

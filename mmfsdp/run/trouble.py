@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..params.base import without_controls
 from .folder import PathLike, Row, read_metrics
-from .record import ADVICE, RunRecord, RunState, Status, first_failure, rank_statuses
+from .record import ADVICE, CANCELLING, RunRecord, RunState, Status, first_failure, rank_statuses
 from .stages import progress_of
 from .state import LAST_ROWS_BYTES, RankProgress, age, not_finite, read_ranks, skipped_steps
 
@@ -77,8 +77,10 @@ def headline(state: RunState, found: Sequence[Trouble]) -> str:
     return str(state)
 
 
-def is_ending(found: Sequence[Trouble]) -> bool:
-    """Return True if nobody can say when the run will be done: it is being stopped, or it stalls."""
+def is_ending(state: RunState, found: Sequence[Trouble]) -> bool:
+    """Return True if nobody can say when the run will be done: it is, it is being stopped, or it stalls."""
+    if state.done or state.rank is not None or state.reason == CANCELLING:
+        return True
     return any(trouble.kind in (FAILED, STALLED) for trouble in found)
 
 
@@ -135,7 +137,7 @@ def _bad_steps(rows: Sequence[Row]) -> Trouble | None:
 def _stall(ranks: Sequence[RankProgress], state: RunState, record: RunRecord | None) -> Trouble | None:
     """Return that no rank has reported anything for long, and which one the others wait for."""
     working = [rank for rank in ranks if rank.status not in ("done", "failed", "stopped")]
-    if state.done or state.status is Status.SUSPENDED or not working or record is None:
+    if state.status not in (Status.STARTING, Status.RUNNING) or not working or record is None:
         return None
     if any(rank.status != "quiet" for rank in working):
         return None  # as long as one rank goes on, so do the others: they meet in every step

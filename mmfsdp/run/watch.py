@@ -20,7 +20,7 @@ from .progress import part_of
 from .record import RunState, Status
 from .stages import CAPTIONS, STEPS
 from .state import run_state
-from .trouble import FAILED, troubles
+from .trouble import FAILED, is_ending, troubles
 
 MAX_LINE_BYTES = 4000
 """Bytes of one line that are shown."""
@@ -160,7 +160,7 @@ class Progress:
             if isinstance(newest.get(key), (int, float)):
                 text += "  " + form.format(newest[key])
         left_s = self.seconds_left(state)
-        if left_s and not state.done:
+        if left_s and not is_ending(state, []):
             text += f"  {clock(left_s)} left"
         return text
 

@@ -109,7 +109,7 @@ class RunPanel(CellWidget):
         self.logs.add(lines, left_out=self._tail.left_out, gaps=self._tail.gaps)
         self.state = state
         self._viewer.ask()
-        has_failed = state.rank is not None and not is_ending(self._troubles)  # this is told at once
+        has_failed = state.rank is not None and not self._troubles  # this is told at once
         if state.done or has_failed or time.monotonic() >= self._details_due:
             cpu_start = time.thread_time()
             self._draw_details()
@@ -117,7 +117,7 @@ class RunPanel(CellWidget):
             self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
         html = f"<b>{escape(self.run.name)}</b> {escape(headline(state, self._troubles))}"
         seconds_left = self._progress.seconds_left(state)
-        if seconds_left and not (state.done or is_ending(self._troubles)):
+        if seconds_left and not is_ending(state, self._troubles):
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
         if state.status is not Status.PREPARING:  # which has a bar of its own
             html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'

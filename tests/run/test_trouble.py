@@ -9,7 +9,7 @@ from mmfsdp.cli import main
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.record import LESS_MEMORY, RunState, Status, advice, write_status
-from mmfsdp.run.state import run_state
+from mmfsdp.run.state import read_ranks, run_state
 from mmfsdp.run.trouble import cause_and_fix, headline, is_ending, troubles
 from mmfsdp.run.watch import follow
 from mmfsdp.widgets.banner import banner, tracebacks
@@ -110,7 +110,6 @@ def test_a_killed_rank_is_told_once(folder):
 
 
 def test_the_rank_that_failed_first_stands_first_and_is_marked(folder):
-    from mmfsdp.run.state import read_ranks
     from mmfsdp.widgets.panel import rank_grid
 
     report_failure(folder, 0, "RuntimeError: Connection closed by peer", at=9.0)
@@ -124,9 +123,12 @@ def test_the_rank_that_failed_first_stands_first_and_is_marked(folder):
 
 
 def test_a_run_that_ends_says_no_time_that_is_left(folder):
-    assert not is_ending(of(folder))
+    state = run_state(folder)
+    assert not is_ending(state, of(folder))
+    (folder / "cancel").touch()
+    assert is_ending(run_state(folder), [])
     report_failure(folder, 1, "ValueError: the cause", at=8.0)
-    assert is_ending(of(folder))
+    assert is_ending(state, of(folder))
 
 
 def test_a_stall_names_the_rank_that_the_others_wait_for(folder):
@@ -135,10 +137,19 @@ def test_a_stall_names_the_rank_that_the_others_wait_for(folder):
     beat(folder, 0, "step 3 compute", ago=3600)
     beat(folder, 1, "step 3 data", ago=3601)
     (trouble,) = of(folder)
-    assert trouble.kind == "stalled" and trouble.rank == 1 and is_ending([trouble])
+    assert trouble.kind == "stalled" and trouble.rank == 1 and is_ending(run_state(folder), [trouble])
     assert trouble.text == "rank 1 has reported nothing for 1 h, in step 3 data; the other ranks wait for it"
     beat(folder, 1, "step 3 compute")
     assert of(folder) == [], "as long as one goes on"
+
+
+@pytest.mark.parametrize("status", [Status.QUEUED, Status.PREPARING, Status.SUSPENDED])
+def test_a_run_that_waits_does_not_stall(folder, status):
+    """Its ranks have reported something in an earlier life, such as before a preemption."""
+    for rank in (0, 1):
+        beat(folder, rank, "step 3 compute", ago=3600)
+    state = RunState(status)
+    assert troubles(folder, state) == [] and {rank.status for rank in read_ranks(folder, 2, state)} == {"waiting"}
 
 
 @pytest.mark.parametrize("activity", ["importing", "joining", "building", "opening the data", "wrapping: a.weight"])

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 from mmfsdp import ParamError, RunParams, checkpoint, train
 from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.run.folder import read_metrics
+from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.stages import STAGES, progress_of
 from mmfsdp.train.job import pick_device, process_group
 from tests.tiny_run import as_rank, free_port, tiny_run
 
@@ -38,8 +40,16 @@ def go(tmp_path, monkeypatch):
     return run
 
 
-def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go):
+def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go, monkeypatch):
+    reports = []
+    report = Heartbeat.__call__
+    monkeypatch.setattr(Heartbeat, "__call__", lambda beat, words: (reports.append(words), report(beat, words)))
     folder = go(**{"train.keep_last": 2})
+    stages = list(dict.fromkeys(words.partition(" ")[0].rstrip(":") for words in reports))
+    # Each is known, and in the order in which they are shown; `importing` comes before this function is imported.
+    assert ["importing", *stages, "captions"] == list(STAGES), "what is no stage has no limit of its own"
+    places = [progress_of(words) for words in reports]
+    assert places == sorted(places)
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[-1]["loss"] < rows[0]["loss"]
     assert [row["skipped_steps"] for row in rows] == [0] * 6

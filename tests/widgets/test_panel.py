@@ -8,7 +8,7 @@ import ipywidgets as w
 import pytest
 
 from mmfsdp import RunParams
-from mmfsdp.run.folder import MetricsWriter, add_event, write_json
+from mmfsdp.run.folder import MetricsWriter, add_event, read_heartbeat, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import RunState, Status
@@ -74,6 +74,7 @@ def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     (table,) = asked(panel.charts)["tables"]
     assert table["step"] == [1, 2, 3, 4, 5] and table["values"]["loss"][::4] == [1.0, 0.2]
     lines = lines_of(panel.logs)
+    assert read_heartbeat(run.path, 1)[0] == "importing", "before what the ranks run is imported"
     again = RunPanel(run.path)
     again.wait(60)
     assert sorted(lines) == sorted(lines_of(again.logs)), "a panel made anew shows all there is"
@@ -89,7 +90,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
         lambda: not processes_of(run.record, run.path), seconds=5
     )  # nor does rank 0 live on, which would not listen to TERM
     assert texts(panel)[0].startswith("<b>first</b> FAILED, step ") and "left" not in texts(panel)[0]
-    assert "rank 1: RuntimeError: the cause" in texts(panel)[1] and "What to do: " in texts(panel)[1], "the banner"
+    assert "rank 1: RuntimeError: the cause" in texts(panel)[2] and "What to do: " in texts(panel)[2], "the banner"
     told = "".join(text for text in texts(panel) if "<pre" not in text)  # tracebacks and log apart
     assert told.count("the cause") == 1 and "rank 1</b> failed first" in told
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
