@@ -70,14 +70,14 @@ def fits(ranks: int) -> str | None:
 @exercise("05.bound")
 def bound(machines: Sequence[str]) -> str | None:
     """Those whose bound changes."""
-    from mmfsdp.predict import MACHINES, step_time
+    from mmfsdp.predict import step_time
 
-    from .lessons import planned
+    from .lessons import SIX_MACHINES, planned
 
     if isinstance(machines, str):
         return "A list of names, such as ['a100-nvlink']."
     plans = {policy: planned("openflamingo_9b", 64, frozen_policy=policy) for policy in ("SHARD", "REPLICATE")}
-    bounds = {m: [step_time(plan, machine=m, tokens=512).bound for plan in plans.values()] for m in MACHINES}
+    bounds = {m: [step_time(plan, machine=m, tokens=512).bound for plan in plans.values()] for m in SIX_MACHINES}
     want = {m for m, (shard, replicate) in bounds.items() if shard == "network" != replicate}
     for name in machines:
         if name not in bounds:

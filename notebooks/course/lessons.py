@@ -84,6 +84,10 @@ def encoder_plan(layer_class: str) -> Any:
     return make_plan(model, FSDPParams(**layers), world_size=8)
 
 
+SIX_MACHINES = ("h100-nvlink", "h100-infiniband", "a100-nvlink", "a100-infiniband", "a100-ethernet", "rtx4090-pcie")
+"""Of the machines that mmfsdp knows, those of which lesson 05 asks."""
+
+
 @cache
 def frozen(preset: str) -> nn.Module:
     """A preset's model on the meta device, frozen as it would be trained."""
