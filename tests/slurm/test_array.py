@@ -32,7 +32,7 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
 
     def over() -> bool:
         nonlocal most
-        lines = cluster.ask("squeue", "--noheader", "--array", "--format=%i %T").stdout.splitlines()
+        lines = cluster.ask("squeue", "--noheader", "--name=lr", "--array", "--format=%i %T").stdout.splitlines()
         most = max(most, sum(line.endswith("RUNNING") for line in lines))
         return found.done()
 

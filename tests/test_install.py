@@ -1,0 +1,140 @@
+"""install.py on a cluster: the site's own torch, one index for torch, a wheelhouse; with real pip and small wheels."""
+
+import functools
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "small"
+version = "1"
+dependencies = ["torch>=2.11", "torchvision"]
+"""
+BACKEND = """
+import zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(f"{folder}/small-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("small-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: small\\nVersion: 1\\n"
+                       "Requires-Dist: torch>=2.11\\nRequires-Dist: torchvision\\n")
+        wheel.writestr("small-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("small-1.dist-info/RECORD", "")
+    return "small-1-py3-none-any.whl"
+
+build_editable = build_wheel
+"""
+
+HIDES = """
+import sys
+sys.path[:] = [path for path in sys.path if not path.endswith("-packages") or "/project/.venv/" in path]
+"""
+"""A sitecustomize.py that leaves a Python no packages but those of .venv."""
+
+
+def make_wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    """Write a wheel with a module of that name and nothing in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {need}" for need in needs)]
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", "")
+        wheel.writestr(f"{about}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path):
+    """Two indexes of wheels on this machine: `pypi` has the newest torch, `site` an older one, for its GPUs."""
+    for name, torch in (("pypi", "2.14.0"), ("site", "2.12.0+site")):
+        public = torch.partition("+")[0]
+        make_wheel(tmp_path / name / "torch", "torch", torch, "sympy")
+        make_wheel(tmp_path / name / "torchvision", "torchvision", torch.replace("2.", "0.", 1), f"torch=={public}")
+    make_wheel(tmp_path / "pypi/sympy", "sympy", "1.0")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    handler.func.log_message = lambda *_: None
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture
+def install(tmp_path, index):
+    """Copies install.py beside a small project, and runs it with a Python of its own."""
+    for name in ("site_python", "project"):
+        (tmp_path / name).mkdir()
+    shutil.copy(ROOT / "install.py", tmp_path / "project")
+    (tmp_path / "project/pyproject.toml").write_text(PROJECT)
+    (tmp_path / "project/backend.py").write_text(BACKEND)
+    # The Python of these tests may have a torch, too: it is not the site's.
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/sitecustomize.py").write_text(HIDES)
+    settings = {"PIP_INDEX_URL": f"{index}/pypi", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
+    settings |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "bare")}
+
+    def run(*words: str, fresh: bool = False, **variables: str) -> str:
+        if fresh:
+            shutil.rmtree(tmp_path / "project/.venv", ignore_errors=True)
+        command = [sys.executable, "install.py", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path / "project", env=settings | variables, capture_output=True, text=True, timeout=120
+        )
+        if done.returncode:
+            return f"stopped: {done.stderr.strip()}"
+        asked = [
+            tmp_path / "project/.venv/bin/python",
+            "-c",
+            "import torch; from importlib.metadata import version as v; "
+            "print(v('torch'), v('torchvision'), v('small'), torch.__file__)",
+        ]
+        return subprocess.run(asked, env=settings | variables, capture_output=True, text=True).stdout or done.stdout
+
+    return run
+
+
+def test_torch_is_the_sites_or_of_one_index_and_a_wheelhouse_needs_no_network(install, index, tmp_path):
+    away = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    wrong = install("--torch-index", f"{index}/none")
+    assert f"{index}/none cannot be reached, or has no torch and torchvision" in wrong, wrong
+    assert "finds no torch with torchvision" in install("--system-torch")
+    assert install("--torch-index", f"{index}/site").startswith("2.12.0+site 0.12.0+site 1 "), (
+        "and sympy of the default"
+    )
+    assert ".venv has a torch of its own already" in install("--system-torch")
+    # The module of a site puts its packages on the path.
+    module = {"PYTHONPATH": f"{tmp_path}/bare:{tmp_path}/site_python"}
+    for package in ("torch", "torchvision"):
+        (wheel,) = (tmp_path / "site" / package).glob("*.whl")
+        zipfile.ZipFile(wheel).extractall(tmp_path / "site_python")
+    kept = install("--system-torch", fresh=True, **module)
+    assert kept.startswith("2.12.0+site 0.12.0+site 1 ") and str(tmp_path / "site_python") in kept, kept
+    (tmp_path / "site_python/torch-2.12.0+site.dist-info").rename(tmp_path / "site_python/torch-2.4.0.dist-info")
+    about = tmp_path / "site_python/torch-2.4.0.dist-info/METADATA"
+    about.write_text(about.read_text().replace("2.12.0+site", "2.4.0"))
+    old = install("--system-torch", **module)
+    assert "torch is 2.4.0 here, and this needs torch>=2.11" in old, old
+    wheelhouse = str(tmp_path / "wheelhouse")
+    install("--download", wheelhouse, "--torch-index", f"{index}/site")
+    assert sorted(path.name.partition("-")[0] for path in Path(wheelhouse).iterdir()) == [
+        "sympy",
+        "torch",
+        "torchvision",
+    ]
+    offline = install("--from", wheelhouse, fresh=True, **away)
+    assert offline.startswith("2.12.0+site 0.12.0+site 1 "), offline
+    assert "not allowed with argument" in install("--cpu", "--system-torch")
