@@ -1,7 +1,8 @@
 """Predict the time of a step on a machine, and what bounds it: compute, memory or network.
 
 For a plan made with an example, kernels run at the best rates that others have published for them, one after the other.
-Published steps take up to SPREAD times as long, so a range is given. See notebooks/reference/published.md.
+Published steps take up to SPREAD times as long, and the GPU may wait for the host before each kernel, so a range is
+given. See notebooks/reference/published.md and gpu.md.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Times:
     machine: str = ""
     spread: float = 1.0
     """How many times as long a step may take as predicted."""
+    gaps: float = 0.0
+    """Seconds in which a GPU may wait for the next operator to be launched."""
 
     @property
     def serial(self) -> float:
@@ -51,7 +54,7 @@ class Times:
     @property
     def slowest(self) -> float:
         """The other end of the range that begins with `overlapped`."""
-        return self.spread * self.overlapped
+        return self.spread * self.overlapped + self.gaps
 
     @property
     def expected(self) -> str:
@@ -111,15 +114,15 @@ def step_time(
     # A product reads its weights while it computes. The other operators, copies and the optimizer come before or after.
     weights = micro_steps * loads.read_bytes / machine.memory
     moved = OPTIMIZER_PASSES * memory_at_rest(plan).gradients
-    spread = 1.0
+    spread, gaps = 1.0, 0.0
     if tokens is None:
         moved += micro_steps * plan.moved_bytes + copied_bytes(plan, micro_steps)
-        spread = machine.spread
+        spread, gaps = machine.spread, micro_steps * plan.kernels * machine.launch
     memory = weights + moved / machine.memory
     local = max(compute, memory)  # `efficiency` has the rest
     if tokens is None:
         local = max(compute, weights) + moved / machine.memory
-        local = max(local, micro_steps * plan.kernels * machine.launch)
+        local = max(local, gaps)
     inside = between = 0
     network = 0.0
     for wire in collectives(plan, train, sources):
@@ -129,7 +132,7 @@ def step_time(
     first = next((u for u in plan.units if u.sharded and u.params), None)
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
     overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
-    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread)
+    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread, gaps)
 
 
 def workload(plan: WrapPlan, params: RunParams) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..core.step import StepMetrics
@@ -25,14 +26,16 @@ class StepRows:
 
     def __init__(self, training: Training) -> None:
         self.training = training
+        self.clock = StepClock(training.device)
         self.done_at = 0.0
         """When the last step was done (time.perf_counter)."""
-        self._pending: tuple[StepMetrics, float, dict[str, Any]] | None = None
+        self._pending: tuple[StepMetrics, float, torch.cuda.Event | None, dict[str, Any]] | None = None
 
     def add(self, metrics: StepMetrics, start: float, figures: dict[str, Any]) -> None:
-        """Add a step that was issued: its metrics, when it was begun, and further keys of its row."""
+        """Add a step that was issued just now: its metrics, when it was begun, and further keys of its row."""
+        done = self.clock.mark()
         self.read()
-        self._pending = metrics, start, {"step": self.training.state.step, "time": time.time(), **figures}
+        self._pending = metrics, start, done, {"step": self.training.state.step, "time": time.time(), **figures}
         if self.training.device.type != "cuda" or self.training.callbacks.due(self.training.state.step):
             self.read()
 
@@ -40,11 +43,11 @@ class StepRows:
         """Wait for the last step that was added, and hand its row to the callbacks."""
         if self._pending is None:
             return
-        metrics, start, figures = self._pending
+        metrics, start, done, figures = self._pending
         self._pending = None
         row = metrics.to_dict()  # waits
         # The host issues a step while a GPU still computes the one before.
-        began, self.done_at = max(start, self.done_at), time.perf_counter()
+        began, self.done_at = max(start, self.done_at), self.clock.time_of(done)
         step_s = figures["step_s"] = self.done_at - began
         training, state = self.training, self.training.state
         state.skipped += metrics.skipped
@@ -55,6 +58,32 @@ class StepRows:
         row["rank_tokens_per_s"] = metrics.rank_tokens / step_s
         row |= {"skipped_steps": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
         training.callbacks.on_step_end(row)
+
+
+class StepClock:
+    """Tells when steps were done: on a GPU by its own timeline, since the host looks only after the next was issued."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._reference = self.mark()
+        if self._reference is not None:
+            self._reference.synchronize()
+        self._reference_at = time.perf_counter()
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return a mark of what was issued up to now; None on a CPU, where it is done."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def time_of(self, mark: torch.cuda.Event | None) -> float:
+        """Return when the device had done what was issued before a mark, as time.perf_counter tells. Waits for it."""
+        if mark is None or self._reference is None:
+            return time.perf_counter()
+        mark.synchronize()
+        return self._reference_at + self._reference.elapsed_time(mark) / 1e3  # from milliseconds
 
 
 class LearningRates(Callback):

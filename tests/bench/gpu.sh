@@ -10,5 +10,6 @@ cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || python=python3
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # the ranks of runs find the package by it
+export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}  # as ranks run
 export HF_HUB_OFFLINE=1  # all models are built from configurations
 exec "$python" -m tests.bench.gpu.parts "$@"
