@@ -30,6 +30,7 @@ from mmfsdp.params import (
     StateDictType,
 )
 from mmfsdp.params.fsdp import BACKEND_LIMITS
+from mmfsdp.params.run import PRESETS
 from mmfsdp.predict import MACHINES, Machine, Times
 from mmfsdp.predict.cards import CARDS
 from mmfsdp.predict.memory import Memory
@@ -39,6 +40,14 @@ from tests.bench.waits import STORED, table
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "notebooks" / "reference"
 MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", flags=re.S)
+
+
+def profiles() -> str:
+    """The profiles of clusters that come with the package, as they are."""
+    parts = []
+    for path in sorted((PRESETS / "clusters").glob("*.yaml")):
+        parts.append(f"## {path.stem}\n\n```yaml\n{path.read_text(encoding='utf-8')}```\n")
+    return "\n".join(parts)
 
 
 def own_loop() -> str:
@@ -177,6 +186,7 @@ def waits() -> str:
 
 
 MADE = {
+    "profiles": profiles,
     "waits": waits,
     "quantized": quantized,
     "frozen_dtype": _described(FrozenDtype),

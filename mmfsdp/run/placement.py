@@ -52,7 +52,7 @@ def with_ranks(params: RunParams) -> RunParams:
         return params
     launch, on_cpu = with_cluster(params.launch), params.train.device is Device.CPU
     if launch.executor is Executor.SLURM:
-        gpus = 0 if on_cpu else launch.nodes * (launch.gpus_per_node or 0)
+        gpus = 0 if on_cpu else launch.nodes * (launch.gpu_count or 0)
         ranks = gpus or max(RANKS_WITHOUT_GPUS, launch.nodes)
     else:
         gpus = 0 if on_cpu else count_gpus()

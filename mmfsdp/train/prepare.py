@@ -217,7 +217,7 @@ def plan_run(
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and not kind.planned_with_example:
         example = None
     train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
-    if train.device is Device.AUTO and params.launch.gpus_per_node:  # of a job; this machine may have none
+    if train.device is Device.AUTO and params.launch.gpu_count:  # of a job; this machine may have none
         train = train.change(device=Device.CUDA)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
     ranks = params.launch.world_size

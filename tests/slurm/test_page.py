@@ -3,14 +3,26 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from mmfsdp.cli import build_parser
+from mmfsdp.params import RunParams
 from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.launching import SLURM_FIELDS
-from mmfsdp.params.run import read_cluster
+from mmfsdp.params.run import PRESETS, read_cluster
 from mmfsdp.run.site import in_container
 from mmfsdp.run.slurm import sbatch_text
 
 PAGE = (Path(__file__).resolve().parents[2] / "notebooks/reference/clusters.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((PRESETS / "clusters").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_profile_makes_a_batch_file_and_says_where_it_is_from(path):
+    changes = {"launch.executor": "slurm", "launch.cluster": path.stem, "launch.nodes": 2, "train.device": "cuda"}
+    text = sbatch_text(RunParams().change(**changes))
+    assert re.search("^#SBATCH --(gpus-per-node|gres)=", text, re.MULTILINE) and "--nodes=2" in text
+    is_of_a_centre = path.stem.startswith(("jsc", "nersc", "alliance"))
+    assert ("Not run by us; made on" in path.read_text()) is is_of_a_centre
 
 
 def test_the_page_on_clusters_is_true(tmp_path, monkeypatch):
