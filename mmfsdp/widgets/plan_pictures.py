@@ -42,21 +42,26 @@ def plan_pictures(
     """
     boxes = unit_boxes(plan)
     html = _title("What each rank holds between steps", "a box is a unit, in the order of the forward", "parameters")
-    html += rank_picture(plan, width=width)
+    html += _scrolling(rank_picture(plan, width=width))
     if len(boxes) < sum(len(box.units) for box in boxes) <= MAX_UNITS:
-        every = rank_picture(plan, width=width, merged=False)
+        every = _scrolling(rank_picture(plan, width=width, merged=False))
         html += f"<details><summary>every unit by itself</summary>{every}</details>"
     lines = "".join(f'<span class="mm-b{place}">{escape(about(plan, box))}</span>' for place, box in enumerate(boxes))
     html += f'<p class="mm-about"><span class="mm-hint">{HINT}</span>{lines}</p>'
     if timeline is None:
         return _linked(html + note(NO_EXAMPLE), len(boxes))
     html += f'<h4 class="mm-title">One step on a rank <span class="mm-quiet">{_calls(timeline)}</span></h4>'
-    html += step_picture(plan, timeline, pinned=pinned, activations=activations, width=width)
+    html += _scrolling(step_picture(plan, timeline, pinned=pinned, activations=activations, width=width))
     return _linked(html, len(boxes))
 
 
 def _title(words: str, box: str, width: str) -> str:
     return f'<h4 class="mm-title">{words} <span class="mm-quiet">{box}; its width is its {width}</span></h4>'
+
+
+def _scrolling(picture: str) -> str:
+    """Return a picture that is scrolled on a narrow page, not scaled down: its text stays legible."""
+    return f'<div class="mm-scroll">{picture}</div>'
 
 
 def _calls(timeline: Timeline) -> str:

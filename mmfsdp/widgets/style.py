@@ -72,7 +72,8 @@ STYLE = f"""<style>
 .mm-scroll {{overflow-x: auto; margin: .5em 0}}
 .mm-plan h4 {{margin: .6em 0 .1em; line-height: 1.35}} .mm-plan h4 .mm-quiet {{font-weight: 400; margin-left: .5em}}
 .mm-plan g:focus {{outline: none}} .mm-plan summary {{font-size: 12px; cursor: pointer}}
-.mm-plan:has(details[open]) > svg:first-of-type {{display: none}}
+.mm-plan:has(details[open]) > .mm-scroll:first-of-type {{display: none}}
+.mm-plan .mm-scroll {{margin: 0}} .mm-plan svg {{max-width: none !important}}
 .mm-facts {{display: grid; grid-template-columns: max-content 1fr; gap: .1em 1em; margin: .8em 0; font-size: 14px}}
 .mm-facts dt {{opacity: .8}} .mm-facts dd {{margin: 0; overflow-wrap: anywhere}}
 .mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}

@@ -23,6 +23,8 @@ def test_the_report_opens_offline_and_fits_the_screen(finished_run, screen, sche
         assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()] and errors == []
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page scrolls sideways"
         assert page.locator(".mm-card img").evaluate_all("all => all.every(i => i.naturalWidth > 0)")
-        for svg in page.locator("svg").all():
-            box = svg.bounding_box()
+        for picture in page.locator(".mm-plan > .mm-scroll, section > svg").all():
+            box = picture.bounding_box()
             assert box["width"] <= SCREENS[screen]["width"] and box["height"] > 50
+        lowest = "all => Math.min(...all.map(e => e.getBoundingClientRect().height))"
+        assert page.locator(".mm-plan svg text").evaluate_all(lowest) >= 12, "a narrow page scrolls the pictures"
