@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -237,7 +238,7 @@ class Sweep:
     def rows(self) -> list[dict[str, Any]]:
         """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason.
 
-        Members whose loss is not finite stand last.
+        The best stands first: most new pictures right, then least loss. Members whose loss is not finite stand last.
         """
         states, rows = self.states(), []
         for name, values in self.members.items():
@@ -251,7 +252,7 @@ class Sweep:
             if best:  # of `train.keep_best`
                 row["best"] = best
             rows.append(row | {"why": state.reason})
-        return sorted(rows, key=lambda row: states[row["name"]].not_finite)
+        return sorted(rows, key=lambda row: (states[row["name"]].not_finite, *_place(row)))
 
     def __str__(self) -> str:
         varied: dict[str, None] = {}
@@ -279,6 +280,13 @@ class Sweep:
         except BlockingIOError:
             return True
         return False
+
+
+def _place(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what a member is sorted by, the least first; what is not known counts as worst."""
+    right, loss = row["new right"], row["loss"]
+    finite = isinstance(loss, int | float) and math.isfinite(loss)
+    return (1.0 if right is None else -right), (loss if finite else math.inf)
 
 
 def _cell(value: Any) -> str:

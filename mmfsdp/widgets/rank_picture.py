@@ -12,7 +12,7 @@ from .markup import svg, text, width_of
 from .style import FILL
 from .unit_boxes import Box, about, box_of_unit, part_name, pattern_name, short_text, unit_boxes
 
-WIDTH = 820
+WIDTH = 760
 """Pixels. No picture is scaled down in a cell of JupyterLab at 1280 pixels with its side bar open."""
 LEFT = 62
 """Where the lanes begin, after the names of the ranks."""

@@ -76,6 +76,11 @@ STYLE = f"""<style>
 .mm-plan .mm-scroll {{margin: 0}} .mm-plan svg {{max-width: none !important}}
 .mm-facts {{display: grid; grid-template-columns: max-content 1fr; gap: .1em 1em; margin: .8em 0; font-size: 14px}}
 .mm-facts dt {{opacity: .8}} .mm-facts dd {{margin: 0; overflow-wrap: anywhere}}
+.mm-table th button {{all: unset; cursor: pointer; font-weight: 600}}
+.mm-table th button:focus-visible {{outline: 2px solid}} .mm-table th[aria-sort="ascending"]::after {{content: " ▲"}}
+.mm-table th[aria-sort="descending"]::after {{content: " ▼"}}
+.mm-compared input {{font: inherit; margin: .4em}} .mm-compared tr[hidden] {{display: none}}
+.mm-compared td:first-child {{min-width: 10em}}
 .mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
 .mm-about > [class^="mm-b"] {{display: none}}
 .mm-plan:has(svg [class^="mm-b"]:is(:hover, :focus-visible)) .mm-hint {{display: none}}

@@ -99,7 +99,7 @@ def test_a_cancelled_sweep_stops_all_of_it(folder):
     assert not any(processes_of(run.record, run.path) for run in runs) and not (found.path / "002").exists()
 
 
-def test_a_member_whose_loss_is_not_finite_stands_last(folder):
+def test_the_best_member_stands_first_and_one_whose_loss_is_not_finite_last(folder):
     path = Path("sweep")
     path.mkdir()
     write_json(path / "sweep.json", {"members": [{"train.lr": lr} for lr in (9, 1, 2)], "at_once": 1, "entry": ENTRY})
@@ -109,7 +109,9 @@ def test_a_member_whose_loss_is_not_finite_stands_last(folder):
         record(**GONE, steps=8).write(member)
         write_json(member / "status.json", {"status": "COMPLETED"})
         MetricsWriter(member).write({"step": 8, "loss": loss})
-    assert [row["train.lr"] for row in Sweep(path).rows()] == [1, 2, 9]
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [2, 1, 9], "by loss"
+    write_json(path / "001" / "result.json", {"heldout_exact_match": 0.1})
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [1, 2, 9], "new pictures right count first"
     assert Sweep(path).rows()[-1]["why"] == "loss not finite in step 8"
     assert cli.main(["sweep", "./sweep"]) == 1
 

@@ -41,8 +41,9 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
     jobs = [found.run(name).job for name in found.members]
     assert [job[-2:] for job in jobs] == ["_0", "_1", "_2", "_3", "_0", "_1"]
     assert len({job[:-2] for job in jobs[:4]}) == len({job[:-2] for job in jobs[4:]}) == 1 and jobs[0] != jobs[4]
-    assert [row["state"] for row in found.rows()] == ["COMPLETED", "FAILED", *["COMPLETED"] * 4], str(found)
-    assert "a bad member" in found.rows()[1]["why"] and found.run("002").logs(1) == ""
+    rows = {row["name"]: row for row in found.rows()}
+    assert [rows[name]["state"] for name in found.members] == ["COMPLETED", "FAILED", *["COMPLETED"] * 4], str(found)
+    assert "a bad member" in rows["001"]["why"] and found.run("002").logs(1) == ""
     assert list((found.path / "005/logs").glob("*_0_log.out"))
     assert re.search("#SBATCH --array=0-3%2\n", (found.path / "array_0/array.sh").read_text())
     assert re.search("#SBATCH --array=0-1%2\n", (found.path / "array_1/array.sh").read_text())

@@ -73,7 +73,7 @@ def test_they_are_listed_and_compared_and_a_sweep_has_its_table(folder, capsys):
     capsys.readouterr()
     found = Sweep.open("sweep")
     rows = found.rows()
-    assert found.done() and [(row["name"], row["train.lr"]) for row in rows] == [("000", 1e-2), ("001", 1e-3)]
+    assert found.done() and sorted((row["name"], row["train.lr"]) for row in rows) == [("000", 1e-2), ("001", 1e-3)]
     assert all(row["loss"] > 0 and 0 <= row["new right"] <= 1 and row["seconds"] > 0 for row in rows)
     assert found.params("001").train.lr == found.run("001").params.train.lr == 1e-3
     assert cli.main(["sweep", "sweep"]) == 0 and capsys.readouterr().out.strip() == str(found)

@@ -32,23 +32,47 @@ def two(finished_run):
     return finished_run, other
 
 
-def row_of(page, name):
-    """The cells of a row of the table."""
-    row = re.search(f"<tr><td>{re.escape(name)}</td>(.*?)</tr>", page)
-    return re.findall("<td>(.*?)</td>", row[1]) if row else None
+def column_of(page, name):
+    """The cells of a column of the table, from the top."""
+    head = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<th scope.*?</th>", page)]
+    if name not in head:
+        return None
+    rows = re.findall("<tr>(<td>.*?)</tr>", page)
+    return [re.findall("<td.*?>(.*?)</td>", row)[head.index(name)] for row in rows]
 
 
-def test_only_what_differs_is_shown(two):
+def test_results_and_what_differs_are_shown_the_best_run_first(two):
     page = comparison(two)
-    assert row_of(page, "fsdp.frozen_policy") == ["SHARD", "REPLICATE"] and row_of(page, "train.steps") is None
-    assert row_of(page, "loss")[1] == f"{(4 / 19 + 4 / 20) / 2:,.4g}"
-    assert row_of(page, "new pictures right")[1] == "0.5"
-    assert row_of(page, "MiB sent in a step")[1].endswith("1")
+    assert column_of(page, "fsdp.frozen_policy") == ["SHARD", "REPLICATE"] and column_of(page, "train.steps") is None
+    assert column_of(page, "new pictures right") == ["93.0%", "50.0%"]
+    assert column_of(page, "loss")[1] == f"{(4 / 19 + 4 / 20) / 2:.4g}"
+    assert column_of(page, "sent a step")[1] == "1 MiB" and column_of(page, "peak memory") == ["–", "3 MiB"]
+    head = re.findall(r"<th scope.*?>(.*?)</th>", page)
+    assert head.index("state") < head.index("loss") < head.index("fsdp.frozen_policy"), "results first"
     assert "<script" not in page and html.escape(HOSTILE) in page
     Page(page)
+    assert comparison(two[::-1]) == page, "by what they reached, not as they were named"
+
+
+def test_in_a_notebook_the_table_sorts_and_filters_and_a_click_opens_a_run(two):
+    record(**GONE).write(two[0])
     shown = show_comparison(two)
-    assert shown.children[0].value.endswith(page)
-    assert [len(table["step"]) for table in asked(shown.children[1])["tables"]] == [20, 20]
+    assert column_of(shown.table.value, "fsdp.frozen_policy") == ["SHARD", "REPLICATE"]
+    shown.sort_by.value = "new pictures right"
+    assert column_of(shown.table.value, "fsdp.frozen_policy") == ["REPLICATE", "SHARD"]
+    shown.descending.value = True
+    assert column_of(shown.table.value, "fsdp.frozen_policy") == ["SHARD", "REPLICATE"]
+    shown.sort_by.value, shown.descending.value = "peak memory", True
+    assert column_of(shown.table.value, "peak memory") == ["3 MiB", "–"], "what is not known stands last"
+    shown.filter.value = "replicate 3 mib"
+    assert column_of(shown.table.value, "fsdp.frozen_policy") == ["REPLICATE"]
+    shown.filter.value = "<nothing>"
+    assert column_of(shown.table.value, "fsdp.frozen_policy") == []
+    assert [len(table["step"]) for table in asked(shown.charts)["tables"]] == [20, 20]
+    assert shown.panel is None
+    shown.open_buttons[0].click()
+    assert shown.panel.run.path == two[0]
+    shown.close()
 
 
 def test_a_run_whose_loss_is_not_finite_stands_last_and_has_no_loss(two):
@@ -56,22 +80,23 @@ def test_a_run_whose_loss_is_not_finite_stands_last_and_has_no_loss(two):
     write_json(two[0] / "status.json", {"status": "COMPLETED"})
     MetricsWriter(two[0]).write({"step": 21, "loss": float("nan"), "skipped_steps": 1, "skipped_in_a_row": 1})
     page = comparison(two)
-    assert row_of(page, "loss") == [f"{(4 / 19 + 4 / 20) / 2:,.4g}", "not finite"]
-    assert row_of(page, "fsdp.frozen_policy") == ["REPLICATE", "SHARD"]
+    assert column_of(page, "loss") == [f"{(4 / 19 + 4 / 20) / 2:.4g}", "not finite"]
+    assert column_of(page, "fsdp.frozen_policy") == ["REPLICATE", "SHARD"]
 
 
-def test_runs_without_files_have_a_column_and_other_folders_are_refused(two, tmp_path):
+def test_runs_without_files_have_a_row_and_other_folders_are_refused(two, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/params.yaml").write_text("{")
-    page = comparison([two[0], tmp_path / "bare"])
-    assert row_of(page, "loss")[1] == "–"
+    page = comparison([tmp_path / "bare", two[0]])
+    assert column_of(page, "loss")[1] == "–"
     with pytest.raises(ValueError, match="is not a run"):
         comparison([tmp_path])
 
 
 def test_the_command_writes_one_page_for_several(two, capsys):
     assert cli.main(["report", *map(str, two)]) == 0
-    page = Page((two[0].parent / "comparison.html").read_text())
-    assert page.fetched == [] and page.open == []
+    page = (two[0].parent / "comparison.html").read_text()
+    parsed = Page(page.replace("<input", "<br"))
+    assert parsed.fetched == [] and parsed.open == [] and len(page) < 400_000
     assert cli.main(["report", str(two[0]), str(two[0] / "none")]) == 2
     assert "is not a run" in capsys.readouterr().err
