@@ -28,6 +28,7 @@ WRITE_INTERVAL_S = 0.3
 ALIVE_INTERVAL_S = 10.0
 """Seconds between two writings of status.json, by which other machines know that somebody works."""
 POLL_S = 0.1
+MAX_LEFT_S = 1e6
 
 
 class BackbonesProgress(NamedTuple):
@@ -59,7 +60,10 @@ def backbones_progress(folder: Path) -> BackbonesProgress:
     """Return how far the backbones of a run are that is PREPARING."""
     values = of_types(read_json(folder / "logs" / FILE) or {}, TYPES)
     share = min(1.0, max(0.0, values.get("share", 0.0)))
-    return BackbonesProgress(values.get("label", ""), share, values.get("left_s"))
+    left_s = values.get("left_s")
+    if left_s is not None and not 0 <= left_s < MAX_LEFT_S:  # also what is no number
+        left_s = None
+    return BackbonesProgress(values.get("label", ""), share, left_s)
 
 
 def pretrain_first(folder: Path, stop_requested: Callable[[], RunState | None]) -> RunState | None:

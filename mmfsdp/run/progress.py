@@ -37,25 +37,27 @@ def part_of(folder: PathLike, state: RunState, *, ranks: Sequence[RankProgress] 
     record = RunRecord.read(folder)
     if record is None or state.done or state.status is Status.QUEUED:
         return None
-    left_out = set()
-    if not record.pretrains:
-        left_out.add(BACKBONES)
-    if record.entry != TRAIN_AND_CAPTION:
-        left_out.add(CAPTIONS)
-    parts = tuple(part for part in PARTS if part not in left_out)
     if state.status is Status.PREPARING:
         made = backbones_progress(folder)
-        if not made.label:
-            return PartProgress(parts, BACKBONES, "starting the pretraining, or waiting for another run's")
-        words = f"pretraining the {made.label}, once for all runs"
-        return PartProgress(parts, BACKBONES, words, made.share, made.left_s)
+        words = "starting the pretraining, or waiting for another run's"
+        share: float | None = None
+        if made.label:
+            words, share = f"pretraining the {made.label}, once for all runs", made.share
+        return PartProgress(_parts(record, BACKBONES), BACKBONES, words, share, made.left_s)
     if ranks is None:
         ranks = read_ranks(folder, record.ranks, state)
     working = [rank for rank in ranks if rank.status not in ("done", "failed", "stopped")]
     if not working:
         return None
     last = min(working, key=lambda rank: progress_of(rank.activity))
-    return PartProgress(parts, *_part_and_words(last, alone=len(ranks) == 1))
+    part, words = _part_and_words(last, alone=len(ranks) == 1)
+    return PartProgress(_parts(record, part), part, words)
+
+
+def _parts(record: RunRecord, now: str) -> tuple[str, ...]:
+    """Return the parts of a run; the one that it is in is among them, whatever its files say."""
+    has = {BACKBONES: record.pretrains, CAPTIONS: record.entry == TRAIN_AND_CAPTION, now: True}
+    return tuple(part for part in PARTS if has.get(part, True))
 
 
 def _part_and_words(last: RankProgress, *, alone: bool) -> tuple[str, str]:

@@ -10,10 +10,14 @@ from mmfsdp import cli
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import MetricsWriter, add_event, read_events, read_json, write_json
 from mmfsdp.run.handle import Run
+from mmfsdp.run.progress import part_of
 from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.state import read_ranks, run_state, runs_table
+from mmfsdp.run.trouble import headline, troubles
+from mmfsdp.widgets.banner import banner, tracebacks
 from mmfsdp.widgets.compare import comparison
-from mmfsdp.widgets.panel import rank_grid, tracebacks
+from mmfsdp.widgets.panel import rank_grid
+from mmfsdp.widgets.parts import parts_line
 from mmfsdp.widgets.report import report_html
 from tests.run.test_runs import GONE, record
 
@@ -44,6 +48,7 @@ def folder(finished_run):
     row |= {"gpu_use": 0.9, "power_w": 650.0, "temperature_c": 60.0}
     MetricsWriter(finished_run).write(row)
     MetricsWriter(finished_run, 1).write(row)
+    write_json(logs / "backbones.json", {"label": "vision encoder", "share": 0.5, "left_s": 7.0})
     add_event(finished_run, "failed", step=1, text="rank 1: a cause")
     (finished_run / "profile").mkdir()
     profile = {"host": "n1", "steps": 1, "seconds": 1.0, "communication_s": 0.1, "exposed_s": 0.1, "compute_s": 0.5}
@@ -56,7 +61,14 @@ def shown(folder: Path, *, report: bool = True) -> tuple[str, str]:
     run, state = Run(folder), run_state(folder)
     ranks = read_ranks(folder, run.record.ranks if run.record else 2, state)
     text = f"{run} {state} {runs_table({'run': folder})} {read_events(folder)}{run.job}{run.result()}{run.logs()}"
-    html = rank_grid(ranks) + tracebacks(ranks) + f'<progress value="{state.step}" max="{state.steps}">'
+    found = troubles(folder, state, ranks=ranks)
+    text += headline(state, found) + "".join(map(str, found))
+    html = rank_grid(ranks, found) + tracebacks(ranks, found) + banner(found)
+    for status in (Status.PREPARING, Status.RUNNING):
+        part = part_of(folder, RunState(status))
+        text += part.words if part else ""
+        html += parts_line(part)
+    html += f'<progress value="{state.step}" max="{state.steps}">'
     return text, html + (report_html(folder) + comparison([folder]) if report else "")
 
 
@@ -65,7 +77,7 @@ def last_of(path: Path) -> dict:
     return json.loads(path.read_text().splitlines()[-1] if path.suffix == ".jsonl" else path.read_text())
 
 
-OF_STATE = ("run.json", "status.json", "logs/rank1.json", "metrics-rank1.jsonl")
+OF_STATE = ("run.json", "status.json", "logs/backbones.json", "logs/rank1.json", "metrics-rank1.jsonl")
 OF_REPORT = ("result.json", "plan.json", "metrics.jsonl", "events.jsonl", "profile/rank0.json")
 FILES = (*OF_STATE, *OF_REPORT)
 
