@@ -85,6 +85,27 @@ def trains_on(params: RunParams) -> str:
     return place_of(settled, gpus=gpus, on_gpus=on_gpus, is_default=params.launch.ranks is None)
 
 
+def crowding(params: RunParams) -> str:
+    """Return a warning where far more ranks are to run on this machine's cores than there are; "" where not.
+
+    Two ranks on one core are usual where people learn; where many share one, most of the time goes into waiting.
+    """
+    launch = params.launch
+    cores = available_cores()
+    ranks = launch.ranks or 0
+    on_gpus = params.train.device is not Device.CPU and has_driver()
+    if launch.executor is not Executor.LOCAL or on_gpus or ranks <= max(4, 2 * cores):
+        return ""
+    return f"{ranks} ranks would share {_count(cores, 'core')} here and mostly wait; plan them, and launch fewer"
+
+
+def available_cores() -> int:
+    """Return the CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def place_of(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool = False) -> str:
     """Return a line that says where a run trains, and why.
 

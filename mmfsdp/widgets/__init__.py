@@ -10,8 +10,7 @@ from typing import Any
 
 _HOME = {
     "Captioner": "captioner",
-    "Launcher": "launcher",
-    "PlanView": "plan_view",
+    "Cockpit": "cockpit",
     "RunForm": "form",
     "RunPanel": "panel",
     "show_captions": "report",

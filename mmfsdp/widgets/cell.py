@@ -9,6 +9,7 @@ from typing import Any
 
 import ipywidgets as w
 
+from .static_files import cockpit_sheet
 from .style import STYLE, WIDGET_STYLE
 
 ABSENT_AFTER_S = 10.0
@@ -25,7 +26,7 @@ class CellWidget(w.VBox):
     """A widget with its style sheets, whose input takes effect while a cell runs."""
 
     def __init__(self, children: Sequence[w.Widget], **traits: Any):
-        sheets = w.HTML(STYLE + WIDGET_STYLE, layout=w.Layout(display="none"))
+        sheets = w.HTML(STYLE + WIDGET_STYLE + f"<style>{cockpit_sheet()}</style>", layout=w.Layout(display="none"))
         super().__init__([sheets, *children], **traits)
         self.add_class("mm-widget")
         receive_while_busy(self)

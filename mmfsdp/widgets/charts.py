@@ -1,13 +1,11 @@
-"""Charts: the metrics of runs, drawn by uPlot in the page; as a widget, and as HTML for pages that fetch nothing."""
+"""Charts: the metrics of runs, drawn by uPlot in the page of a notebook."""
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +15,24 @@ import traitlets
 
 from .cell import close_all, receive_while_busy
 from .chart_data import Columns, Table
-from .chart_table import charts_of, to_dict
+from .charts_page import PAGE_PIXELS, names_of, payload
 from .markup import note
 from .static_chart import static_charts
+from .static_files import chart_sheet, script
 from .style import RUN_COLORS
 
-STATIC = Path(__file__).parent / "static"
 NO_ANSWER_S = 5.0
 """Seconds without a question of the page after which pictures are shown in place of live charts."""
 BUSY_S = 15.0
 """The same for a page that has asked before: a hidden one asks every 10 s."""
 MIN_PIXELS, MAX_PIXELS = 50, 4000
 """Widths of a chart that a page may ask for."""
-PAGE_PIXELS = 600
-"""Width of the charts of a page that cannot ask for more points."""
 STATIC_PIXELS = 300
 INSTALL = (
     "These pictures stand still: this page has not loaded anywidget. Install it where JupyterLab's server runs "
     "(pip install anywidget), and reload the page for charts with crosshair and zoom."
 )
 NO_ROOM = "These pictures stand still while a cell runs: charts need ipykernel 7 and JupyterLab 4.4 for that."
-
-
-@cache
-def script() -> str:
-    """Return uPlot and the function `mmCharts` as one JavaScript text, for a page or as part of a module."""
-    names = ("uPlot.iife.min.js", "charts.js")
-    return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
-
-
-@cache
-def sheet() -> str:
-    """Return the style sheets of the charts."""
-    return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "charts.css"))
 
 
 _MODULE = """
@@ -79,7 +62,7 @@ class LiveCharts(anywidget.AnyWidget):
     """total, predicted, colors: what a page needs after a reload, besides the points."""
 
     def __init__(self, **traits: Any):
-        self._esm, self._css = script() + _MODULE, sheet()
+        self._esm, self._css = script() + _MODULE, chart_sheet()
         super().__init__(**traits)
 
 
@@ -97,8 +80,12 @@ class Charts(w.VBox):
         total: int | None = None,
         predicted: Mapping[str, float | None] | None = None,
         height: int = 130,
+        compact: bool = False,
     ):
-        """total: steps of the whole run. predicted: values by the metric's key. height: pixels of a chart."""
+        """total: steps of the whole run. predicted: values by the metric's key. height: pixels of a chart.
+
+        compact: titles of one line, and the tools below the charts.
+        """
         paths = [folders] if isinstance(folders, str | Path) else list(folders)
         self._columns = {name: Columns(path) for name, path in names_of(paths).items()}
         self._lock = threading.Lock()  # the page asks in one thread, a panel draws in another
@@ -106,7 +93,7 @@ class Charts(w.VBox):
         self._born = time.monotonic()
         self.ended = False
         """True once no more rows are to come: the page stops asking."""
-        self._spec: dict[str, Any] = {"colors": list(RUN_COLORS), "height": height}
+        self._spec: dict[str, Any] = {"colors": list(RUN_COLORS), "height": height, "compact": compact}
         self.live = LiveCharts(spec=self._spec)
         self.live.on_msg(lambda _, message, buffers: self._answer(message))
         receive_while_busy(self.live)
@@ -188,63 +175,7 @@ class Charts(w.VBox):
         super().close()
 
 
-def names_of(folders: Iterable[str | Path]) -> dict[str, Path]:
-    """Return run folders by what they are called in charts: by their paths where there are several."""
-    paths = [Path(folder) for folder in folders]
-    return {str(path) if len(paths) > 1 else path.name: path for path in paths}
-
-
 def _number(value: Any) -> float | None:
     if type(value) in (int, float) and math.isfinite(value):
         return float(value)
     return None
-
-
-def payload(tables: Mapping[str, Table]) -> dict[str, Any]:
-    """Return what `take` of the script is given: the charts, and the points of each run."""
-    keys: set[str] = set()
-    for table in tables.values():
-        keys |= table["values"].keys()
-    charts = [to_dict(chart) for chart in charts_of(keys)]
-    return {"charts": charts, "tables": [{"name": name, **table} for name, table in tables.items()]}
-
-
-def charts_html(
-    folders: Iterable[str | Path],
-    *,
-    total: int | None = None,
-    predicted: Mapping[str, float | None] | None = None,
-    pixels: int = PAGE_PIXELS,
-) -> str:
-    """Return live charts of runs as HTML with its script, for a page of its own; "" where no run has any row.
-
-    pixels: the points that are there, so that the page stays small; each keeps its least and its largest value.
-    """
-    tables = {}
-    for name, folder in names_of(folders).items():
-        columns = Columns(folder)
-        columns.read(all_of_it=True)
-        if columns.rows:
-            tables[name] = columns.table(pixels)
-    if not tables:
-        return ""
-    known = {key: value for key, value in (predicted or {}).items() if value}
-    spec = {"colors": list(RUN_COLORS), "total": total, "predicted": known}
-    data = _for_script({"spec": spec, "reply": payload(tables)})
-    start = (
-        "(() => { const at = document.currentScript.previousElementSibling, data = DATA;"
-        "at.replaceChildren(); let charts = null;"
-        "const ask = request => { const answer = () => charts.take({...data.reply, request: request.request, "
-        "ended: true}); charts ? answer() : queueMicrotask(answer); };"
-        "charts = mmCharts(at, data.spec, {ask}); })();"
-    ).replace("DATA", data)
-    pictures = static_charts(tables, total=total, predicted=predicted)
-    return (
-        f"<style>{sheet()}</style><div>{pictures}</div>"
-        f"<script>if (!window.mmCharts) {{ {script()}\nwindow.mmCharts = mmCharts; }}\n{start}</script>"
-    )
-
-
-def _for_script(value: Any) -> str:
-    """Return JSON that is safe inside a script element."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")

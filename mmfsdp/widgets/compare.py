@@ -21,10 +21,12 @@ from ..run.folder import read_metrics, read_result, write_text
 from ..run.record import RunState
 from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
-from .charts import STATIC, Charts, charts_html
+from .charts import Charts
+from .charts_page import charts_html
 from .markup import note, page
 from .panel import RunPanel
 from .report import read_params
+from .static_files import STATIC
 from .style import RUN_COLORS
 
 FIGURES = {

@@ -36,6 +36,20 @@ def field_of(name: str) -> FieldInfo:
     return model.model_fields[last]
 
 
+def whole_number(typed: str) -> int | str:
+    """Return the integer that was typed, also as 1e9, 4_000 or 4,000; else the text, which the model refuses."""
+    digits = typed.strip().replace(",", "").replace("_", "")
+    try:
+        return int(digits)
+    except ValueError:
+        pass
+    try:
+        number = float(digits)
+    except ValueError:
+        return typed
+    return int(number) if number.is_integer() else typed
+
+
 def one_line(value: Any) -> str:
     """Return import paths as a person writes them: my_data:read, {call: my_data:read, size: 3}, or a list of these."""
     if isinstance(value, list) and len(value) < 2:
@@ -87,8 +101,6 @@ class FieldRow(w.HBox):
             return w.Text(placeholder="my_module:name", continuous_update=False)
         if self.kind in (dict, tuple):
             return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
-        if self.kind is int and not self.optional:
-            return w.IntText()
         if self.kind is float and not self.optional:
             return w.FloatText(step=None)
         return w.Text(placeholder=UNSET if self.optional else "", continuous_update=False)
@@ -105,23 +117,14 @@ class FieldRow(w.HBox):
             return read_yaml(typed, name=self.name) or self.kind()
         if self.kind in (dict, tuple):
             return read_yaml(typed, name=self.name) or self.kind()
+        if self.kind is int:
+            return whole_number(typed)
         return TRUTH_VALUES[typed] if self.kind is bool else typed
 
     def show(self, params: RunParams) -> None:
         """Show the field's value, and disable the field if it has no effect with these parameters."""
         self._disabled_reason = params.unavailable(self.name).partition(";")[0]  # without the advice
-        typed = plain(attrgetter(self.name)(params))
-        if typed is None:
-            typed = UNSET if isinstance(self._input, w.Dropdown) else ""
-        elif isinstance(typed, bool):
-            typed = str(typed).lower()
-        elif self.is_own_code:
-            typed = one_line(typed)
-        elif self.kind in (dict, tuple):
-            text = yaml.safe_dump(typed, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
-            typed = text if typed else ""
-        elif self.optional:
-            typed = str(typed)
+        typed = self.as_typed(plain(attrgetter(self.name)(params)))
         self._not_now = ""  # choices that these parameters do not allow, with the reason
         for choice in getattr(self._input, "options", ()):
             reason = params.unavailable(self.name, self._parse(choice)).partition(";")[0]
@@ -131,6 +134,28 @@ class FieldRow(w.HBox):
         self._input.value = typed
         self._filling = False
         self.mark("")
+
+    def as_typed(self, value: Any) -> Any:
+        """Return a plain value as a person would type or choose it."""
+        if value is None:
+            return UNSET if isinstance(self._input, w.Dropdown) else ""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if self.is_own_code:
+            return one_line(value)
+        if self.kind in (dict, tuple):
+            if not value or isinstance(value, str):
+                return value or ""
+            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
+        return value if isinstance(self._input, w.FloatText) else str(value)
+
+    def choose(self, value: Any) -> None:
+        """Type or choose a plain value."""
+        self._input.value = self.as_typed(value)
+
+    def is_found_by(self, search: str) -> bool:
+        """Return True if the name, the label or the help holds this text."""
+        return search.casefold() in f"{self.name} {self._input.description} {self.help}".casefold()
 
     def mark(self, error: str) -> None:
         """Show an error next to the field; without one why it has no effect, or what its value means."""
@@ -144,4 +169,4 @@ class FieldRow(w.HBox):
                 words = getattr(self.kind(self._input.value), "description", "") or words
             html = note(words.replace("`", "")) + self._not_now
         self._input.disabled = bool(self._disabled_reason) and not error
-        self._words.value = html
+        self._words.value = f'<code class="mm-name">{self.name}</code>{html}'

@@ -36,6 +36,8 @@ TITLES = {"launch": "Run", "train": "Training", "model": "Model", "data": "Data"
 FROM_HERE = "form.params.to_yaml('mine.yaml') writes these choices; mmfsdp run --config mine.yaml runs them."
 
 
+WARMUP = "train.warmup_steps"
+
 _allowed: set[str] = set()
 """Fields and values of own code that may run in this kernel."""
 
@@ -60,6 +62,8 @@ class RunForm(CellWidget):
         config = str(params_file) if params_file.is_file() else preset
         self._changes = changes
         params = load(config).change(**changes)
+        self._warmup_is_set = WARMUP in changes
+        self._warmup_share = params.train.warmup_steps / params.train.steps
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
         sheet = self._make_sheet(params)
@@ -68,8 +72,14 @@ class RunForm(CellWidget):
         preset_input = w.Dropdown(options=names, value=config, description="preset", layout=wide)
         preset_input.style.description_width = "12.5em"
         preset_input.observe(lambda change: self._choose_preset(change.new), "value")
+        self.preset = preset_input
         self._note = w.HTML()
-        super().__init__([preset_input, self._note, sheet, w.HTML(note(FROM_HERE))], params=params)
+        self._search = w.Text(placeholder="search all parameters", tooltip="Show the parameters with this text")
+        self._search.observe(lambda change: self._find(change.new), "value")
+        self._found = w.VBox(layout=w.Layout(display="none"))
+        self._sheet = w.VBox([sheet, w.HTML(note(FROM_HERE))])
+        parts = [w.HBox([preset_input, self._search]), self._note, self._found, self._sheet]
+        super().__init__(parts, params=params)
         self._allow_new(load(config), params)
         if params_file.is_file() and is_trusted(params_file.parent):
             self.allow(params)
@@ -82,6 +92,12 @@ class RunForm(CellWidget):
             if name in names:
                 self._panes.selected_index = index
         return self.rows[name]
+
+    def choose(self, name: str, value: Any) -> None:
+        """Take a plain value for a field, as if it was typed: a mistake is named next to it, and in `error`."""
+        if name not in self.rows:
+            self._make_pane(next(index for index, names in enumerate(self._folded) if name in names))
+        self.rows[name].choose(value)
 
     def show(self, params: RunParams) -> None:
         """Fill the form with these parameters."""
@@ -152,30 +168,59 @@ class RunForm(CellWidget):
 
     def _open_pane(self, index: int | None) -> None:
         """Make the rows of a pane that was never open before."""
-        if index is None or self._panes.children[index].children:
-            return
+        if index is not None and not self._panes.children[index].children:
+            self._make_pane(index)
+
+    def _make_pane(self, index: int) -> None:
         for name in self._folded[index]:
             self.rows[name] = self._make_row(name, self.params)
         self._panes.children[index].children = [self.rows[name] for name in self._folded[index]]
+
+    def _find(self, search: str) -> None:
+        """Show the fields that hold a text, of all panes, in place of the form."""
+        search = search.strip()
+        rows = []
+        if search:
+            for index in range(len(self._folded)):
+                self._open_pane(index)
+            rows = [row for row in self.rows.values() if row.is_found_by(search)]
+        words = f"{len(rows)} parameters with {search!r}" if search else ""
+        self._found.children = [w.HTML(note(words, role="status")), *rows]
+        self._found.layout.display = None if search else "none"
+        self._sheet.layout.display = "none" if search else None
 
     # Edits
 
     def _choose_preset(self, name: str) -> None:
         """Fill the form from a preset, or again from the file that it was made from."""
         try:
-            self.show(load(name).change(**self._changes))
+            params = load(name).change(**self._changes)
+            self._warmup_is_set = WARMUP in self._changes
+            self._warmup_share = params.train.warmup_steps / params.train.steps
+            self.show(params)
         except (OSError, ValueError) as error:
             self._note.value = note(error, "error", role="alert")
 
     def _edited(self) -> None:
         """Take the rows as they stand: valid parameters, or the error next to its field."""
         try:
-            params = self.params.change(**{name: row.value for name, row in self.rows.items()})
+            values = {name: row.value for name, row in self.rows.items()}
+            params = self.params.change(**self._with_warmup(values))
             self._allow_new(self.params, params)
             self.show(params)
         except ParamError as error:
             self.error = error
             self._mark(error)
+
+    def _with_warmup(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return values whose warm-up has the same share of the steps as before, unless somebody has set it."""
+        train = self.params.train
+        if values.get(WARMUP, train.warmup_steps) != train.warmup_steps:
+            self._warmup_is_set = True
+        steps = values.get("train.steps")
+        if self._warmup_is_set or not isinstance(steps, int) or not 0 < steps != train.steps:
+            return values
+        return values | {WARMUP: round(self._warmup_share * steps)}
 
     def _mark(self, error: ParamError | None) -> None:
         """Show a mistake next to its field, which is unfolded, or on top if it belongs to no field."""

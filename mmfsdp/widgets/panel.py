@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as w
+import traitlets
 
 from ..run.folder import last_row, read_json, read_metrics, read_result
 from ..run.handle import Run
 from ..run.interrupt import interruptible
 from ..run.progress import part_of
 from ..run.record import RunState, Status
-from ..run.state import RankProgress, read_ranks
+from ..run.state import read_ranks
 from ..run.trouble import Trouble, headline, is_ending, troubles
 from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
@@ -27,6 +26,7 @@ from .charts import Charts
 from .log_view import LogView
 from .markup import note
 from .parts import parts_line
+from .rank_grid import rank_grid
 from .report import newest_events
 
 WATCHED_UPDATE_S = 0.5
@@ -36,8 +36,6 @@ DETAILS_CPU_SHARE = 0.02
 """Ranks and facts are drawn once a second, or more rarely where drawing would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
-RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖", "stopped": "■", "done": "✓"}
-"""Signs in addition to the colors, so that nobody needs to tell colors apart."""
 
 
 class RunPanel(CellWidget):
@@ -46,6 +44,9 @@ class RunPanel(CellWidget):
     `RunPanel("runs/first")` can be made again at any time, after a page reload or a kernel restart, too. Raises
     ValueError where there is no such run.
     """
+
+    status = traitlets.Unicode()
+    """The status of the run that is shown."""
 
     def __init__(self, path: str | Path):
         self.run = Run.open(path)
@@ -60,11 +61,16 @@ class RunPanel(CellWidget):
         self._troubles: list[Trouble] = []
         self._head, self._parts, self._banner = w.HTML(), w.HTML(), w.HTML()
         self._rank_grid, self._tracebacks, self._facts = w.HTML(), w.HTML(), w.HTML()
-        self.charts = Charts(self.run.path, total=record.steps if record else None)
+        self.charts = Charts(self.run.path, total=record.steps if record else None, height=86, compact=True)
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
-        parts = [self._head, self._parts, self._banner, self.actions, self._rank_grid, self._tracebacks]
-        parts += [self.charts, self._facts, self.logs]
-        super().__init__(parts)
+        facts = w.VBox([self._parts, self._rank_grid, self._facts])
+        facts.add_class("mm-facts")
+        strip = w.Box([facts, self.charts, self.logs])
+        strip.add_class("mm-strip")
+        top = w.Box([self._head, self.actions])
+        top.add_class("mm-run-head")
+        super().__init__([top, self._banner, strip, self._tracebacks])
+        self.add_class("mm-run")
         self.replace_older()
         threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
 
@@ -124,6 +130,7 @@ class RunPanel(CellWidget):
         self._head.value = html
         self.actions.update(state)
         self.logs.draw()
+        self.status = str(state.status)
         return state.done
 
     def _draw_details(self) -> None:
@@ -145,36 +152,3 @@ class RunPanel(CellWidget):
         peak = (result.get("peak") or {}).get("bytes")  # known with the result, for the batch that was measured
         self.charts.describe(total=self.state.steps, predicted={"memory_bytes": peak})
         self.charts.draw()
-
-
-def rank_grid(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> str:
-    """Return a cell for each rank. The one that a trouble began with says so."""
-    first = {trouble.rank: trouble.kind for trouble in found}
-    counts = Counter(rank.status for rank in ranks)
-    summary = ", ".join(f"{sign} {counts[status]} {status}" for status, sign in RANK_SIGNS.items() if counts[status])
-    cells = "".join(_rank_cell(rank, first.get(rank.rank, "")) for rank in ranks)
-    return f'<div class="mm-quiet">ranks: {summary}</div><div class="mm-ranks">{cells}</div>'
-
-
-def _rank_cell(rank: RankProgress, first: str) -> str:
-    facts = [f"{first} first"] if first else []
-    if rank.step is not None:
-        facts.append(f"step {rank.step}")
-    if rank.tokens_per_s is not None:
-        facts.append(f"{rank.tokens_per_s:,.0f} tokens/s")
-    if rank.mfu is not None:
-        facts.append(f"MFU {rank.mfu:.0%}")
-    if rank.status == "quiet":
-        facts.append(f"{escape(rank.activity)} {rank.age_s:.0f} s ago")
-    if rank.memory_bytes is not None:
-        facts.append(f"{rank.memory_bytes / 2**20:,.0f} MiB")
-    if rank.reserved_bytes is not None:
-        facts.append(f"{rank.reserved_bytes / 2**20:,.0f} MiB reserved")
-    if rank.gpu_use is not None:
-        facts.append(f"GPU {rank.gpu_use:.0%}")
-    if rank.power_w is not None:
-        facts.append(f"{rank.power_w:,.0f} W")
-    if rank.temperature_c is not None:
-        facts.append(f"{rank.temperature_c:.0f} °C")
-    label = f"<b>{RANK_SIGNS[rank.status]} rank {rank.rank}</b> {' · '.join(facts)}"
-    return f'<span class="mm-rank mm-rank-{rank.status}">{label}</span>'

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 
 from ..core.plan import WrapPlan
-from ..params import RunParams
 from ..params.numbers import count, size
-from ..predict import LAPTOP, LAPTOP_BYTES, MACHINES, Estimate, machine_of_run, step_time, workload
-from ..predict.timeline import Timeline, frozen_bytes_at_rest
+from ..predict import LAPTOP, machine_of_run, step_time, workload
+from ..predict.timeline import frozen_bytes_at_rest
+from .fits import room
 from .plan_figures import figures_html, plan_figures
-from .plan_pictures import plan_pictures, timeline_of
+from .plan_pictures import plan_pictures
 from .plan_table_html import findings, unit_table
+from .planned_run import PlannedRun
 from .style import FILL
 
-PAGE_MACHINES = (LAPTOP, *MACHINES)
-"""Machines that the page can show."""
 MEMORY_KINDS = {
     "optimizer": ("optimizer", "optimizer"),
     "gathered": ("gathered", "gathered"),
@@ -29,35 +26,19 @@ MEMORY_KINDS = {
 """Fields of an estimate's memory, with their names on the page and their colors in FILL."""
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """Parameters, their plan and its cost."""
-
-    params: RunParams
-    plan: WrapPlan
-    cost: Estimate
-    rates: str = ""
-    """The learning rates by part in a line."""
-
-    @cached_property
-    def timeline(self) -> Timeline | None:
-        """One step of a rank; None without an example."""
-        return timeline_of(self.params, self.plan)
-
-
 def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = None) -> str:
     """Return a plan: figures with their change since a pinned one, findings, both pictures, memory and units.
 
-    machine: one of PAGE_MACHINES.
+    machine: one of fits.PAGE_MACHINES.
     """
-    changes = _differences(pinned.plan, planned.plan) if pinned else ""
+    changes = differences_html(pinned.plan, planned.plan) if pinned else ""
     html = _figures(planned, machine, pinned) + changes
     html += plan_pictures(planned.plan, planned.timeline, pinned=pinned.timeline if pinned else None)
-    html += _memory(planned, machine)
+    html += memory_html(planned, machine)
     return f"{html}<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
 
 
-def _differences(before: WrapPlan, after: WrapPlan) -> str:
+def differences_html(before: WrapPlan, after: WrapPlan) -> str:
     """Return the choices that differ; what follows from them stands in the figures and the units."""
     new_choices = after.fsdp.to_dict() | {"ranks": after.world_size}
     items = ""
@@ -84,7 +65,7 @@ def _figures(planned: PlannedRun, machine: str, pinned: PlannedRun | None) -> st
     return f"{html}<p>{escape(' '.join(facts))}</p>{findings(plan)}"
 
 
-def _memory(planned: PlannedRun, machine: str) -> str:
+def memory_html(planned: PlannedRun, machine: str) -> str:
     """Return the memory of a rank as a bar with a legend, and whether it fits into the machine's."""
     plan, cost = planned.plan, planned.cost
     memory = cost.peak or cost.memory
@@ -100,21 +81,8 @@ def _memory(planned: PlannedRun, machine: str) -> str:
             bar += f'<span title="{words}" style="flex: {nbytes}; background: {color}"></span>'
             legend += f'<span><i style="background: {color}"></i>{words}</span>'
 
-    sentence = _room(sum(nbytes for _, _, nbytes in parts), planned, machine)
+    sentence = room(sum(nbytes for _, _, nbytes in parts), planned, machine).sentence
     label = "Memory of each rank, without activations"
     if cost.peak:
         label = f"Memory of each rank at its peak, in {escape(cost.peak_when)}"
     return f'<p>{label}<br>{sentence}</p><div class="mm-bar">{bar}</div><div class="mm-legend">{legend}</div>'
-
-
-def _room(total: int, planned: PlannedRun, machine: str) -> str:
-    """Return whether so many bytes of tensors fit, with what a GPU needs beyond them."""
-    if machine == LAPTOP:
-        capacity, beyond, needed = LAPTOP_BYTES // planned.plan.world_size, "", total
-        machine = "its share of a laptop"
-    else:
-        gpu = machine_of_run(machine, planned.params)
-        capacity, needed = int(gpu.capacity), gpu.needed_bytes(total)
-        beyond = f"; {size(needed)} with what a GPU needs beyond its tensors ({gpu.margin})"
-    sentence = f"{size(total)} of {size(capacity)} ({machine}), {total / capacity:.1%}{beyond}"
-    return f"{sentence}: DOES NOT FIT" if needed > capacity else sentence

@@ -26,7 +26,7 @@ from ..run.state import run_state
 from ..run.trouble import headline, troubles
 from .banner import banner
 from .cell import import_lock
-from .charts import charts_html
+from .charts_page import charts_html
 from .gpu_table import gpu_table
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .rank_picture import WIDTH

@@ -1,4 +1,4 @@
-"""The first notebook in a real JupyterLab and browser: choose, see the plan change, launch ranks, watch, caption."""
+"""The first notebook in a real JupyterLab and browser: choose, see the plan change, launch, watch, caption."""
 
 import re
 import shutil
@@ -19,32 +19,24 @@ def test_choose_plan_launch_watch_caption(lab):
     shutil.copy(ROOT / "notebooks/00_start_here.ipynb", folder / "notebooks")
     with chromium(viewport={"width": 1200, "height": 1400}) as page:
         open_notebook(page, base, token, "notebooks/00_start_here.ipynb")
-        for cell in ("parameters", "form"):
+        for cell in ("parameters", "cockpit"):
             run_cell(page, cell)
-
-        steps = page.get_by_label("steps", exact=True)
+        steps = page.locator(".mm-choices").get_by_label("steps", exact=True)
         steps.fill("60")
         steps.press("Enter")
-
-        run_cell(page, "view")
         sends = page.locator(".mm-figures div", has_text="sends a step")
         expect(sends).to_be_visible(timeout=120_000)
         before = sends.inner_text()
-        page.get_by_label("frozen policy", exact=True).select_option("REPLICATE")
+        page.locator(".mm-choices button", has_text="REPLICATE").click()
         expect(sends).not_to_have_text(before, timeout=60_000)
-        page.locator(".mm-figures").evaluate("e => e.scrollIntoView()")
-        shot(page, "plan")
 
-        run_cell(page, "launcher")
-        press(page, "Launch")
-        log = page.locator(".mm-log")
+        page.locator(".mm-launch button", has_text="Launch").click()
+        log = page.locator(".mm-log").last
         expect(log).to_contain_text("step 1/60", timeout=900_000)  # backbones may be pretrained first
         expect(page.get_by_label(re.compile("loss. training: .* at first"))).to_be_visible()
-        page.get_by_title("Show lines of this rank").evaluate("e => e.scrollIntoView()")  # the log itself is drawn anew
+        page.locator(".mm-cockpit").evaluate("e => e.scrollIntoView()")
         shot(page, "running")
         expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=240_000)
-        page.locator(".mm-live-charts").evaluate("e => e.scrollIntoView()")
-        shot(page, "completed")
         press(page, "Report")
         expect(page.get_by_text("written: ")).to_contain_text("report.html")
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other

@@ -11,7 +11,8 @@ from mmfsdp.run.folder import MetricsWriter
 from mmfsdp.widgets import charts as charts_module
 from mmfsdp.widgets.chart_data import Columns
 from mmfsdp.widgets.chart_table import charts_of
-from mmfsdp.widgets.charts import Charts, charts_html
+from mmfsdp.widgets.charts import Charts
+from mmfsdp.widgets.charts_page import charts_html
 from mmfsdp.widgets.static_chart import Curve, draw, static_charts
 
 HOSTILE = "<script>alert('$x$ &')</script>"

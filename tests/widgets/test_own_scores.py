@@ -9,7 +9,7 @@ from mmfsdp.run.folder import best_words
 from mmfsdp.run.sweep import Sweep
 from mmfsdp.run.track import numbers
 from mmfsdp.widgets.chart_data import Columns
-from mmfsdp.widgets.charts import charts_html
+from mmfsdp.widgets.charts_page import charts_html
 
 
 def test_each_score_has_a_curve(tmp_path):

@@ -15,9 +15,10 @@ from mmfsdp.run.record import RunState, Status
 from mmfsdp.run.state import read_ranks
 from mmfsdp.run.watch import LogLine
 from mmfsdp.widgets import RunPanel
+from mmfsdp.widgets.banner import tracebacks
 from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
 from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
-from mmfsdp.widgets.panel import rank_grid, tracebacks
+from mmfsdp.widgets.rank_grid import rank_grid
 from tests.run.test_runs import record
 from tests.waiting import light, runs_of, until
 from tests.widgets.test_charts import asked
@@ -90,7 +91,8 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
         lambda: not processes_of(run.record, run.path), seconds=5
     )  # nor does rank 0 live on, which would not listen to TERM
     assert texts(panel)[0].startswith("<b>first</b> FAILED, step ") and "left" not in texts(panel)[0]
-    assert "rank 1: RuntimeError: the cause" in texts(panel)[2] and "What to do: " in texts(panel)[2], "the banner"
+    told = panel._banner.value
+    assert "rank 1: RuntimeError: the cause" in told and "What to do: " in told
     told = "".join(text for text in texts(panel) if "<pre" not in text)  # tracebacks and log apart
     assert told.count("the cause") == 1 and "rank 1</b> failed first" in told
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)

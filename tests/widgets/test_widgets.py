@@ -7,12 +7,15 @@ from mmfsdp import ParamError, RunParams
 from mmfsdp.params import load
 from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.run.state import runs_table
-from mmfsdp.widgets import Launcher, PlanView, RunForm, RunPanel
+from mmfsdp.widgets import RunForm, RunPanel
 from mmfsdp.widgets.fields import FieldRow, field_names
-from mmfsdp.widgets.form import MAIN
+from mmfsdp.widgets.form import MAIN, WARMUP
+from mmfsdp.widgets.markup import error_note
+from mmfsdp.widgets.plan_thread import Planner
 from mmfsdp.widgets.report import write_report
+from mmfsdp.widgets.starter import Starter
 from tests.tiny import MODEL
-from tests.widgets.test_panel import shown, texts
+from tests.widgets.test_panel import shown
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def small(tmp_path):
 
 def choose(form, name, typed):
     """What a person does: type or pick something in a row."""
-    form.reveal(name).children[0].value = typed
+    form.reveal(name).choose(typed)
 
 
 def said(form, name):
@@ -74,6 +77,42 @@ def test_a_mistake_is_named_beside_its_field_and_goes_when_it_is_mended(small):
     assert "is not YAML" in said(small, "model.vision.config")
 
 
+@pytest.mark.parametrize("typed, steps", [("1e3", 1000), ("1_000", 1000), ("1,000", 1000), (" 12 ", 12)])
+def test_a_whole_number_is_read_as_people_write_it(small, typed, steps):
+    choose(small, "train.steps", typed)
+    assert small.params.train.steps == steps and small.error is None
+
+
+@pytest.mark.parametrize("typed", ["1.5", "1e9x", "", "nan", "inf"])
+def test_what_is_no_whole_number_is_a_mistake(small, typed):
+    choose(small, "train.steps", typed)
+    assert "integer" in said(small, "train.steps") and small.error
+
+
+def test_the_warm_up_follows_the_steps_until_it_is_set(small):
+    assert (small.params.train.steps, small.params.train.warmup_steps) == (100, 10)
+    choose(small, "train.steps", 7)
+    assert small.params.train.warmup_steps == 1
+    choose(small, "train.steps", 200)
+    assert small.params.train.warmup_steps == 20, "the share of the preset, whatever was between"
+    choose(small, WARMUP, 5)
+    choose(small, "train.steps", 100)
+    assert small.params.train.warmup_steps == 5
+    choose(small, "train.steps", 2)
+    assert small.error and "is more than steps" in said(small, WARMUP)
+
+
+def test_every_parameter_is_found_by_its_name_or_its_words(small):
+    small._search.value = "accumulation"
+    assert small._sheet.layout.display == "none"
+    names = [row.name for row in small._found.children[1:]]
+    assert "train.accumulation" in names and len(names) < 10
+    small._search.value = "fsdp.reshard"
+    small._search.value = ""
+    assert small._sheet.layout.display is None and small._found.layout.display == "none"
+    assert all(f'<code class="mm-name">{name}</code>' in said(small, name) for name in names)
+
+
 def test_a_mistake_in_a_folded_field_unfolds_it(tmp_path):
     form = RunForm("tiny")
     form.show(form.params.change(**{"fsdp.sharding_strategy": "HYBRID_SHARD", "fsdp.dp_shard": 2}))
@@ -113,7 +152,7 @@ def test_presets_files_and_folders_of_runs_fill_the_form(tmp_path):
     form = RunForm("clip_llama_1b", **{"launch.folder": "<b>runs"})
     preset = next(x for x in everything(form) if isinstance(x, w.Dropdown) and x.description == "preset")
     preset.value = "openflamingo_9b"
-    assert form.params.launch.ranks == 8 and form.rows["launch.ranks"].value == "8"
+    assert form.params.launch.ranks == 8 and form.rows["launch.ranks"].value == 8
     assert form.params.launch.folder == "<b>runs"
     (tmp_path / "params.yaml").write_text("train: {steps: 3, warmup_steps: 1}")
     form = RunForm(str(tmp_path))
@@ -121,68 +160,6 @@ def test_presets_files_and_folders_of_runs_fill_the_form(tmp_path):
     (tmp_path / "params.yaml").write_text("train: {stpes: 3}")
     with pytest.raises(ParamError, match="did you mean steps"):
         RunForm(str(tmp_path))
-
-
-def test_the_plan_follows_the_form_and_is_compared_with_a_pinned_one(small):
-    view = PlanView(small)
-    assert view.wait().backend == "FSDP2"
-    before = texts(view)
-    assert "(its share of a laptop)" in shown(view) and "frozen weights" in shown(view)
-    assert "DOES NOT FIT" not in shown(view)
-    view.pin.value = True
-    choose(small, "fsdp.frozen_policy", "REPLICATE")
-    plan = view.wait()
-    assert {str(u.frozen_policy) for u in plan.units if u.kind == "frozen"} == {"REPLICATE"}
-    page = shown(view)
-    assert page.count("mm-figures") == 2 and "frozen_policy</b>: SHARD → REPLICATE" in page
-    choose(small, "fsdp.frozen_policy", "SHARD")
-    view.wait()
-    assert "The choices are the same" in shown(view)
-    view.pin.value = False
-    assert texts(view) == before
-
-
-def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
-    view = PlanView(small)
-    view.wait()
-    for steps in range(10, 60):
-        choose(small, "train.batch_size", steps)
-    view.wait()
-    assert view._shown.params == small.params and view._thread is None
-    view.close()
-    choose(small, "train.batch_size", 7)
-    assert view._thread is None, "what is closed plans no more"
-    before = len(w.widgets.widget._instances)
-    again = RunForm("tiny")
-    again.reveal("launch.nodes")
-    again.close()
-    assert len(w.widgets.widget._instances) == before, "nothing is left of a closed form"
-
-
-def test_a_plan_that_cannot_be_made_says_why_beside_the_field_too(small):
-    view = PlanView(small)
-    small.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
-    with pytest.raises(ValueError, match="visoin"):
-        view.wait()
-    assert "visoin" in shown(view) and view.page.layout.display == "none"
-    assert "visoin" in said(small, "model.freeze")
-    small.show(small.params.change(**{"model.freeze": MODEL.freeze}))
-    view.wait()
-    assert "visoin" not in "".join([*texts(small), *texts(view)]) and view.page.layout.display is None
-
-
-def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):
-    (tmp_path / "first").mkdir()
-    small.show(small.params.change(**{"launch.folder": str(tmp_path)}))
-    launcher = Launcher(small)
-    button = next(child for child in launcher.children if isinstance(child, w.Button))
-    launcher.launch()
-    assert button.disabled, "one at a time"
-    with pytest.raises(ParamError, match="is not a run; choose another name"):
-        launcher.wait()
-    assert not button.disabled and "choose another name" in shown(launcher)
-    choose(small, "launch.ranks", "0")
-    assert button.disabled, "a mistake in the form cannot be launched"
 
 
 @pytest.fixture
@@ -230,12 +207,12 @@ def test_an_error_of_own_code_is_shown_with_its_lines_escaped(small, own_code):
     assert "data.reader: &#x27;my_rows:fail&#x27; raised ValueError: &lt;script&gt;" in html
     assert "my_rows.py&quot;, line 5, in fail" in html
     assert "<script>" not in html
-    launcher = Launcher(small)
-    launcher.launch()
-    with pytest.raises(ParamError, match="raised ValueError"):
-        launcher.wait()
-    assert "line 5, in fail" in shown(launcher)
-    assert "<script>" not in shown(launcher)
+    starter = Starter(small, show=lambda: None)
+    starter.start(small.params)
+    with pytest.raises(ParamError, match="raised ValueError") as raised:
+        starter.wait()
+    shown_error = error_note(raised.value)
+    assert "line 5, in fail" in shown_error and "<script>" not in shown_error
 
 
 def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, finished_run, tmp_path):
@@ -252,17 +229,19 @@ def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, fi
     form = RunForm(str(folder))
     for name in own:
         form.reveal(name)
-    view = PlanView(form)
-    view.wait()
-    view.close()
+    planner = Planner(form, show=lambda: None)
+    planner.request(form.params)
+    planner.wait()
     assert not (tmp_path / "imported").exists()
 
     path = tmp_path / "theirs.yaml"
     RunParams().change(**{"model.build": "traced:build"}).to_yaml(path)
     form = RunForm(str(path))
-    view = PlanView(form)
+    planner = Planner(form, show=lambda: None)
+    form.observe(lambda _: planner.request(form.params), "allowed")
+    planner.request(form.params)
     with pytest.raises(ParamError, match="'traced:build' comes from a file; it is not run before you press Try"):
-        view.wait()
+        planner.wait()
     assert "press Try" in said(form, "model.build")
     assert not (tmp_path / "imported").exists()
     row = form.reveal("model.build")
@@ -270,5 +249,4 @@ def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, fi
     assert "model.build: traced:build returned a NoneType" in row.wait()
     assert (tmp_path / "imported").exists()
     with pytest.raises(ParamError, match="returned a NoneType"):
-        view.wait()  # it plans again, since the person has let the code run
-    view.close()
+        planner.wait()  # it plans again, since the person has let the code run

@@ -1,0 +1,73 @@
+"""Charts as HTML, for pages that stand alone and fetch nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .chart_data import Columns, Table
+from .chart_table import charts_of, to_dict
+from .static_chart import static_charts
+from .static_files import chart_sheet, script
+from .style import RUN_COLORS
+
+PAGE_PIXELS = 600
+"""Width of the charts of a page that cannot ask for more points."""
+
+
+def names_of(folders: Iterable[str | Path]) -> dict[str, Path]:
+    """Return run folders by what they are called in charts: by their paths where there are several."""
+    paths = [Path(folder) for folder in folders]
+    return {str(path) if len(paths) > 1 else path.name: path for path in paths}
+
+
+def payload(tables: Mapping[str, Table]) -> dict[str, Any]:
+    """Return what `take` of the script is given: the charts, and the points of each run."""
+    keys: set[str] = set()
+    for table in tables.values():
+        keys |= table["values"].keys()
+    charts = [to_dict(chart) for chart in charts_of(keys)]
+    return {"charts": charts, "tables": [{"name": name, **table} for name, table in tables.items()]}
+
+
+def charts_html(
+    folders: Iterable[str | Path],
+    *,
+    total: int | None = None,
+    predicted: Mapping[str, float | None] | None = None,
+    pixels: int = PAGE_PIXELS,
+) -> str:
+    """Return live charts of runs as HTML with its script, for a page of its own; "" where no run has any row.
+
+    pixels: the points that are there, so that the page stays small; each keeps its least and its largest value.
+    """
+    tables = {}
+    for name, folder in names_of(folders).items():
+        columns = Columns(folder)
+        columns.read(all_of_it=True)
+        if columns.rows:
+            tables[name] = columns.table(pixels)
+    if not tables:
+        return ""
+    known = {key: value for key, value in (predicted or {}).items() if value}
+    spec = {"colors": list(RUN_COLORS), "total": total, "predicted": known}
+    data = _for_script({"spec": spec, "reply": payload(tables)})
+    start = (
+        "(() => { const at = document.currentScript.previousElementSibling, data = DATA;"
+        "at.replaceChildren(); let charts = null;"
+        "const ask = request => { const answer = () => charts.take({...data.reply, request: request.request, "
+        "ended: true}); charts ? answer() : queueMicrotask(answer); };"
+        "charts = mmCharts(at, data.spec, {ask}); })();"
+    ).replace("DATA", data)
+    pictures = static_charts(tables, total=total, predicted=predicted)
+    return (
+        f"<style>{chart_sheet()}</style><div>{pictures}</div>"
+        f"<script>if (!window.mmCharts) {{ {script()}\nwindow.mmCharts = mmCharts; }}\n{start}</script>"
+    )
+
+
+def _for_script(value: Any) -> str:
+    """Return JSON that is safe inside a script element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")

@@ -1,0 +1,30 @@
+"""Scripts and style sheets that the package brings as files."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+
+
+@cache
+def script() -> str:
+    """Return uPlot and the function `mmCharts` as one JavaScript text, for a page or as part of a module."""
+    return _joined("uPlot.iife.min.js", "charts.js")
+
+
+@cache
+def chart_sheet() -> str:
+    """Return the style sheets of the charts."""
+    return _joined("uPlot.min.css", "charts.css")
+
+
+@cache
+def cockpit_sheet() -> str:
+    """Return the style sheet of the cockpit and of a run's strip."""
+    return _joined("cockpit.css")
+
+
+def _joined(*names: str) -> str:
+    return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)

@@ -1,0 +1,221 @@
+"""The cockpit in a real JupyterLab: what is in sight, choices by mouse and keyboard, a run that starts and is found."""
+
+import re
+
+import pytest
+from lab import chromium, open_notebook, run_cell, set_theme, shot, write_notebook
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.real
+
+HOSTILE = "<img src=x onerror=document.title='owned'>"
+CELLS = {
+    "cockpit": "from mmfsdp.widgets import Cockpit\n"
+    "cockpit = Cockpit('tiny', **{'train.steps': 40, 'launch.threads': 1})\ncockpit",
+    "wait": "print(cockpit.wait())",
+    "rows": "%%writefile my_rows.py\nfrom PIL import Image\ndef read():\n"
+    '    return [{"image": Image.new("RGB", (8, 8)), "text": f"<b>row {i}"} for i in range(40)]\n',
+    "wrong": "%%writefile my_rows.py\nfrom PIL import Image\ndef read():\n"
+    '    return [{"image": Image.new("RGB", (8, 8)), "text": f"<b>row {i}"} for i in renge(40)]\n',
+}
+CELL_AT_1280 = {"width": 1280, "height": 720}
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture
+def page(lab):
+    base, token, folder = lab
+    write_notebook(folder / "cockpit.ipynb", CELLS)
+    with chromium(viewport=CELL_AT_1280) as page:
+        open_notebook(page, base, token, "cockpit.ipynb")
+        page.evaluate("window.jupyterapp.shell.collapseLeft()")
+        yield page
+        assert page.problems == [] and page.title() != "owned"
+
+
+def press(page, name):
+    button(page, name).click()
+
+
+def button(page, name):
+    """A button by its whole text; an icon may stand before it."""
+    return page.locator(".mm-cockpit").get_by_role("button", name=re.compile(rf"^\W*{name}$")).first
+
+
+def write(page, label, text):
+    box = page.locator(".mm-choices").get_by_label(label, exact=True).last
+    box.fill(text)
+    box.press("Tab")
+
+
+def to_top(page):
+    page.locator(".mm-cockpit").evaluate("e => e.scrollIntoView()")
+
+
+def in_sight(page, selector):
+    """Whether all of an element lies within what the window shows of the notebook."""
+    return page.locator(selector).first.evaluate(
+        """e => { const box = e.getBoundingClientRect();
+                  const view = e.closest('.jp-WindowedPanel-outer').getBoundingClientRect();
+                  return box.height > 0 && box.top >= view.top - 2 && box.bottom <= view.bottom + 2
+                         && box.left >= view.left && box.right <= view.right; }"""
+    )
+
+
+def planned(page):
+    expect(page.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible(timeout=120_000)  # torch is imported
+
+
+def shapes(page):
+    """The shapes of the picture of the ranks, without what names and places them."""
+    return page.locator(".mm-plan svg").first.inner_html()
+
+
+def test_choose_see_pin_launch_and_watch_on_one_screen(page):
+    run_cell(page, "cockpit")
+    planned(page)
+    to_top(page)
+    for selector in (
+        ".mm-cockpit-top",
+        ".mm-choices",
+        ".mm-cockpit-figures",
+        ".mm-plan svg >> nth=0",
+        ".mm-plan svg >> nth=1",
+    ):
+        assert in_sight(page, selector), f"{selector} is out of sight at 1280 x 720"
+    assert page.locator(".mm-cockpit").evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    shot(page, "cockpit-light")
+
+    # The ways to hold frozen weights draw differently, beside a pinned plan.
+    press(page, "Pin")
+    drawn = [shapes(page)]
+    for way in ("KEEP", "REPLICATE"):
+        press(page, way)
+        expect(button(page, way)).to_have_class(re.compile("mod-active"))
+        page.wait_for_function("before => document.querySelector('.mm-plan svg').innerHTML !== before", arg=drawn[-1])
+        drawn.append(shapes(page))
+    expect(page.locator(".mm-cockpit-figures .mm-less")).to_be_visible()
+    expect(page.locator(".mm-cockpit-figures .mm-more").first).to_be_visible()
+    press(page, "DDP")
+    page.wait_for_function("before => document.querySelector('.mm-plan svg').innerHTML !== before", arg=drawn[-1])
+    assert len({*drawn, shapes(page)}) == 4
+    shot(page, "cockpit-pinned")
+    page.locator(".mm-cockpit summary", has_text="what differs from the pinned plan").click()
+    expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
+    press(page, "FSDP2")
+
+    # Pointing at a unit lights it in both pictures.
+    lit = "e => getComputedStyle(e).outlineStyle"
+    unit, in_step = page.locator("svg g.mm-b3").first, page.locator("svg rect.mm-b3").first
+    assert unit.evaluate(lit) == in_step.evaluate(lit) == "none"
+    unit.hover()
+    expect(page.locator(".mm-about .mm-b3")).to_be_visible()
+    assert unit.evaluate(lit) == in_step.evaluate(lit) == "solid"
+    in_step.hover()
+    assert unit.evaluate(lit) == "solid"
+    expect(page.locator(".mm-hint")).to_be_hidden()
+    unit.focus()
+    page.keyboard.press("Tab")
+    expect(page.locator(".mm-about .mm-b4")).to_be_visible()
+
+    # A mistake stands where it was made, and beside the button that it disables.
+    write(page, "steps", "0")
+    expect(page.locator(".mm-choices .mm-error")).to_contain_text("greater than or equal to 1")
+    launch = page.locator(".mm-launch").get_by_role("button", name="Launch")
+    expect(launch).to_be_disabled()
+    write(page, "steps", "4e1")
+    expect(page.locator(".mm-choices .mm-error")).to_have_count(0)
+    planned(page)
+
+    launch.click()
+    expect(page.locator(".mm-launch").get_by_role("button", name="Stop")).to_be_visible(timeout=60_000)
+    expect(launch).to_be_hidden()
+    expect(page.locator(".mm-log").last).to_contain_text("step 1/40", timeout=120_000)
+    expect(page.locator(".mm-run .mm-live-charts canvas").first).to_be_visible()
+    to_top(page)
+    assert in_sight(page, ".mm-run-head") and in_sight(page, ".mm-run .mm-chart-title"), "the run is out of sight"
+    shot(page, "cockpit-running")
+
+    # The log stands still while a person reads older lines.
+    run_cell(page, "wait", wait=False)
+    follow = page.get_by_label("Follow")
+    page.locator(".mm-log-box").hover()
+    expect(page.locator(".mm-log").last).to_contain_text("step 20/40", timeout=120_000)
+    expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible(timeout=240_000)
+    expect(page.locator(".mm-launch").get_by_role("button", name="Run again")).to_be_visible()
+    if page.locator(".mm-log-box").evaluate("e => e.scrollHeight > e.clientHeight"):
+        page.mouse.wheel(0, -200)
+        expect(follow).not_to_be_checked()
+        follow.check()
+        page.wait_for_function("() => document.querySelector('.mm-log-box').scrollTop > -8")
+
+    # Stacked where the side bar is open: the figures stay in view.
+    page.evaluate("window.jupyterapp.shell.expandLeft()")
+    page.locator(".mm-plan svg").last.evaluate("e => e.scrollIntoView({block: 'end'})")
+    assert in_sight(page, ".mm-cockpit-figures") and in_sight(page, ".mm-plan svg >> nth=1")
+    assert page.locator(".mm-cockpit").evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    shot(page, "cockpit-stacked")
+    page.evaluate("window.jupyterapp.shell.collapseLeft()")
+
+    # The kernel restarts: the same cell finds the run.
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    run_cell(page, "cockpit")
+    planned(page)
+    press(page, "REPLICATE")
+    page.locator(".mm-launch").get_by_role("button", name="Launch").click()
+    expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible(timeout=60_000)
+    set_theme(page, "JupyterLab Dark")
+    to_top(page)
+    shot(page, "cockpit-dark")
+    set_theme(page, "JupyterLab Light")
+    page.problems[:] = [text for text in page.problems if "WebSocket" not in text]
+
+
+def test_all_choices_are_searched_shared_and_tried(page):
+    run_cell(page, "rows")
+    run_cell(page, "cockpit")
+    planned(page)
+    press(page, "All choices")
+    search = page.get_by_placeholder("search all parameters")
+    search.fill("launch.name")
+    search.press("Enter")
+    name = page.locator(".mm-form .mm-row", has=page.get_by_label("name", exact=True)).first.get_by_label(
+        "name", exact=True
+    )
+    name.fill(HOSTILE)
+    name.press("Tab")
+    expect(page.locator(".mm-cockpit > .widget-html .mm-error")).to_contain_text("launch.name")
+    name.fill("first")
+    name.press("Tab")
+    search.fill("reader")
+    search.press("Enter")
+    row = page.locator(".mm-form .mm-row", has=page.get_by_label("reader", exact=True)).first
+    expect(row).to_contain_text("data.reader")
+    reader = row.get_by_label("reader", exact=True)
+    reader.fill("my_rows:read")
+    reader.press("Tab")
+    row.get_by_role("button", name="Try").click()
+    words = "my_rows:read: 39 rows to train on, 1 held out; first: user: <image> assistant: <b>row"
+    expect(row).to_contain_text(words, timeout=60_000)
+    shot(page, "cockpit-all-choices")
+    run_cell(page, "wrong")
+    row.get_by_role("button", name="Try").click()
+    expect(row.get_by_role("alert")).to_contain_text("'my_rows:read' raised NameError: name 'renge' is not defined")
+    press(page, "All choices")
+
+    press(page, "YAML, command, sbatch")
+    page.locator(".lm-TabBar-tab", has_text="command").last.click()
+    told = page.locator(".mm-copyable pre:visible")
+    expect(told).to_contain_text("mmfsdp run --config tiny")
+    expect(told).to_contain_text("--train.steps 40")
+    page.locator(".mm-copy:visible").click()
+    expect(page.locator(".mm-copy:visible")).to_have_text("Copied")
+    press(page, "YAML, command, sbatch")
+
+    # By keyboard, from the preset on.
+    page.locator(".mm-cockpit-top select").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent.includes('All choices')")
+    unit = page.locator(".mm-plan svg [tabindex]").nth(3)
+    unit.focus()
+    expect(unit).to_have_accessible_name(re.compile("parameters"))

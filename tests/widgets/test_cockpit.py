@@ -1,0 +1,229 @@
+"""The cockpit without a browser: the plan follows the choices, mistakes stand where they were made, runs are found."""
+
+import json
+from dataclasses import replace
+
+import ipywidgets as w
+import pytest
+
+from mmfsdp import ParamError, Run, RunParams
+from mmfsdp.params import load
+from mmfsdp.params.base import read_yaml
+from mmfsdp.run.adopt import differences, find_same, free_name
+from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.placement import available_cores, crowding
+from mmfsdp.run.state import RankProgress
+from mmfsdp.widgets import Cockpit
+from mmfsdp.widgets.launch_buttons import AGAIN, DUPLICATE, LAUNCH, RESUME, STOP
+from mmfsdp.widgets.rank_grid import MAP_FROM, rank_grid
+from mmfsdp.widgets.share import batch_file, command
+from tests.run.test_runs import GONE, record
+from tests.tiny import MODEL
+from tests.widgets.test_panel import shown
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A cockpit of a model that is planned in no time."""
+    path = tmp_path / "small.yaml"
+    RunParams(model=MODEL).change(**{"launch.folder": str(tmp_path / "runs"), "launch.ranks": 2}).to_yaml(path)
+    cockpit = Cockpit(str(path))
+    yield cockpit
+    cockpit.close()
+
+
+def figures(cockpit):
+    return cockpit._figures.value
+
+
+def said(cockpit, name):
+    """What stands below the input of a parameter."""
+    (control,) = [control for control in cockpit._choices.controls if control.name == name]
+    return control._words.value
+
+
+def in_sight(cockpit):
+    """The buttons of the run that are in sight."""
+    return [name for name, button in cockpit._buttons.buttons.items() if button.layout.display is None]
+
+
+def finished(folder, params, status="COMPLETED"):
+    """The folder of a run of these parameters that has ended."""
+    folder.mkdir(parents=True)
+    params.to_yaml(folder / "params.yaml")
+    record(**GONE).write(folder)
+    write_json(folder / "status.json", {"status": status})
+    MetricsWriter(folder).write({"step": 5, "loss": 1.0})
+
+
+def test_the_plan_follows_the_choices_and_stands_beside_a_pinned_one(small):
+    assert small.plan.backend == "FSDP2" and small.params.fsdp.frozen_policy == "SHARD"
+    before = figures(small)
+    assert "each rank sends a step" in before and "mm-more" not in before
+    small.pin()
+    small.choose(**{"fsdp.frozen_policy": "REPLICATE"})
+    assert {str(unit.frozen_policy) for unit in small.plan.units if unit.kind == "frozen"} == {"REPLICATE"}
+    small._planner.wait()
+    assert "mm-less" in figures(small) and "mm-more" in figures(small)
+    assert "Every rank holds it whole" in said(small, "fsdp.frozen_policy")
+    small.choose(**{"fsdp.frozen_policy": "SHARD"})
+    assert small.plan.backend and "mm-more" not in figures(small)
+    small.pin(False)
+    assert figures(small) == before
+
+
+def test_the_four_ways_draw_differently(small):
+    pictures = set()
+    for changes in ({"fsdp.frozen_policy": way} for way in ("SHARD", "KEEP", "REPLICATE")):
+        small.choose(**changes)
+        assert small.plan
+        pictures.add(small._pictures.value)
+    small.choose(**{"fsdp.frozen_policy": "SHARD"})
+    small.choose(**{"fsdp.backend": "DDP"})
+    assert small.plan.backend == "DDP"
+    pictures.add(small._pictures.value)
+    assert len(pictures) == 4
+
+
+def test_a_mistake_stands_where_it_was_made_and_beside_the_button_that_it_disables(small):
+    with pytest.raises(ParamError, match="greater than or equal to 1"):
+        small.choose(**{"train.steps": 0})
+    assert "mm-error" in said(small, "train.steps") and "train.steps" in small._say.value
+    assert small._buttons.buttons[LAUNCH].disabled
+    small.choose(**{"train.steps": "1e3"})
+    assert small.params.train.steps == 1000 and small._say.value == ""
+    assert "mm-error" not in said(small, "train.steps") and not small._buttons.buttons[LAUNCH].disabled
+    small.form.choose("fsdp.frozen_policy", "AUTO")
+    assert "needs a budget" in said(small, "fsdp.memory_budget_gib")
+    assert small._choices._budget.layout.display is None
+    small.choose(**{"fsdp.memory_budget_gib": 2})
+    assert small.params.fsdp.frozen_policy == "AUTO" and small.form.error is None
+
+
+def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
+    assert small.plan
+    for size in range(10, 60):
+        small.choose(**{"train.batch_size": size})
+    assert small.plan and small._planner.planned.params == small.params and not small._planner.busy
+    before = len(w.widgets.widget._instances)
+    again = Cockpit(small.form.preset.value)
+    assert again.plan
+    again.close()
+    again.form.choose("train.batch_size", 7)
+    assert not again._planner.busy, "what is closed plans no more"
+    assert len(w.widgets.widget._instances) == before, "nothing is left of a closed cockpit"
+
+
+def test_a_plan_that_cannot_be_made_says_why(small):
+    assert small.plan
+    small.form.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
+    with pytest.raises(ValueError, match="visoin"):
+        _ = small.plan
+    assert "visoin" in small._say.value
+    small.form.show(small.params.change(**{"model.freeze": MODEL.freeze}))
+    assert small.plan and small._say.value == ""
+
+
+def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    small.form.show(small.params.change(**{"launch.folder": str(tmp_path / "file")}))
+    small.launch()
+    with pytest.raises(ParamError, match="cannot hold runs"):
+        small.wait()
+    assert "cannot hold runs" in small._say.value and not small._buttons.buttons[LAUNCH].disabled
+
+
+def test_a_run_of_the_same_choices_is_found_again(small, tmp_path):
+    runs = tmp_path / "runs"
+    finished(runs / small.params.launch.name, small.params)
+    small.launch()
+    assert small.wait().ok and small.run.path == runs / small.params.launch.name
+    assert in_sight(small) == [AGAIN, DUPLICATE]
+    small.choose(**{"train.steps": 50})
+    assert in_sight(small) == [LAUNCH]
+    assert small.run.path.is_dir()
+
+
+@pytest.mark.parametrize("status, buttons", [("FAILED", [RESUME, AGAIN]), ("COMPLETED", [AGAIN, DUPLICATE])])
+def test_a_cockpit_of_a_run_shows_it_with_what_can_be_done(tmp_path, status, buttons):
+    finished(tmp_path / "runs/one", RunParams(model=MODEL), status)
+    cockpit = Cockpit(tmp_path / "runs/one")
+    cockpit.wait()
+    assert cockpit.params.model == MODEL and in_sight(cockpit) == buttons
+    assert not cockpit._buttons.buttons[STOP].button_style
+    cockpit.close()
+
+
+def test_other_choices_get_the_next_free_name_and_why_is_told(tmp_path):
+    params = RunParams().change(**{"launch.folder": str(tmp_path), "launch.name": "a", "launch.ranks": 2})
+    assert find_same(params) == (None, params, "")
+    finished(tmp_path / "a", params)
+    assert find_same(params).run.path == tmp_path / "a"
+    assert find_same(params.change(**{"launch.replace": True})).run, "this makes no other run"
+    other = params.change(**{"train.steps": 50})
+    match = find_same(other)
+    assert match.run is None and match.params.launch.name == "a-2"
+    assert match.words == "the run a has other choices: train.steps 100, not 50. This one is a-2."
+    finished(tmp_path / "a-2", other)
+    assert find_same(other).run.path == tmp_path / "a-2" and free_name(other) == "a-3"
+    (tmp_path / "a-2/params.yaml").write_text("{")
+    assert "cannot be read" in differences(Run(tmp_path / "a-2"), other)
+
+
+def test_the_command_and_the_batch_file_make_the_same_run():
+    params = load("tiny").change(**{"fsdp.frozen_policy": "KEEP", "train.lr": 1e-3, "model.freeze": ["a.*"]})
+    words = command("tiny", params)
+    assert words.startswith("mmfsdp run --config tiny ") and "--fsdp.frozen-policy KEEP" in words
+    assert command("tiny", load("tiny")) == "mmfsdp run --config tiny"
+    assert "#SBATCH" in batch_file(load("tiny"))
+    assert read_yaml(params.to_yaml(), name="yaml")["train"]["lr"] == 1e-3
+
+
+def test_many_ranks_on_few_cores_are_warned_of():
+    many = RunParams().change(**{"launch.ranks": 64 * available_cores(), "train.device": "cpu"})
+    assert "ranks would share" in crowding(many)
+    assert crowding(many.change(**{"launch.ranks": 2})) == ""
+    assert crowding(many.change(**{"launch.executor": "slurm", "launch.gpus_per_node": 0})) == ""
+
+
+def test_from_many_ranks_on_a_map_shows_the_slow_and_names_the_odd():
+    ranks = [RankProgress(rank, "running", step=3, tokens_per_s=100.0) for rank in range(MAP_FROM)]
+    assert "mm-rank-map" not in rank_grid(ranks[1:])
+    ranks[5] = replace(ranks[5], tokens_per_s=60.0)
+    ranks[6] = replace(ranks[6], status="failed")
+    html = rank_grid(ranks)
+    assert html.count("<i ") == MAP_FROM and "slowest has 60% of the median" in html
+    assert html.count("mm-rank-failed") == 2 and "✖ rank 6" in html, "in the map, and as a cell"
+    assert len({part.split('"')[0] for part in html.split("background:")[1:]}) == 2
+
+
+def test_a_path_of_data_is_looked_at_when_it_is_typed(small, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for number in range(30):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"<b>picture {number}")
+    (folder / "0.png").write_bytes(b"no picture")
+    data = small._choices.data
+    data.wait()
+    data._path.value = str(folder)
+    data.wait()
+    html = data.wait()
+    assert "records train" in html and html.count("<img") == 3 and "&lt;b&gt;picture" in html and "<b>pic" not in html
+    assert small.params.data.path == str(folder) and small.params.data.source == "folder"
+    assert small.form.error is None
+    data._path.value = str(tmp_path / "nowhere")
+    data.wait()
+    assert "mm-error" in data.wait() and small.params.data.path == str(folder)
+    data._path.value = ""
+    data.wait()
+    assert small.params.data.source == "shapes" and small.params.data.path is None
+
+
+def test_what_is_shown_is_escaped(small):
+    hostile = "<script>alert(1)</script>"
+    small.form.choose("launch.name", hostile)
+    html = shown(small)
+    assert "<script" not in html.replace("onclick", "") and json.dumps(hostile) not in html
