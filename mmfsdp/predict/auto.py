@@ -12,6 +12,7 @@ from ..core.planner import Grouped, plan_units
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
 from ..params.numbers import size
 from .memory import step_walk, with_gathers
+from .timeline import step_timeline
 
 if TYPE_CHECKING:
     from .recordings import Recordings
@@ -55,7 +56,8 @@ class PolicySearch:
         self.plans = plans
         self.budget = budget
         self.train = train
-        self.most_held = step_walk(plans[0], train).most_held
+        timeline = step_timeline(plans[0], train)
+        self.most_held = timeline.most_while_gathered if timeline else {}
 
     def memory(self, units: tuple[Unit, ...]) -> int:
         """Return the most bytes that a rank holds in a step."""
@@ -121,7 +123,7 @@ class PolicySearch:
                 if saved > 0 and by_density:
                     saved /= max(1, self.memory(changed(units, index, unit)) - before)
                 # Of equal units those first that are gathered when a rank holds most: replicated, they no longer are.
-                changes.append((saved, self.most_held[index], index, unit))
+                changes.append((saved, self.most_held.get(index, 0), index, unit))
         changes.sort(key=lambda change: change[:2], reverse=True)
         for _, _, index, unit in changes:
             mix = changed(units, index, unit)

@@ -161,6 +161,32 @@ def with_gathers(plan: WrapPlan) -> WrapPlan:
     return replace(plan, units=tuple(units))
 
 
+class BytesOfUnits:
+    """Bytes by the order of a unit, with their sum, which a walk needs at every event."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, int] = {}
+        self.total = 0
+
+    def __contains__(self, order: int) -> bool:
+        return order in self.bytes
+
+    def __setitem__(self, order: int, nbytes: int) -> None:
+        self.total += nbytes - self.bytes.get(order, 0)
+        self.bytes[order] = nbytes
+
+    def pop(self, order: int) -> int:
+        """Remove a unit, and return its bytes; 0 for one that is not there."""
+        nbytes = self.bytes.pop(order, 0)
+        self.total -= nbytes
+        return nbytes
+
+    def clear(self) -> None:
+        """Remove all units."""
+        self.bytes.clear()
+        self.total = 0
+
+
 class WalkRecorder(Protocol):
     """Notes what a walk passes; `Recorder` of timeline.py is one."""
 
@@ -184,25 +210,24 @@ class StepWalk:
     on_cpu: bool
     offload: bool
     recorder: WalkRecorder | None = None
-    unsharded: dict[int, int] = field(default_factory=dict)
+    unsharded: BytesOfUnits = field(default_factory=BytesOfUnits)
     """Gathered parameters."""
-    gather_outputs: dict[int, int] = field(default_factory=dict)
+    gather_outputs: BytesOfUnits = field(default_factory=BytesOfUnits)
     """FSDP2: outputs of all-gathers that are not copied to the parameters yet."""
     copied_output: int = 0
     """FSDP2: in forward, the last one that was copied."""
     reduce_input: int = 0
     """FSDP2: of the last reduce-scatter."""
-    accumulated: dict[int, int] = field(default_factory=dict)
+    accumulated: BytesOfUnits = field(default_factory=BytesOfUnits)
     """Whole gradients of earlier micro-steps."""
-    reduced: dict[int, int] = field(default_factory=dict)
+    reduced: BytesOfUnits = field(default_factory=BytesOfUnits)
     """This rank's part of reduced gradients."""
     gathers: Counter[tuple[str, int]] = field(default_factory=Counter)
     """All-gathers, by phase and order of the unit."""
-    most_held: Counter[int] = field(default_factory=Counter)
-    """The most that a rank holds while the unit is gathered."""
 
     def __post_init__(self) -> None:
         self.peak = self.without_activations = self.constant
+        self.peak_bytes = self.most_bytes = self.constant.bytes
         self.phase, self.last = "forward", False
         self.when = ""  # phase and unit of the event
         self.order = 0  # of the unit
@@ -224,7 +249,7 @@ class StepWalk:
             self.when, self.order = f"{self.phase} of {unit.name}", unit.order
             self.events += 1
             # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.
-            in_place = any(self.accumulated.values()) and not self.fsdp1
+            in_place = self.accumulated.total > 0 and not self.fsdp1
             self.activations, activations_after = event.peak, event.allocated
             if in_place:
                 self.activations = event.peak_without_grads
@@ -247,19 +272,22 @@ class StepWalk:
 
     def compare(self, transient: int = 0) -> None:
         """Compare what is allocated now to the peak. transient: bytes of buffers that are freed immediately."""
-        now = {
-            "gathered": sum(self.unsharded.values()),
-            "gradients": self.constant.gradients + sum(self.accumulated.values()) + sum(self.reduced.values()),
-            "buffers": sum(self.gather_outputs.values()) + self.copied_output + self.reduce_input + transient,
-            "activations": self.activations,
-        }
-        held = self.fixed_bytes + sum(now.values())
-        if held > self.peak.bytes:
-            self.peak = replace(self.constant, **now, when=self.when)
-        if held - self.activations > self.without_activations.bytes:
-            self.without_activations = replace(self.constant, **(now | {"activations": 0}), when=self.when)
-        for order in (*self.unsharded, *self.gather_outputs):
-            self.most_held[order] = max(self.most_held[order], held)
+        gathered, gather_outputs = self.unsharded.total, self.gather_outputs.total
+        gradients = self.constant.gradients + self.accumulated.total + self.reduced.total
+        buffers = gather_outputs + self.copied_output + self.reduce_input + transient
+        without_activations = self.fixed_bytes + gathered + gradients + buffers
+        held = without_activations + self.activations
+        is_peak = held > self.peak_bytes
+        is_most = without_activations > self.most_bytes
+        if not (is_peak or is_most or self.recorder):
+            return
+        now = {"gathered": gathered, "gradients": gradients, "buffers": buffers, "activations": self.activations}
+        if is_peak:
+            self.peak, self.peak_bytes = replace(self.constant, **now, when=self.when), held
+        if is_most:
+            most = now | {"activations": 0}
+            self.without_activations = replace(self.constant, **most, when=self.when)
+            self.most_bytes = without_activations
         if self.recorder:
             self.recorder.note_memory(self, now)
 
@@ -329,12 +357,12 @@ class StepWalk:
     def reshard(self, unit: Unit) -> None:
         """Free the unit's unsharded parameters."""
         if self.last or unit.reshard_after_backward:
-            self.unsharded.pop(unit.order, None)
+            self.unsharded.pop(unit.order)
 
     def post_backward(self, unit: Unit) -> None:
         """Reduce a unit's gradients in the last micro-step, else keep them."""
         computed = unreduced_gradient_bytes(self.plan, unit)
-        earlier = self.accumulated.pop(unit.order, 0)
+        earlier = self.accumulated.pop(unit.order)
         self.finished.add(unit.order)
         if self.fsdp1:
             self.compare(computed + earlier)  # autograd copies the parameters' gradients into one flat gradient

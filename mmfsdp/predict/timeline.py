@@ -62,6 +62,16 @@ class Timeline:
     """That are in it: at most MAX_MICRO_STEPS of those in the optimizer step."""
 
     @property
+    def most_while_gathered(self) -> dict[int, int]:
+        """The most that a rank holds while a unit is gathered, by the unit's order."""
+        most: dict[int, int] = {}
+        for order, first, last in self.gathered_spans:
+            for moment in self.moments[first : last + 1]:
+                held = self.constant + moment.without_activations + moment.activations
+                most[order] = max(most.get(order, 0), held)
+        return most
+
+    @property
     def constant(self) -> int:
         """Bytes that do not change over the step."""
         return self.frozen + self.trainable + self.optimizer + self.module_buffers
@@ -123,7 +133,7 @@ class Recorder:
         """Note what is held now. held: the bytes that change, by name."""
         index = len(self.moments)
         self.moments.append(Moment(walk.events - 1, walk.phase, walk.order, **held))
-        gathered = walk.unsharded.keys() | walk.gather_outputs.keys()
+        gathered = walk.unsharded.bytes.keys() | walk.gather_outputs.bytes.keys()
         for order in gathered - self._began.keys():
             self._began[order] = index
         for order in self._began.keys() - gathered:

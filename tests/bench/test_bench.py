@@ -18,6 +18,8 @@ from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.cli import main
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, ParamError, load
+from mmfsdp.predict.memory_events import record_memory
+from mmfsdp.train.prepare import _kept_model
 from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -45,6 +47,23 @@ def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch,
     assert theirs["clipped_norm"] > 0.15  # each module clipped by itself
     assert main(["bench", "speed"]) == 2
     assert "invalid choice: 'speed' (choose from" in capfd.readouterr().err
+
+
+def test_bench_redraw_records_a_model_once_for_every_policy_and_number_of_ranks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recorded = []
+    monkeypatch.setattr(
+        "mmfsdp.predict.recordings.record_memory",
+        lambda model, plan, example: recorded.append(plan.backend) or record_memory(model, plan, example),
+    )
+    _kept_model.cache_clear()
+    assert main(["bench", "redraw", "--preset", "tiny", "--ranks", "4"]) == 0
+    result, text = json.loads((tmp_path / "bench_redraw.json").read_text()), capsys.readouterr().out
+    rows = {row["change"]: row for row in result["rows"]}
+    assert {"first plan", "KEEP", "REPLICATE", "SHARD on 2 ranks", "DDP, first", "AUTO, first"} <= rows.keys()
+    assert all(name in text for name in rows) and all(row["seconds"] > 0 for row in rows.values())
+    assert recorded == ["FSDP2", "DDP"], "AUTO's units are in the order in which they were registered, too"
+    assert max(row["page_bytes"] for row in rows.values()) < 120_000, "both pictures, and the table of units"
 
 
 @pytest.mark.real
