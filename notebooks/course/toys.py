@@ -3,6 +3,8 @@ frozen. Their sizes are odd, so that shards need padding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,10 +15,10 @@ WORDS, WIDTH, INNER = 301, 96, 255
 class Block(nn.Module):
     """What stands for a decoder layer: two matrices around a nonlinearity, and a residual connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: int = INNER) -> None:
         super().__init__()
-        self.up = nn.Linear(WIDTH, INNER)
-        self.down = nn.Linear(INNER, WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, WIDTH) -> (batch, tokens, WIDTH)."""
@@ -57,13 +59,13 @@ class ToyLM(nn.Module):
 class ToyVLM(nn.Module):
     """A frozen encoder and a frozen language model, with a projector and four cross-attentions that train."""
 
-    def __init__(self, blocks: int = 4) -> None:
+    def __init__(self, inner: Sequence[int] = (INNER,) * 4) -> None:
         super().__init__()
         self.encoder = nn.Sequential(*[Block() for _ in range(3)])
         self.projector = nn.Linear(WIDTH, WIDTH)
         self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.looks = nn.ModuleList(Look() for _ in range(blocks))
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.looks = nn.ModuleList(Look() for _ in inner)
+        self.blocks = nn.ModuleList(Block(size) for size in inner)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.embedding.weight
         for part in (self.encoder, self.embedding, self.blocks):
@@ -95,6 +97,12 @@ def toy_vlm() -> ToyVLM:
     """Return the model that sees, with the same weights on each call and rank."""
     torch.manual_seed(0)
     return ToyVLM()
+
+
+def uneven_vlm() -> ToyVLM:
+    """Return the model that sees, with one large block: 16.2 MiB in fp32, where the others have 0.2 MiB."""
+    torch.manual_seed(0)
+    return ToyVLM((INNER, 22_000, INNER, INNER))
 
 
 def texts(rank: int) -> dict[str, torch.Tensor]:
