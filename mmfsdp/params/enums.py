@@ -298,6 +298,7 @@ class Executor(Choice):
 
     LOCAL = "local", "Processes on this machine."
     SLURM = "slurm", "A job of a Slurm cluster."
+    SRUN = "srun", "A step of the Slurm job that this process is in, such as a hub's notebook."
 
 
 class GpusAs(Choice):

@@ -70,6 +70,9 @@ SLURM_FIELDS = (
 )  # fmt: skip
 """The fields that have an effect on a Slurm cluster only."""
 
+STEP_FIELDS = ("cluster", "nodes", "gpus_per_node", "cpus_per_task", "host", "interface", "srun")
+"""Those of them that have an effect with executor srun, too."""
+
 CPUS_BESIDE_A_GPU = 8
 """CPUs of a rank on a GPU, for its threads and data workers: Slurm gives one. Nodes have 8 to 16 for each GPU."""
 
@@ -84,7 +87,8 @@ class LaunchParams(Params):
     """Folder of all runs; on Slurm, on a file system that all nodes share. Default runs, in the current folder."""
 
     executor: Executor = Executor.LOCAL
-    """Place of the ranks: local (this machine), slurm (a job). Default local."""
+    """Place of the ranks: local (this machine), slurm (a job), srun (a step of the job that this notebook or terminal
+    runs in). Default local."""
 
     ranks: int | None = Field(None, ge=1)
     """Processes that train together, on all nodes; a count. Default unset: one for each GPU of this machine, or on
@@ -182,9 +186,10 @@ class LaunchParams(Params):
     job that lacks weights is not submitted. Default unset: true, but false with own code, which may load what it wants.
     """
 
-    NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = dict.fromkeys(
-        SLURM_FIELDS, ("executor", (Executor.SLURM,))
-    )
+    NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **dict.fromkeys(SLURM_FIELDS, ("executor", (Executor.SLURM,))),
+        **dict.fromkeys(STEP_FIELDS, ("executor", (Executor.SLURM, Executor.SRUN))),
+    }
 
     @property
     def world_size(self) -> int:
@@ -252,7 +257,7 @@ class LaunchParams(Params):
 
     @model_validator(mode="after")
     def _check_slurm(self) -> Self:
-        if self.executor is not Executor.SLURM:
+        if self.executor is Executor.LOCAL:
             return self
         check_options("sbatch", self.sbatch, SBATCH_FIELDS, SBATCH_BREAKS)
         check_options("srun", self.srun, SRUN_FIELDS, SRUN_BREAKS)

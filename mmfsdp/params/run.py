@@ -13,7 +13,7 @@ from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknow
 from .data import DataParams
 from .enums import Executor, ModelKind
 from .fsdp import FSDPParams
-from .launching import SLURM_FIELDS, LaunchParams
+from .launching import SLURM_FIELDS, STEP_FIELDS, LaunchParams
 from .model import ModelParams
 from .train import TrainParams
 
@@ -122,6 +122,8 @@ def with_cluster(launch: LaunchParams) -> LaunchParams:
     profile = read_cluster(launch.cluster).launch
     changes: dict[str, Any] = {"cluster": None}
     for name in _CLUSTER_FIELDS:
+        if launch.executor is Executor.SRUN and name not in (*STEP_FIELDS, "timeout_min"):
+            continue  # the job that the step is in has its partition, and so on
         own, common = getattr(launch, name), getattr(profile, name)
         if name in _JOINED:
             changes[name] = common + own

@@ -104,7 +104,12 @@ class HangDetector:
 def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
     """Make a rank write its stack into its log: faulthandler does so on SIGUSR1 (rank.py). On Slurm all ranks do."""
     status = rank_status(folder, rank)
-    if record.executor == "slurm" and not scancel("--signal=USR1", os.environ[JOB_VARIABLE]):
+    if record.executor == "srun":
+        from .job_step import signal_step
+
+        if signal_step(folder, record, signal.SIGUSR1):
+            time.sleep(STACK_DUMP_S)
+    elif record.executor == "slurm" and not scancel("--signal=USR1", os.environ[JOB_VARIABLE]):
         time.sleep(STACK_DUMP_S)
     elif status.get("host") == socket.gethostname():
         signal_rank(folder, record, status, signal.SIGUSR1)  # without scancel only ranks on this machine can be reached

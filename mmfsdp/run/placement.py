@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from ..params import Device, Executor, ParamError, RunParams
+from ..params import Device, Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
 
 RANKS_WITHOUT_GPUS = 2
@@ -51,13 +51,20 @@ def with_ranks(params: RunParams) -> RunParams:
     if params.launch.ranks is not None:
         return params
     launch, on_cpu = with_cluster(params.launch), params.train.device is Device.CPU
-    if launch.executor is Executor.SLURM:
-        gpus = 0 if on_cpu else launch.nodes * (launch.gpu_count or 0)
+    if launch.executor is not Executor.LOCAL:
+        gpus = 0 if on_cpu else launch.nodes * gpus_of_node(launch)
         ranks = gpus or max(RANKS_WITHOUT_GPUS, launch.nodes)
     else:
         gpus = 0 if on_cpu else count_gpus()
         ranks = gpus or RANKS_WITHOUT_GPUS
     return params.change(**{"launch.ranks": ranks})
+
+
+def gpus_of_node(launch: LaunchParams) -> int:
+    """Return the GPUs of a node that a job asks for or, of a step, that its job has here."""
+    if launch.gpu_count is None and launch.executor is Executor.SRUN:
+        return int(os.environ.get("SLURM_GPUS_ON_NODE", "0"))
+    return launch.gpu_count or 0
 
 
 def check_gpus(params: RunParams) -> None:
@@ -79,6 +86,8 @@ def trains_on(params: RunParams) -> str:
     settled = with_ranks(params)
     if settled.launch.executor is Executor.SLURM:
         gpus = settled.launch.nodes * with_cluster(settled.launch).gpus(settled.train.device)
+    elif settled.launch.executor is Executor.SRUN:
+        gpus = settled.launch.nodes * gpus_of_node(with_cluster(settled.launch))
     else:
         gpus = count_gpus()
     on_gpus = settled.train.device is not Device.CPU and gpus >= settled.launch.world_size
@@ -131,7 +140,7 @@ def _why(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool) -> st
     launch, device = params.launch, params.train.device
     if device is Device.CPU:
         return "train.device is cpu"
-    if launch.executor is Executor.SLURM:
+    if launch.executor is not Executor.LOCAL:
         return f"train.device is {device}" if on_gpus else "the job asks for no GPU"
     if on_gpus:
         return "a rank for each GPU" if is_default else f"launch.ranks is {launch.ranks}"

@@ -76,7 +76,7 @@ def simulate_preemption(folder: Path) -> None:
     statuses = rank_statuses(folder, record) if record else []
     if record is None or state.done or any(status.get("state") != "running" for status in statuses):
         raise ParamError("run", f"{folder} is {state}; a drill needs a run whose ranks are all running")
-    if record.executor == "local" and not is_here(record):
+    if record.executor != "slurm" and not is_here(record):
         raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
     job = job_number(folder) or ""
     if record.executor == "slurm" and (error := job_error(folder, job) if job else "it names no job"):
@@ -85,6 +85,11 @@ def simulate_preemption(folder: Path) -> None:
     if record.executor == "slurm":
         if error := scancel(f"--signal={PREEMPT_SIGNAL.name.removeprefix('SIG')}", job):
             raise ParamError("run", f"scancel cannot signal the ranks of {folder}: {error}")
+        return
+    if record.executor == "srun":
+        from .job_step import signal_step
+
+        signal_step(folder, record, PREEMPT_SIGNAL)
         return
     for status in statuses:
         signal_rank(folder, record, status, PREEMPT_SIGNAL)

@@ -41,6 +41,8 @@ def run_rank(folder: str) -> None:
     path = Path(folder)
     record = RunRecord.read(path)
     assert record, f"{folder} has no run.json"
+    if record.executor == "srun":
+        enter_step()
     job = JobEnvironment()
     process = {"rank": job.global_rank, "host": socket.gethostname(), "pid": os.getpid()}
     process["start"] = process_start(os.getpid())
@@ -81,6 +83,12 @@ def run_rank(folder: str) -> None:
         report(state="failed", error=text[:500], traceback=lines[-20_000:])
         raise
     report(state="done")
+
+
+def enter_step() -> None:
+    """Let a rank of a step know its step's nodes where it asks for its job's, which may be more."""
+    os.environ["SLURM_JOB_NUM_NODES"] = os.environ["SLURM_STEP_NUM_NODES"]
+    os.environ["SLURM_JOB_NODELIST"] = os.environ["SLURM_STEP_NODELIST"]
 
 
 def is_full(folder: str) -> bool:

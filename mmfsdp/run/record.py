@@ -23,7 +23,7 @@ ENTRIES = {
 """The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
 import what that person has written there."""
 
-EXECUTORS = ("local", "slurm")
+EXECUTORS = ("local", "slurm", "srun")
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
 MAX_PID = 2**31

@@ -245,6 +245,16 @@ def state_in_log(folder: Path) -> str:
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 
 
+def task_error(log: str) -> tuple[int, str] | None:
+    """Return the first rank that ended badly by what srun has printed, and words such as `2 on node7: Killed`."""
+    match = _TASK_ERROR.search(log)
+    if not match:
+        return None
+    node, tasks, error = match.groups()
+    rank = int(re.split("[,-]", tasks)[0])
+    return rank, f"{rank} on {node}: {error}"
+
+
 def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
     """Return the state of a job whose ranks reported nothing at their end: what srun printed about them."""
     log = last_log_lines(folder, 0, size=40_000)

@@ -130,6 +130,10 @@ def check_place(params: RunParams) -> None:
         from .slurm import check_slurm
 
         check_slurm(params)
+    elif params.launch.executor is Executor.SRUN:
+        from .job_step import check_allocation
+
+        check_allocation(params)
     else:
         params.fsdp.check_machine()
         check_gpus(params)

@@ -27,7 +27,7 @@ SWEEP_FILE = "sweep.json"
 LAST_ROWS_BYTES = 20_000
 """Bytes of the newest metrics that tell a run's state: some fifty steps."""
 
-STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state}
+STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state, "srun": local_state}
 
 
 def is_run(folder: PathLike) -> bool:

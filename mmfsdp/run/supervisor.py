@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import submitit
 
@@ -38,6 +38,10 @@ from .record import (
     rank_statuses,
     write_status,
 )
+from .slurm_state import task_error
+
+if TYPE_CHECKING:
+    from .job_step import JobStep
 
 POLL_S = 0.1
 SETTLE_S = 0.3
@@ -51,12 +55,16 @@ EXIT_TIMEOUT_S = 30.0
 def supervise(folder: Path) -> None:
     """Run one run from its folder, to its end."""
     record = wait_for_record(folder)
+    supervisor = None
     try:
-        state = Supervisor(folder, record).run()
+        supervisor = Supervisor(folder, record)
+        state = supervisor.run()
         write_status(folder, replace(state, status=Status.STARTING))  # the cause now, the end once all is stopped
     except Exception as error:
         reason = f"the supervisor failed: {error}{advice(str(error))}"
         state = RunState(Status.FAILED, reason, traceback=traceback.format_exc())
+    if supervisor and supervisor.step:
+        supervisor.step.end()
     stop_processes(record, folder)
     write_status(folder, state, finished=time.time())
     if state.status is Status.FAILED:
@@ -83,6 +91,7 @@ class Supervisor:
         self.folder, self.record = folder, record
         self.end = time.monotonic() + 60 * record.timeout_min
         self.received_signal: int | None = None
+        self.step: JobStep | None = None
         self.oom_kills = oom_kills()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._receive)
@@ -97,7 +106,7 @@ class Supervisor:
         while True:
             state = self.stop_requested()
             if state is None:
-                self.job = submit_local(self.folder, self.record)
+                self.job = self.start_ranks()
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
                 state = self.watch()
             if state is not None:
@@ -106,6 +115,15 @@ class Supervisor:
             add_event(self.folder, "requeued", step=step, text="preempted; the ranks are started again")
             for path in (self.folder / "logs").glob("rank*.*"):  # of the ranks that have ended
                 path.unlink()
+
+    def start_ranks(self) -> Any:
+        """Start the ranks, here or in a step of this process's Slurm job. Return the job, as submitit has it."""
+        if self.record.executor != "srun":
+            return submit_local(self.folder, self.record)
+        from .job_step import start_step
+
+        self.step = start_step(self.folder, self.record)
+        return self.step
 
     def watch(self) -> RunState | None:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
@@ -155,6 +173,9 @@ class Supervisor:
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
+        if self.step and (told := task_error(last_bytes(self.folder / "logs" / "supervisor.log"))):
+            rank, words = told
+            return RunState(Status.FAILED, f"rank {words}", rank, last_log_lines(self.folder, rank))
         cause = "killed from outside, out of memory, or a crash"
         if oom_kills() > self.oom_kills:
             cause = "Linux has killed a process for lack of memory since the ranks started"
@@ -173,7 +194,8 @@ class Supervisor:
         over = self.job.done()
         ended_ranks = []
         for rank, status in enumerate(rank_statuses(self.folder, self.record)):
-            if over or (status and not is_same_process(status["pid"], status["start"])):
+            here = self.record.executor == "local"  # ranks of a step may be on other nodes
+            if over or (here and status and not is_same_process(status["pid"], status["start"])):
                 ended_ranks.append(rank)
         statuses = rank_statuses(self.folder, self.record)  # read once more: a rank reports before it ends
         return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]

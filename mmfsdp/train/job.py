@@ -137,7 +137,7 @@ def pick_device(params: RunParams) -> torch.device:
     wanted, ranks = params.train.device, int(os.environ["LOCAL_WORLD_SIZE"])
     if wanted is Device.CPU:
         return torch.device("cpu")
-    is_job = params.launch.executor is Executor.SLURM
+    is_job = params.launch.executor is not Executor.LOCAL
     gpus, allocated = torch.cuda.device_count(), 0
     if is_job:
         allocated = int(os.environ.get("SLURM_GPUS_ON_NODE") or os.environ.get(GPUS_VARIABLE, "0"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp.cli import build_parser
-from mmfsdp.params import RunParams
+from mmfsdp.params import Executor, RunParams
 from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.params.run import PRESETS, read_cluster
@@ -26,12 +26,13 @@ def test_each_profile_makes_a_batch_file_and_says_where_it_is_from(path):
 
 
 def test_the_page_on_clusters_is_true(tmp_path, monkeypatch):
-    profile, command, batch, _, boxed = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
+    profile, command, batch, _, boxed, step = re.findall(r"```\w*\n(.+?)```", PAGE, re.DOTALL)
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/lab.yaml").write_text(profile)
     (tmp_path / "clusters/boxed.yaml").write_text(boxed)
     monkeypatch.chdir(tmp_path)
     assert in_container(read_cluster("boxed").launch)
+    assert params_of(read_words(build_parser(), step.split()[1:])).launch.executor is Executor.SRUN
     text = sbatch_text(params_of(read_words(build_parser(), command.split()[1:])))
     assert text.startswith(batch + "\n# setup\n"), text
     assert "/shared/venv/bin/python" in text and "module load cuda/12.4" in text

@@ -1,0 +1,109 @@
+"""The ranks of a run as a step of the Slurm job that this process is in: `launch.executor: srun`.
+
+A notebook on a hub often runs in a job already, on nodes that may not submit another. The supervisor of a local run
+starts the ranks there with one srun, which shares the job's CPUs, memory and GPUs with what runs in it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from submitit.core.utils import DelayedSubmission
+
+from ..params import Device, ParamError, RunParams
+from ..params.run import with_cluster
+from .address import HOST_VARIABLE
+from .local import processes_of
+from .placement import gpus_of_node, with_ranks
+from .rank import run_rank
+from .record import RunRecord
+from .site import job_environment, srun_options
+from .slurm_state import run_command, scancel
+
+JOB = "SLURM_JOB_ID"
+END_TIMEOUT_S = 5.0
+"""Seconds that srun may take to end after its step has."""
+
+
+class JobStep:
+    """A step of this process's job, in which the ranks of a run are."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str):
+        self.process, self.name = process, name
+        self.job_id = os.environ[JOB]
+
+    def done(self) -> bool:
+        """Return True if all ranks have ended."""
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        """Kill the ranks, on all nodes, and nothing else of the job."""
+        rows = run_command("squeue", "--steps", "--noheader", "--format=%i|%j", f"--jobs={self.job_id}").stdout
+        for line in rows.splitlines():
+            step, _, name = line.strip().partition("|")
+            if name == self.name:
+                scancel("--signal=KILL", step)
+        end = time.monotonic() + END_TIMEOUT_S
+        while not self.done() and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def check_allocation(params: RunParams) -> None:
+    """Raise ParamError if this process is in no job, or in one with too few nodes."""
+    if JOB not in os.environ:
+        words = "srun needs the Slurm job that this notebook or terminal runs in, and SLURM_JOB_ID is not set here; "
+        raise ParamError("launch.executor", f"{words}choose slurm to submit a job, or local")
+    if not shutil.which("srun"):
+        raise ParamError("launch.executor", "srun needs Slurm's command of that name, which is not on PATH here")
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    if params.launch.nodes > nodes:
+        words = f"{params.launch.nodes} are more than the {nodes} of the job that this process is in; lower it"
+        raise ParamError("launch.nodes", words)
+
+
+def step_command(params: RunParams, *, job: str, name: str, logs: Path) -> list[str]:
+    """Return the srun that starts the ranks in a job. GPUs are those of the job, unless launch.gpus_per_node says."""
+    params = with_ranks(params)
+    launch = with_cluster(params.launch)
+    gpus = 0 if params.train.device is Device.CPU else gpus_of_node(launch)
+    options = [f"--jobid={job}", "--overlap", f"--job-name={name}", "--unbuffered", "--open-mode=append"]
+    options += [f"--output={logs}/%j_%t_log.out", f"--nodes={launch.nodes}", f"--ntasks={launch.world_size}"]
+    options += [f"--ntasks-per-node={launch.ranks_per_node}", *srun_options(launch, launch.cpus_per_task)]
+    if gpus:
+        options.append(f"--gres=gpu:{gpus}")
+    return ["srun", *options, sys.executable, "-u", "-m", "submitit.core._submit", str(logs)]
+
+
+def start_step(folder: Path, record: RunRecord) -> JobStep:
+    """Start the ranks of a run in the job that this process is in."""
+    params = RunParams.from_yaml(folder / "params.yaml")
+    launch, logs, job = with_cluster(params.launch), folder / "logs", os.environ[JOB]
+    call = DelayedSubmission(run_rank, str(folder))
+    call.set_timeout(record.timeout_min, 1)
+    call.dump(logs / f"{job}_submitted.pkl")
+    (logs / f"{job}_submitted.pkl").chmod(0o600)
+    environment = job_environment(()) | {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL"}
+    environment |= {"PYTHONUNBUFFERED": "1", "MASTER_PORT": str(random.SystemRandom().randint(20_000, 31_999))}
+    if launch.host:
+        environment[HOST_VARIABLE] = launch.host
+    if launch.interface:
+        names = ",".join(launch.interface)
+        environment |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": f"={names}"}
+    name = f"mmfsdp-{record.identity}"
+    command = step_command(params, job=job, name=name, logs=logs)
+    return JobStep(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment), name)
+
+
+def signal_step(folder: Path, record: RunRecord, number: signal.Signals) -> bool:
+    """Send a signal to all ranks: srun hands it on. Return False if there is no srun of this run on this machine."""
+    found = [process for process in processes_of(record, folder) if process.name() == "srun"]
+    for process in found[:1]:  # it has a child process of the same name
+        process.send_signal(number)
+    return bool(found)

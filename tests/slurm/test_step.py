@@ -1,0 +1,72 @@
+"""Runs in an allocation, as on a hub whose notebooks run in a job: each is a step of it, and only that step ends."""
+
+import json
+import sys
+
+import pytest
+
+from mmfsdp import ParamError, launch
+from tests.slurm.conftest import light
+from tests.waiting import until
+
+pytestmark = pytest.mark.real
+
+NOTEBOOK = """
+import json, subprocess, sys
+from mmfsdp import RunParams, launch
+from tests.waiting import until
+
+params = RunParams.from_yaml(sys.argv[1])
+
+def go(entry, **changes):
+    return launch(params.change(**{"launch.name": entry} | changes), entry=f"tests.launch_entries:{entry}")
+
+runs = {name: go(name) for name in ("places", "killed", "stream", "preemptible")}
+runs["hang"] = go("hang", **{"launch.silence_s": 4})
+until(lambda: runs["stream"].state().step > 5, words=lambda: str(runs["stream"].state()))
+until(lambda: runs["preemptible"].state().step > 3, words=lambda: str(runs["preemptible"].state()))
+runs["preemptible"].drill()
+steps = subprocess.run(["squeue", "--steps", "--noheader"], capture_output=True, text=True).stdout
+runs["stream"].cancel()
+after = subprocess.run(["squeue", "--steps", "--noheader"], capture_output=True, text=True).stdout
+ends = {name: [str(run.wait(90).status), run.wait(90).reason] for name, run in runs.items()}
+logs = [runs["places"].logs(rank).splitlines()[0] for rank in range(4)]
+events = [event["kind"] for event in runs["preemptible"].events()]
+job = subprocess.run(["squeue", "--noheader", "--format=%T"], capture_output=True, text=True).stdout
+print(json.dumps([ends, logs, events, len(steps.splitlines()), len(after.splitlines()), job.split()]))
+"""
+
+
+def test_runs_in_an_allocation_are_steps_that_end_alone(cluster, tmp_path):
+    step = {"launch.executor": "srun", "train.device": "auto", "launch.gpus_per_node": 2}
+    light(tmp_path, **step).to_yaml(tmp_path / "params.yaml")
+    allocation = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--time=5")
+    done = cluster.ask(*allocation, sys.executable, "-c", NOTEBOOK, str(tmp_path / "params.yaml"), timeout=240)
+    assert done.stdout, done.stderr
+    ends, logs, events, before, after, jobs = json.loads(done.stdout.splitlines()[-1])
+    assert ends["places"] == ["COMPLETED", ""], ends
+    for rank, line in enumerate(logs):
+        assert line.startswith(
+            f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1"
+        )
+        assert " CUDA_VISIBLE_DEVICES=0,1 " in line and line.endswith(f"node=127.0.0.{1 + rank // 2}")
+    assert ends["killed"] == ["FAILED", "rank 2 on 127.0.0.2: Killed"], ends
+    assert ends["hang"][1].startswith("rank 3 does not answer (in step 3 compute)"), ends
+    assert ends["stream"][0] == "CANCELLED" and after < before and jobs == ["RUNNING"], "the job goes on"
+    assert ends["preemptible"] == ["COMPLETED", ""] and events == ["drill", "preempted", "requeued", "resumed"], events
+    until(lambda: not [p for p in cluster.processes() if str(tmp_path) in " ".join(p.info["cmdline"] or ())])
+
+
+def test_a_step_outside_of_an_allocation_or_larger_than_it_is_refused(cluster, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    params = light(tmp_path, **{"launch.executor": "srun"})
+    with pytest.raises(
+        ParamError, match="launch.executor: srun needs the Slurm job that this notebook .* choose slurm"
+    ):
+        launch(params, entry="tests.launch_entries:places")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    with pytest.raises(ParamError, match="launch.nodes: 2 are more than the 1 of the job"):
+        launch(params, entry="tests.launch_entries:places")
+    with pytest.raises(ParamError, match="launch.partition: 'gpu' "):
+        params.change(**{"launch.partition": "gpu"})
