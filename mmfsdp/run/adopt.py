@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ..params import RunParams
+from ..params import ParamError, RunParams
 from ..params.base import leaves
+from ..params.own import load_own, own_fields
 from .handle import Run
+from .own_code import read_code, sources_of
 from .placement import with_ranks
+from .start import name_taken
 from .state import is_run
 
 IGNORED = {"launch.name", "launch.folder", "launch.replace"}
@@ -60,8 +63,23 @@ def free_name(params: RunParams) -> str:
     return name
 
 
+def check_name(params: RunParams) -> None:
+    """Raise ParamError if a run has this name that a launch may not rename; it says in what that run differs."""
+    run = Run(Path(params.launch.folder) / params.launch.name)
+    if not is_run(run.path) or (params.launch.replace and run.state().done):
+        return
+    different = differences(run, with_ranks(params))
+    with_what = f"with the same parameters, and Run.open({str(run.path)!r}) opens it"
+    if different:
+        with_what = f"with other parameters: {different}"
+    raise ParamError("launch.name", name_taken(run.path, with_what))
+
+
 def differences(run: Run, params: RunParams) -> str:
-    """Return in what the parameters of a run differ from others, in a line; "" if they are the same."""
+    """Return in what the parameters of a run differ from others, in a line; "" if they are the same.
+
+    Raises OwnCodeError for own code that cannot be imported any more.
+    """
     try:
         theirs = leaves(run.params.to_dict())
     except (OSError, ValueError) as error:
@@ -71,5 +89,15 @@ def differences(run: Run, params: RunParams) -> str:
     for name in sorted(theirs.keys() | ours.keys()):
         if name not in IGNORED and theirs.get(name) != ours.get(name):
             lines.append(f"{name} {str(theirs.get(name))[:40]}, not {str(ours.get(name))[:40]}")
+    if changed := changed_code(run, params):
+        lines.append(f"its own code, which has changed since ({', '.join(changed)})")
     more = f" and {len(lines) - MAX_DIFFERENCES} more" if len(lines) > MAX_DIFFERENCES else ""
     return ", ".join(lines[:MAX_DIFFERENCES]) + more
+
+
+def changed_code(run: Run, params: RunParams) -> list[str]:
+    """Return the files of a person's own code that are other ones now than at the launch of a run."""
+    for field, value in own_fields(params):
+        load_own(field, value)  # afresh if its file was edited
+    before, now = read_code(run.path), sources_of(params).files
+    return sorted(name for name in before.keys() & now.keys() if before[name] != now[name])

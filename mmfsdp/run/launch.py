@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..params import RunParams
+from .adopt import check_name
 from .handle import Run
 from .interrupt import interruptible
 from .record import TRAIN, check_entry
@@ -31,6 +32,7 @@ def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[
         ParamError: If the run's name is taken, if its data cannot be read, or if it cannot be planned.
     """
     entry = check_entry(entry)
+    check_name(params if isinstance(params, RunParams) else params.params)  # before seconds of planning
     with interruptible("nothing was started"):
         params, plan, code = prepared(params, entry, tell)
     return Run(start(params, entry, plan, code))

@@ -179,7 +179,7 @@ def make_folder(params: LaunchParams) -> Path:
         folder.mkdir(mode=0o700)
     except OSError as error:
         if os.path.exists(folder):
-            raise ParamError("launch.name", _name_taken(folder)) from None
+            raise ParamError("launch.name", name_taken(folder)) from None
         raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
     (folder / "logs").mkdir(mode=0o755)
     return folder
@@ -194,11 +194,14 @@ def _is_over(folder: Path) -> bool:
     return bool(members) and len(runs) == len(members) and all(run_state(path).done for path in runs)
 
 
-def _name_taken(folder: Path) -> str:
-    """Return why a run cannot have the name of an existing folder."""
+def name_taken(folder: Path, with_what: str = "") -> str:
+    """Return why a run cannot have the name of an existing folder. with_what: words about the run that has it."""
     if not is_run(folder):
         return f"{str(folder)!r} exists already and is not a run; choose another name"
-    words = f"the run {str(folder)!r} exists already ({run_state(folder)}); choose another name"
+    words = f"the run {str(folder)!r} exists already ({run_state(folder)})"
+    if with_what:
+        words += f" {with_what}"
+    words += "; choose another name"
     return f"{words}, or once it has ended, set launch.replace to true, which renames it to {folder.name}-1"
 
 
