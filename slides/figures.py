@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def figures() -> dict[str, str]:
 
     drawn: dict[str, Callable[[], str]] = {
         "flamingo_plan": flamingo_plan,
+        "flamingo_step": flamingo_step,
         "all_reduce": lambda: draw.collective("all-reduce"),
         "all_gather": lambda: draw.collective("all-gather"),
         "reduce_scatter": lambda: draw.collective("reduce-scatter"),
@@ -52,11 +54,31 @@ def _planned(preset: str, **fields: Any) -> Any:
     return make_plan(model, FSDPParams(**fields), world_size=8)
 
 
+@cache
+def _flamingo() -> Any:
+    """The plan of a Flamingo of 1 billion parameters on 4 ranks, with the timeline of a step."""
+    from mmfsdp.params import load
+    from mmfsdp.train.prepare import preview
+    from mmfsdp.widgets.plan_pictures import timeline_of
+
+    params = load("clip_llama_1b").change(**{"launch.ranks": 4})
+    plan, _ = preview(params)
+    return plan, timeline_of(params, plan)
+
+
 def flamingo_plan() -> str:
-    """The plan of a Flamingo of 1 billion parameters."""
+    """What each of 4 ranks holds of a Flamingo between steps."""
     from mmfsdp.widgets.rank_picture import rank_picture
 
-    return rank_picture(_planned("clip_llama_1b", frozen_dtype="bf16"))
+    plan, _ = _flamingo()
+    return rank_picture(plan)
+
+
+def flamingo_step() -> str:
+    """One step of it on a rank: memory and collectives."""
+    from mmfsdp.widgets.step_picture import step_picture
+
+    return step_picture(*_flamingo())
 
 
 def nine_billion() -> str:
