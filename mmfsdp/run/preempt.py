@@ -89,7 +89,8 @@ def simulate_preemption(folder: Path) -> None:
     if record.executor == "srun":
         from .job_step import signal_step
 
-        signal_step(folder, record, PREEMPT_SIGNAL)
+        if not signal_step(folder, record, PREEMPT_SIGNAL):
+            raise ParamError("run", f"the srun of {folder} has ended; a drill needs a run whose ranks are all running")
         return
     for status in statuses:
         signal_rank(folder, record, status, PREEMPT_SIGNAL)

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Collection
-from functools import lru_cache
 
 from ..params import Executor, GpusAs, LaunchParams, RunParams
 from ..params.run import with_cluster
@@ -169,7 +168,7 @@ def with_time_limit(params: RunParams) -> RunParams:
     if launch.executor is not Executor.SLURM or is_said:
         return params
     partition = launch.partition or os.environ.get("SBATCH_PARTITION", "")
-    limits = _partition_limits(os.environ.get("SLURM_CONF", ""))
+    limits = partition_limits()
     known = [limits[name] for name in (partition or "*").split(",") if name in limits]
     limit = min([DEFAULT_LIMIT_MIN, *known])
     return params.change(**{"launch.timeout_min": limit}) if limit < DEFAULT_LIMIT_MIN else params
@@ -183,13 +182,19 @@ def settled(params: RunParams) -> RunParams:
     return with_time_limit(with_ranks(with_variables(params)))
 
 
-@lru_cache
-def _partition_limits(slurm_conf: str) -> dict[str, int]:
+_limits: dict[str, dict[str, int]] = {}
+"""What `partition_limits` has found, by the variable by which commands find their Slurm: a sweep asks once."""
+
+
+def partition_limits() -> dict[str, int]:
     """Return the time limit of each partition that has one, in minutes; of the default partition also as `*`.
 
-    slurm_conf: the variable by which commands find their Slurm. Empty where Slurm does not answer.
+    Empty where Slurm does not answer.
     """
-    limits = {}
+    slurm = os.environ.get("SLURM_CONF", "")
+    if slurm in _limits:
+        return _limits[slurm]
+    limits: dict[str, int] = {}
     for line in run_command("sinfo", "--noheader", "--all", "--format=%P|%l").stdout.splitlines():
         name, _, text = line.strip().partition("|")
         limit = minutes(text)
@@ -197,6 +202,8 @@ def _partition_limits(slurm_conf: str) -> dict[str, int]:
             limits[name.removesuffix("*")] = limit
             if name.endswith("*"):
                 limits["*"] = limit
+    if limits:
+        _limits[slurm] = limits
     return limits
 
 

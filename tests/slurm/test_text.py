@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from contextlib import suppress
 
 import psutil
@@ -348,6 +349,20 @@ def test_a_requeued_jobs_script_leaves_no_exit_code_whatever_is_ended_first(fake
 
 
 @pytest.mark.real
+def test_a_preempted_job_whose_nodes_lack_scontrol_ends_with_the_reason(fake_slurm, tmp_path):
+    folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
+    record(executor="slurm").write(folder)
+    write_json(folder / "status.json", {"status": "QUEUED", "job": "77"})
+    touch(folder / "logs" / PREEMPTED_FILE)
+    (fake_slurm / "scontrol").unlink()
+    lines = "\n".join(["true", *_after_ranks(folder / "logs")])
+    done = subprocess.run(["/bin/bash", "-c", lines], env={"PATH": str(fake_slurm)}, capture_output=True, text=True)
+    assert done.returncode == 0 and "scontrol: command not found" in done.stderr
+    state = run_state(folder)
+    assert state.status is Status.FAILED and state.reason == "preempted, and not requeued; resume it"
+
+
+@pytest.mark.real
 def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch):
     for name in ("squeue", "scancel"):
         (fake_slurm / name).write_text("#!/bin/sh\nexec sleep 60\n")
@@ -401,12 +416,15 @@ def test_what_is_no_job_number_reaches_no_command_of_slurm(fake_slurm, tmp_path,
 
 def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")  # as on a laptop
-    flags = ["--launch.executor", "slurm", "--launch.folder", str(tmp_path / "runs"), "--train.device", "cpu"]
+    monkeypatch.setenv("SHARED", str(tmp_path))
+    flags = ["--launch.executor", "slurm", "--launch.folder", "$SHARED/runs", "--train.device", "cpu"]
+    flags += ["--launch.gpus-per-node", "a100:4", "--launch.interface", "ib0"]
     assert main(["launch", "--dry-run", "--config", "tiny", *flags]) == 0
     changes = {"launch.executor": "slurm", "launch.folder": str(tmp_path / "runs"), "train.device": "cpu"}
+    changes |= {"launch.gpus_per_node": "a100:4", "launch.interface": "ib0"}
     out, err = capsys.readouterr()
     assert out == sbatch_text(load("tiny").change(**changes))
-    assert "asks for 2 tasks without a GPU for 720 min" in err and "sbatch is not installed here" in err
+    assert "asks for 4 GPUs for 720 min: at most 48 GPU-hours" in err and "sbatch is not installed here" in err
     assert not (tmp_path / "runs").exists()
 
 
