@@ -120,6 +120,7 @@ def test_a_persons_own_defaults_of_sbatch_stand_but_for_those_that_would_break_t
         "SBATCH_MEM_PER_CPU": "1G",
         "SBATCH_CPUS_PER_GPU": "1",
     }
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     left = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "3", "MASTER_ADDR": "x", "SUBMITIT_EXECUTOR": "slurm"}
     for name in os.environ:
         if name.startswith(("SBATCH_", "SLURM_")):
@@ -132,6 +133,7 @@ def test_a_persons_own_defaults_of_sbatch_stand_but_for_those_that_would_break_t
     environment = job_environment(option_names(executor))
     names = {name for name in environment if name.startswith(("SBATCH_", "SLURM_", "SUBMITIT_"))}
     assert names == set(kept) and not {"CUDA_VISIBLE_DEVICES", "MASTER_ADDR"} & environment.keys()
+    assert environment["ROCR_VISIBLE_DEVICES"] == "0", "as the site sets it"
     by_field = job_environment(option_names(slurm_executor(launch.change(**{"launch.account": "mine"}))))
     assert "SBATCH_ACCOUNT" not in by_field, "it would win over the field"
 
