@@ -203,6 +203,7 @@ class Cockpit(CellWidget):
             pinned=pinned.timeline if pinned else None,
             activations=self._activations.value,
             width=PICTURE_WIDTH,
+            missing=planned.missing,
         )
         self._details.value = _details(planned, pinned, self._choices.machine.value)
         self._choices.show_fit(planned)
@@ -211,8 +212,7 @@ class Cockpit(CellWidget):
         """Return what is being worked on."""
         if planned.params != self.params:
             return "planning…"
-        complete = planned.cost.peak is not None or planned.plan.refused  # what is refused has no activations
-        return "" if complete else "counting activations…"
+        return "counting activations…" if planned.counting else ""
 
     def _show_run(self) -> None:
         """Show the newest run, once it is started."""

@@ -22,13 +22,15 @@ class Figure:
 
     @property
     def change(self) -> str:
-        """The change since the pinned plan, such as +54 %; empty without one, "same" for none."""
+        """The change since the pinned plan: +54 %, × 12 from ten times on, same; empty without one."""
         if self.pinned is None:
             return ""
         if self.nbytes == self.pinned:
             return "same"
         if not self.pinned:
             return "from 0 B"
+        if self.nbytes >= 10 * self.pinned:
+            return f"× {self.nbytes / self.pinned:,.0f}"
         share = 100 * (self.nbytes / self.pinned - 1)
         digits = 0 if abs(share) >= 0.95 else 1
         return f"{share:+.{digits}f} %".replace("-", "−")

@@ -33,7 +33,8 @@ def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = 
     """
     changes = differences_html(pinned.plan, planned.plan) if pinned else ""
     html = _figures(planned, machine, pinned) + changes
-    html += plan_pictures(planned.plan, planned.timeline, pinned=pinned.timeline if pinned else None)
+    before = pinned.timeline if pinned else None
+    html += plan_pictures(planned.plan, planned.timeline, pinned=before, missing=planned.missing)
     html += memory_html(planned, machine)
     return f"{html}<details><summary>every unit</summary>{unit_table(planned.plan)}</details>"
 

@@ -34,11 +34,12 @@ def plan_pictures(
     pinned: Timeline | None = None,
     activations: bool = False,
     width: int = WIDTH,
+    missing: str = NO_EXAMPLE,
 ) -> str:
     """Return what each rank holds between steps, and one step on a rank, as HTML.
 
     timeline: of the plan, if it has an example. pinned: another plan's, drawn as a dashed line. activations: draw them,
-    too.
+    too. missing: why there is no timeline, in words.
     """
     boxes = unit_boxes(plan)
     html = _title("What each rank holds between steps", "a box is a unit, in the order of the forward", "parameters")
@@ -49,7 +50,7 @@ def plan_pictures(
     lines = "".join(f'<span class="mm-b{place}">{escape(about(plan, box))}</span>' for place, box in enumerate(boxes))
     html += f'<p class="mm-about"><span class="mm-hint">{HINT}</span>{lines}</p>'
     if timeline is None:
-        return _linked(html + note(NO_EXAMPLE), len(boxes))
+        return _linked(html + note(missing), len(boxes))
     html += f'<h4 class="mm-title">One step on a rank <span class="mm-quiet">{_calls(timeline)}</span></h4>'
     html += _scrolling(step_picture(plan, timeline, pinned=pinned, activations=activations, width=width))
     return _linked(html, len(boxes))

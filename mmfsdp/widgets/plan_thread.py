@@ -91,14 +91,14 @@ class Planner:
             stages = previews(params)
             plan, cost = next(stages)
             rates = rates_of(params, plan)
-        while True:
-            if not self._is_wanted(params):
-                return
-            self._take(PlannedRun(params, plan, cost, rates))
-            following = next(stages, None)  # counts activations, which takes longer
-            if following is None:
-                return
-            plan, cost = following
+        if not (plan.memory_events or plan.refused):
+            self._take(PlannedRun(params, plan, cost, rates, counting=True))
+        if not self._is_wanted(params):
+            return
+        complete = next(stages, None)  # with its activations, which takes longer; None if it has them, or cannot
+        if complete:
+            plan, cost = complete
+        self._take(PlannedRun(params, plan, cost, rates))
 
     def _take(self, planned: PlannedRun) -> None:
         if not self._is_wanted(planned.params):

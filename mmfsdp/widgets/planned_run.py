@@ -9,7 +9,9 @@ from ..core.plan import WrapPlan
 from ..params import RunParams
 from ..predict import Estimate
 from ..predict.timeline import Timeline
-from .plan_pictures import timeline_of
+from .plan_pictures import NO_EXAMPLE, timeline_of
+
+COUNTING = "One step on a rank: its activations are being counted."
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,15 @@ class PlannedRun:
     cost: Estimate
     rates: str = ""
     """The learning rates by part in a line."""
+    counting: bool = False
+    """Its activations are being counted."""
 
     @cached_property
     def timeline(self) -> Timeline | None:
         """One step of a rank; None without an example."""
         return timeline_of(self.params, self.plan)
+
+    @property
+    def missing(self) -> str:
+        """Why there is no timeline, in words."""
+        return COUNTING if self.counting else NO_EXAMPLE

@@ -173,7 +173,7 @@ def _brackets(boxes: Sequence[Box], places: Sequence[tuple[float, float]], top: 
         brackets.append(f'<path d="M{x:.1f} {top - 3:.1f}v3H{end:.1f}v-3" fill="none" stroke="currentColor"/>')
         name = pattern_name([boxes[index] for index in indices])
         for words in (name, f"{len(boxes[indices[0]].units)} ×"):
-            if width_of(words, FONT) <= end - x:
+            if width_of(words, FONT) <= end - x + 16:
                 brackets.append(text((x + end) / 2, top + 13, words, size=FONT, anchor="middle"))
                 break
     return brackets

@@ -242,7 +242,8 @@ def test_figures_tell_their_change_since_the_pinned_plan(plans):
     )
     assert [figure.change for figure in plan_figures(*pinned, pinned=pinned)] == ["same"] * 4
     assert not any(figure.change for figure in plan_figures(*pinned))
-    assert Figure(2**20, "", 2**10).change == "+102300 %" and Figure(1, "", 0).change == "from 0 B"
+    changes = [Figure(nbytes, "", 1000).change for nbytes in (1540, 9_990, 64_300, 1004, 10)]
+    assert changes == ["+54 %", "+899 %", "× 64", "+0.4 %", "−99 %"] and Figure(1, "", 0).change == "from 0 B"
     *_, ran = plan_figures(*pinned, ran=(2**20, 2**21))
     assert "largest batch that ran; measured 2 MiB" in ran.label and "greatest length" in peak.label
     assert "&lt;" in figures_html([Figure(1, "<b>")])
