@@ -56,6 +56,7 @@ def in_trouble(page, cell, words, fix):
     expect(banner).to_contain_text(words, timeout=60_000)
     expect(banner).to_contain_text(f"What to do: {fix}")
     output = page.locator(".mm-widget:has(.mm-trouble)").last
+    expect(output).to_contain_text(re.compile("FAILED|COMPLETED"), timeout=30_000)
     assert output.inner_text().count(words) == 1 and " left" not in output.inner_text()
     output.evaluate("e => e.scrollIntoView()")
     top, box = output.bounding_box()["y"], banner.bounding_box()
