@@ -116,7 +116,7 @@ class LaunchParams(Params):
     nodes: int = Field(1, ge=1)
     """Slurm: machines over which the ranks are spread evenly; a count. Default 1."""
 
-    gpus_per_node: Annotated[int, Field(ge=0)] | str | None = None
+    gpus_per_node: int | str | None = None
     """Slurm: GPUs of each node: a count, or their type and a count, such as a100:4. Default unset: one per rank where
     train.device is cuda, none where cpu."""
 
@@ -241,12 +241,10 @@ class LaunchParams(Params):
     @classmethod
     def _read_gpus(cls, value: Any) -> Any:
         """Return digits, as flags and forms give them, as a number."""
-        if not isinstance(value, str):
+        if value is None or re.fullmatch(_GPUS, str(value)):
             return value
-        if value.isdecimal():
+        if str(value).isdecimal():
             return int(value)
-        if re.fullmatch(_GPUS, value):
-            return value
         raise ValueError(f"{value!r} is not allowed; write it as in 4 or a100:4")
 
     @field_validator("interface", mode="before")
