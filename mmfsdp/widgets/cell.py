@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import anywidget
 import ipywidgets as w
 
-from .static_files import cockpit_sheet
+from .static_files import cockpit_sheet, labels_module
 from .style import STYLE, WIDGET_STYLE
 
 ABSENT_AFTER_S = 10.0
@@ -22,12 +23,21 @@ _widgets_of_cell: dict[tuple[str, type], tuple[str, list[CellWidget]]] = {}
 """By cell and class: the newest execution of the cell, and the widgets that it made."""
 
 
+class InputLabels(anywidget.AnyWidget):
+    """Names the inputs of the widget around it for screen readers, where ipywidgets does not."""
+
+    def __init__(self) -> None:
+        self._esm = labels_module()
+        super().__init__()
+
+
 class CellWidget(w.VBox):
     """A widget with its style sheets, whose input takes effect while a cell runs."""
 
     def __init__(self, children: Sequence[w.Widget], **traits: Any):
         sheets = w.HTML(STYLE + WIDGET_STYLE + f"<style>{cockpit_sheet()}</style>", layout=w.Layout(display="none"))
-        super().__init__([sheets, *children], **traits)
+        labels = w.Box([InputLabels()], layout=w.Layout(display="none"))
+        super().__init__([sheets, *children, labels], **traits)
         self.add_class("mm-widget")
         receive_while_busy(self)
 

@@ -15,6 +15,7 @@ import traitlets
 from ..run.watch import LogLine
 from .cell import receive_while_busy
 from .markup import note
+from .static_files import follow_module
 
 MAX_SHOWN_LINES = 300
 MAX_SHOWN_CHARACTERS = 100_000
@@ -27,29 +28,6 @@ LEVELS = (("all levels", OTHER), ("warnings and errors", WARNING), ("errors", ER
 _ERROR = re.compile(r"error|exception|traceback|critical|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
 
-_FOLLOW = """
-export default {
-  render({ model, el }) {
-    const box = el.closest(".mm-logs")?.querySelector(".mm-log-box");
-    if (!box) return;
-    box.tabIndex = 0;
-    box.setAttribute("role", "log");
-    box.setAttribute("aria-label", "log of the run");
-    // The box is laid out from its bottom: there scrollTop is 0, and above it is negative.
-    const scrolled = () => {
-      const atEnd = box.scrollTop > -8;
-      if (atEnd === model.get("follow")) return;
-      model.set("follow", atEnd);
-      try { model.save_changes(); } catch { /* the kernel has restarted */ }
-    };
-    const follow = () => { if (model.get("follow")) box.scrollTop = 0; };
-    box.addEventListener("scroll", scrolled);
-    model.on("change:follow", follow);
-    return () => { box.removeEventListener("scroll", scrolled); model.off("change:follow", follow); };
-  },
-};
-"""
-
 
 class Follower(anywidget.AnyWidget):
     """Lets go of the newest line when a person scrolls up, and takes hold of it again at the end."""
@@ -57,7 +35,7 @@ class Follower(anywidget.AnyWidget):
     follow = traitlets.Bool(True).tag(sync=True)
 
     def __init__(self) -> None:
-        self._esm = _FOLLOW
+        self._esm = follow_module()
         super().__init__()
 
 
@@ -98,7 +76,9 @@ class LogView(w.VBox):
         box = w.Box([self._text], layout=layout)
         box.add_class("mm-log-box")
         head = w.HBox([*controls, self.follow, self._note], layout=w.Layout(flex_flow="row wrap"))
-        super().__init__([head, box, self._follower])
+        # Where anywidget is missing, a broken icon would stand there.
+        unseen = w.Box([self._follower], layout=w.Layout(display="none"))
+        super().__init__([head, box, unseen])
         self.add_class("mm-logs")
         receive_while_busy(self)
 

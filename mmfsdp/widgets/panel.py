@@ -64,7 +64,7 @@ class RunPanel(CellWidget):
         self.charts = Charts(self.run.path, total=record.steps if record else None, height=86, compact=True)
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
         facts = w.VBox([self._parts, self._rank_grid, self._facts])
-        facts.add_class("mm-facts")
+        facts.add_class("mm-run-facts")
         strip = w.Box([facts, self.charts, self.logs])
         strip.add_class("mm-strip")
         top = w.Box([self._head, self.actions])

@@ -26,5 +26,17 @@ def cockpit_sheet() -> str:
     return _joined("cockpit.css")
 
 
+@cache
+def labels_module() -> str:
+    """Return the module that names inputs for screen readers."""
+    return _joined("labels.js")
+
+
+@cache
+def follow_module() -> str:
+    """Return the module by which a log follows its newest line."""
+    return _joined("follow.js")
+
+
 def _joined(*names: str) -> str:
     return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)

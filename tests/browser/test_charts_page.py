@@ -12,6 +12,7 @@ import pytest
 from lab import chromium, jupyterlab, open_notebook, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
+from mmfsdp import RunParams
 from mmfsdp.run.folder import MetricsWriter
 
 pytestmark = pytest.mark.real
@@ -20,6 +21,7 @@ STEPS = 5000
 CELLS = {
     "charts": "from mmfsdp.widgets.charts import Charts\n"
     "charts = Charts('measured', total=5000, predicted={'memory_bytes': 60 << 20})\ncharts",
+    "panel": "from mmfsdp.widgets import RunPanel\nRunPanel('measured')",
     "more": "import time\nfrom mmfsdp.run.folder import MetricsWriter\n"
     "MetricsWriter('measured').write({'step': 5001, 'time': 1501.0, 'loss': 0.125})\ntime.sleep(4)\n"
     "print('asked while busy', charts.rows)",
@@ -29,6 +31,7 @@ CELLS = {
 def write_metrics(folder: Path) -> None:
     """Metrics with one spike, one value that is not finite, and a held-out loss now and then."""
     folder.mkdir()
+    RunParams().to_yaml(folder / "params.yaml")
     writer = MetricsWriter(folder)
     for step in range(1, STEPS + 1):
         row = {"step": step, "time": 1000 + step / 10, "loss": 1 + 2 / step, "grad_norm": 1 + step % 7 / 10}
@@ -151,4 +154,7 @@ def test_a_server_without_anywidget_shows_pictures_and_says_what_to_install(tmp_
         expect(page.locator(".mm-charts svg")).to_have_count(7)
         shot(page, "charts-without-anywidget")
         assert page.locator(".mm-live-charts").count() == 0
-        expect(page.get_by_text("Click to show javascript error")).to_be_hidden()
+        run_cell(page, "panel")
+        expect(page.get_by_text("pip install anywidget")).to_have_count(2, timeout=30_000)
+        broken = page.get_by_text("Click to show javascript error")
+        assert [text.is_visible() for text in broken.all()] == [False] * broken.count(), "a broken icon"

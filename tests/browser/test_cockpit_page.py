@@ -212,6 +212,13 @@ def test_all_choices_are_searched_shared_and_tried(page):
     expect(page.locator(".mm-copy:visible")).to_have_text("Copied")
     press(page, "YAML, command, sbatch")
 
+    # Every input has a name, and what scrolls takes the keyboard's focus.
+    nameless = """root => [...root.querySelectorAll('input, select, textarea, button, [role=slider]')].filter(e => {
+        const labels = [...(e.labels || [])].map(label => label.textContent).join('');
+        const name = labels + (e.getAttribute('aria-label') || '') + e.textContent;
+        return e.checkVisibility() && !/\\w/.test(name);
+    }).map(e => e.outerHTML)"""
+    assert page.locator(".mm-cockpit").evaluate(nameless) == []
     # By keyboard, from the preset on.
     page.locator(".mm-cockpit-top select").focus()
     page.keyboard.press("Tab")
