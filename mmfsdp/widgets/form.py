@@ -61,9 +61,7 @@ class RunForm(CellWidget):
         params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
         config = str(params_file) if params_file.is_file() else preset
         self._changes = changes
-        params = load(config).change(**changes)
-        self._warmup_is_set = WARMUP in changes
-        self._warmup_share = params.train.warmup_steps / params.train.steps
+        params = self._begin_with(config)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
         sheet = self._make_sheet(params)
@@ -194,10 +192,7 @@ class RunForm(CellWidget):
     def _choose_preset(self, name: str) -> None:
         """Fill the form from a preset, or again from the file that it was made from."""
         try:
-            params = load(name).change(**self._changes)
-            self._warmup_is_set = WARMUP in self._changes
-            self._warmup_share = params.train.warmup_steps / params.train.steps
-            self.show(params)
+            self.show(self._begin_with(name))
         except (OSError, ValueError) as error:
             self._note.value = note(error, "error", role="alert")
 
@@ -211,6 +206,16 @@ class RunForm(CellWidget):
         except ParamError as error:
             self.error = error
             self._mark(error)
+
+    def _begin_with(self, config: str) -> RunParams:
+        """Return a preset or a file with the changes; the warm-up follows the steps unless it is among them."""
+        params, changes = load(config), dict(self._changes)
+        self._warmup_is_set = WARMUP in changes
+        self._warmup_share = params.train.warmup_steps / params.train.steps
+        steps = changes.get("train.steps")
+        if not self._warmup_is_set and isinstance(steps, int):
+            changes[WARMUP] = round(self._warmup_share * max(0, steps))
+        return params.change(**changes)
 
     def _with_warmup(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return values whose warm-up has the same share of the steps as before, unless somebody has set it."""

@@ -100,6 +100,8 @@ def test_the_warm_up_follows_the_steps_until_it_is_set(small):
     assert small.params.train.warmup_steps == 5
     choose(small, "train.steps", 2)
     assert small.error and "is more than steps" in said(small, WARMUP)
+    assert RunForm("tiny", **{"train.steps": 40}).params.train.warmup_steps == 2
+    assert RunForm("tiny", **{"train.steps": 40, WARMUP: 7}).params.train.warmup_steps == 7
 
 
 def test_every_parameter_is_found_by_its_name_or_its_words(small):
