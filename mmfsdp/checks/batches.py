@@ -22,6 +22,8 @@ from ..models import Flamingo, MultimodalModel
 from ..models.kinds import kind_of
 from ..params import ParamError, RunParams
 
+TEXT_TOKENS = 32
+"""Tokens of a row of random values, beside those of its picture."""
 MAX_ROWS = 1000
 """Rows that are looked at for some that can be used."""
 PICTURE_KEYS = ("image", "images", "picture", "pictures", "video", "videos", "pixels")
@@ -102,7 +104,8 @@ def strip_pictures(row: Any) -> Any:
 def random_batches(model: nn.Module, params: RunParams, ranks: int) -> TrialBatches:
     """Return batches of random values, in the shapes of the plan. Raises ParamError where nobody knows them."""
     example = None
-    length = min(params.data.max_length, 32)
+    picture_tokens = model.num_tokens["vision"] if isinstance(model, MultimodalModel) else 0
+    length = min(params.data.max_length, picture_tokens + TEXT_TOKENS)
     while example is None:
         try:
             sized = params.change(**{"train.batch_size": ranks * params.train.batch_size, "data.max_length": length})

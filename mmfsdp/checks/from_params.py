@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from ..data.sources import open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.media_model import train_mode
-from ..params import RunParams
+from ..params import ParamError, RunParams
 from ..params.own import path_of
 from ..run.own_code import use_code_of, write_code
 from ..shapes.pretrain import ensure_backbones
@@ -44,6 +45,8 @@ from .trial import CPU, Loop
 
 NO_LIMIT = float("inf")
 LOG = "ranks.log"
+BYTES_PER_PARAMETER = 16
+"""In fp32, on two ranks: each has a whole model, and both together one more to shard, and its shards."""
 
 
 def verify_run(params: RunParams) -> Report:
@@ -54,6 +57,7 @@ def verify_run(params: RunParams) -> Report:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small, processor = write_trial(params, folder)
+        check_memory(kept_model(small)[0], psutil.virtual_memory().available)
         lines = lines_from_ranks(verify_folder, str(folder), timeout_s=TIMEOUT_S)
         why_not = "ranks would not meet in it, either" if lines[0].check == LOST_RANKS else ""
         if processor is None:
@@ -63,6 +67,16 @@ def verify_run(params: RunParams) -> Report:
         else:
             lines += check_resume(small, folder)
     return Report(tuple(lines))
+
+
+def check_memory(model: nn.Module, available: int) -> None:
+    """Raise ParamError if the two ranks would need more memory than so many bytes."""
+    count = sum(p.numel() for p in model.parameters())
+    needed = count * BYTES_PER_PARAMETER
+    if needed > available:
+        words = f"{count / 1e6:,.0f} M parameters in few layers, for which two ranks need {needed / 2**30:.0f} GiB; "
+        words += f"{available / 2**30:.0f} GiB are free here; give it a narrower one (hidden_size, vocab_size)"
+        raise ParamError("model", f"has {words}")
 
 
 def write_trial(params: RunParams, folder: Path) -> tuple[RunParams, SampleProcessor | None]:

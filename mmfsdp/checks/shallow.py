@@ -73,20 +73,22 @@ def shallow_model(params: ModelParams, folder: Path) -> ModelParams:
         return params
     if params.kind is ModelKind.TRANSFORMERS:
         return _shallow_vlm(params, folder)
-    return params.change(
+    _, processor = build_model(params, meta=True)
+    shallow = params.change(
         vision=_shallow_backbone(params.vision, "vision"),
         language=_shallow_backbone(params.language, "language"),
         cross_attention_every=min(params.cross_attention_every, LAYERS),
         perceiver_depth=min(params.perceiver_depth, LAYERS),
     )
+    return shallow.change(**{"language.name": ""}) if processor is None else shallow
 
 
 def _shallow_vlm(params: ModelParams, folder: Path) -> ModelParams:
     config = json_values(vlm_config(params).to_dict())
     shallow = params.change(config=shallow_config(config), weights=None)
     _, processor = build_model(params, meta=True)
-    if processor is None:  # its name is not of this machine
-        return shallow
+    if processor is None:
+        return shallow.change(name="")  # which would be looked for on the hub
     source = folder / "model"
     whole, _ = build_model(shallow.change(name="", lora_rank=None, lora_targets=()))
     whole.save_pretrained(source)

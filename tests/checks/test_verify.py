@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from mmfsdp import cli, verify
-from mmfsdp.checks.from_params import verify_folder, write_trial
+from mmfsdp import RunParams, cli, verify
+from mmfsdp.checks.from_params import check_memory, verify_folder, write_trial
 from mmfsdp.checks.lines import Line, from_plain
-from mmfsdp.checks.outcome import first_result
+from mmfsdp.checks.outcome import first_result, lines_from_ranks
+from mmfsdp.checks.own_loop import TIMEOUT_S
+from mmfsdp.checks.shallow import trial_params
+from mmfsdp.models.build import build_model
 from mmfsdp.params import ParamError, load
 from tests import families
 from tests.ranks import on_ranks
@@ -37,6 +42,7 @@ LOOPS = {
     "without a picture": ("no picture", "a batch without a picture does not enter encoder, projector"),
 }
 PRESETS = ("tiny", "tiny_llava")
+NARROW = yaml.safe_load((ROOT / "tests/files/narrow_presets.yaml").read_text())
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
 
 
@@ -166,6 +172,39 @@ def test_the_loop_of_the_page_is_verified_on_two_ranks_that_verify_starts(tmp_pa
     batches = [{"x": torch.randn(4, 8)}, {"x": torch.randn(4, 8)}]
     report = verify(my_loop.build, wrap=my_loop.wrap, optimizer=my_loop.optimizer, step=my_loop.step, batches=batches)
     assert report.ok and str(report) in capsys.readouterr().out
+
+
+@pytest.mark.real
+@pytest.mark.extended
+@pytest.mark.parametrize("name", NARROW)
+def test_nothing_is_found_in_any_preset(name, tmp_path, monkeypatch):
+    """Made shallow, as `verify` does, and narrow, for two cores; offline."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    values = load(name).to_dict()
+    write_trial(RunParams.from_dict(merged(values, {"model": NARROW[name]})), tmp_path)
+    check_found(lines_from_ranks(verify_folder, str(tmp_path), timeout_s=TIMEOUT_S), None)
+
+
+def merged(values: dict, changes: dict) -> dict:
+    """Return values with changes at any depth."""
+    result = dict(values)
+    for key, change in changes.items():
+        result[key] = merged(result.get(key, {}), change) if isinstance(change, dict) else change
+    return result
+
+
+@pytest.mark.parametrize("name", ["llama_3_2_11b_vision", "openflamingo_9b"])
+def test_a_model_of_many_layers_is_tried_with_two_in_each_part(name, tmp_path):
+    model, _ = build_model(trial_params(load(name), tmp_path).model, meta=True)
+    lengths = [len(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    assert max(lengths) == 2, lengths
+
+
+def test_a_model_that_needs_more_memory_than_is_free_is_refused():
+    model = nn.Linear(1000, 1000)
+    check_memory(model, available=17_000_000)
+    with pytest.raises(ParamError, match="model: has 1 M parameters in few layers, .* give it a narrower one"):
+        check_memory(model, available=15_000_000)
 
 
 def test_arguments_that_cannot_be_used_are_named():
