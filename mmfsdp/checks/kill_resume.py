@@ -40,7 +40,7 @@ SAVED, KILLED, STEPS = 2, 4, 5
 """Step of the checkpoint, step after which all ranks are killed, and last step."""
 
 
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 """Seconds that a run of so few steps may take."""
 MAX_WORDS = 200
 """Letters of another library's error."""

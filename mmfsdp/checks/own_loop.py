@@ -21,7 +21,7 @@ from .outcome import RANKS, as_result, lines_from_ranks, persons_code
 from .step_checks import CHECKS
 from .trial import Loop, Trial
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """Seconds that a rank waits for the others in a collective."""
 
 
