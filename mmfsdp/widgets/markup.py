@@ -12,9 +12,10 @@ from .style import DARK_PAGE, STYLE
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}<style>
 :root {{color-scheme: light dark}} {dark}
-body {{font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem}}
+body {{background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 62rem}}
+body {{margin: 0 auto; padding: 1rem}}
 h2 {{margin-top: 2em}} pre {{overflow-x: auto; font-size: 13px}}
-</style></head><body><h1>{title}</h1>{body}</body></html>
+</style></head><body><main><h1>{title}</h1>{body}</main></body></html>
 """
 
 Point = tuple[float, float]
@@ -36,7 +37,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
             words = f"{cell:,}" if isinstance(cell, int) else str(cell)
             html += f"<td>{escape(words)}</td>"
         html += "</tr>"
-    return f'<div class="mm-scroll"><table class="mm-table">{html}</table></div>'
+    label = escape(next((name for name in head if name), "table"))
+    # With the keyboard, too, a person can scroll it.
+    scroll = f'<div class="mm-scroll" tabindex="0" role="group" aria-label="{label}">'
+    return f'{scroll}<table class="mm-table">{html}</table></div>'
 
 
 def key_figures(figures: Iterable[tuple[str, str]]) -> str:

@@ -51,18 +51,18 @@ def plan_pictures(
     html += f'<p class="mm-about"><span class="mm-hint">{HINT}</span>{lines}</p>'
     if timeline is None:
         return _linked(html + note(missing), len(boxes))
-    html += f'<h4 class="mm-title">One step on a rank <span class="mm-quiet">{_calls(timeline)}</span></h4>'
+    html += f'<h3 class="mm-title">One step on a rank <span class="mm-quiet">{_calls(timeline)}</span></h3>'
     html += _scrolling(step_picture(plan, timeline, pinned=pinned, activations=activations, width=width))
     return _linked(html, len(boxes))
 
 
 def _title(words: str, box: str, width: str) -> str:
-    return f'<h4 class="mm-title">{words} <span class="mm-quiet">{box}; its width is its {width}</span></h4>'
+    return f'<h3 class="mm-title">{words} <span class="mm-quiet">{box}; its width is its {width}</span></h3>'
 
 
 def _scrolling(picture: str) -> str:
     """Return a picture that is scrolled on a narrow page, not scaled down: its text stays legible."""
-    return f'<div class="mm-scroll">{picture}</div>'
+    return f'<div class="mm-scroll" tabindex="0" role="group" aria-label="picture">{picture}</div>'
 
 
 def _calls(timeline: Timeline) -> str:

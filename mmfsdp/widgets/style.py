@@ -70,7 +70,8 @@ STYLE = f"""<style>
 .mm-legend i {{display: inline-block; width: 12px; height: 12px; margin-right: 5px; vertical-align: -1px}}
 .mm-charts {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 8px 16px}}
 .mm-scroll {{overflow-x: auto; margin: .5em 0}}
-.mm-plan h4 {{margin: .6em 0 .1em; line-height: 1.35}} .mm-plan h4 .mm-quiet {{font-weight: 400; margin-left: .5em}}
+.mm-plan h3 {{margin: .6em 0 .1em; line-height: 1.35; font-size: 1.05em}}
+.mm-plan h3 .mm-quiet {{font-weight: 400; margin-left: .5em}}
 .mm-plan g:focus {{outline: none}} .mm-plan summary {{font-size: 12px; cursor: pointer}}
 .mm-plan:has(details[open]) > .mm-scroll:first-of-type {{display: none}}
 .mm-plan .mm-scroll {{margin: 0}} .mm-plan svg {{max-width: none !important}}

@@ -23,6 +23,8 @@ QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
+AXE = ROOT / "tests" / "files" / "axe" / "axe.min.js"
+"""axe-core 4.14.1, which checks a page's accessibility; from npm, with its licence, for tests only."""
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "apputils-extension/themes": {"theme": "JupyterLab Light"},
@@ -130,6 +132,17 @@ def set_theme(page: Page, theme: str) -> None:
     page.wait_for_function(
         "dark => (document.body.dataset.jpThemeLight === 'false') === dark", arg=theme.endswith("Dark")
     )
+
+
+def serious_findings(page: Page, selector: str = "html") -> list[str]:
+    """What axe-core finds in a part of the page that keeps a person from using it: serious or critical."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("selector => axe.run(selector, {resultTypes: ['violations']})", selector)
+    lines = []
+    for violation in found["violations"]:
+        if violation["impact"] in ("serious", "critical"):
+            lines.append(f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}")
+    return lines
 
 
 def shot(page: Page, name: str) -> Path:

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from lab import chromium, shot
+from lab import chromium, serious_findings, shot
 
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_json, write_json
@@ -33,6 +33,7 @@ def test_the_report_opens_offline_and_fits_the_screen(finished_run, screen, sche
             assert box["width"] <= SCREENS[screen]["width"] and box["height"] > 50
         lowest = "all => Math.min(...all.map(e => e.getBoundingClientRect().height))"
         assert page.locator(".mm-plan svg text").evaluate_all(lowest) >= 12, "a narrow page scrolls the pictures"
+        assert serious_findings(page) == []
 
 
 def test_a_comparison_sorts_by_a_click_and_filters(finished_run):
@@ -55,4 +56,5 @@ def test_a_comparison_sorts_by_a_click_and_filters(finished_run):
         page.get_by_label("filter").fill("")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         shot(page, "comparison-dark")
+        assert serious_findings(page) == []
         assert page.problems == []
