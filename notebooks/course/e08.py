@@ -180,3 +180,71 @@ def scaler() -> str | None:
                 f"Step {step}: a rank steps with an infinite gradient. One overflow anywhere must skip it everywhere."
             )
     return None if first[2] else "Step 2 has no overflow on any rank, and is skipped."
+
+
+def reference(steps: int = 4) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the losses of both ranks' data, and of twice these inputs, in each step of one process with all data."""
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = [torch.randn(8, 16, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    trained: list[list[float]] = [[], []]
+    heldout: list[list[float]] = [[], []]
+    for _ in range(steps):
+        losses = [(net(x) - 1).square().mean() for x in data]
+        optimizer.zero_grad()
+        (sum(losses) / 2).backward()  # type: ignore[union-attr]
+        for rank, x in enumerate(data):
+            trained[rank].append(losses[rank].item())
+            heldout[rank].append((net(2 * x) - 1).square().mean().item())
+        optimizer.step()
+    return trained, heldout
+
+
+@exercise("08.optimizer")
+def optimizer() -> str | None:
+    """The losses of one process with all data, and sharded parameters."""
+    import torch
+
+    found = saved("08.optimizer")
+    if isinstance(found, str):
+        return found
+    trained, _ = reference()
+    for rank, values in enumerate(found):
+        if not values["sharded"]:
+            return "The model is not sharded any more: keep the calls of `fully_shard`."
+        losses = values["losses"]
+        if losses.max() - losses.min() < 1e-6:
+            return (
+                f"The loss is {losses[0]:.4f} in each step. Which tensors does the optimizer have, and which the model?"
+            )
+        if not torch.allclose(losses, torch.tensor(trained[rank]), rtol=1e-4):
+            return "The loss moves, but otherwise than with SGD of this learning rate on these data: keep both."
+    return None
+
+
+@exercise("08.evaluate")
+def evaluate() -> str | None:
+    """The losses of training without evaluation, and the held-out losses."""
+    import torch
+
+    found = saved("08.evaluate")
+    if isinstance(found, str):
+        return found
+    trained, heldout = reference()
+    for rank, values in enumerate(found):
+        losses = values["losses"]
+        if losses.max() - losses.min() < 1e-6:
+            return "Now nothing is learned: are the gradients still there when `step()` comes?"
+        if not torch.allclose(losses, torch.tensor(trained[rank]), rtol=1e-4):
+            return (
+                f"Rank {rank}: step 1 has a loss of {losses[1]:.4f}, and without evaluation {trained[rank][1]:.4f}. "
+                "Which weights does forward use after the evaluation: is every unit gathered anew?"
+            )
+        if values["heldout"].shape != losses.shape or not torch.allclose(
+            values["heldout"], torch.tensor(heldout[rank]), rtol=1e-4
+        ):
+            return "The training is right, and the held-out losses are gone: evaluate `2 * x` in each step."
+    return None
