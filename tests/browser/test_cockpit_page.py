@@ -144,6 +144,7 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible(timeout=240_000)
     expect(page.locator(".mm-launch").get_by_role("button", name="Run again")).to_be_visible()
     if page.locator(".mm-log-box").evaluate("e => e.scrollHeight > e.clientHeight"):
+        page.locator(".mm-log-box").hover()
         page.mouse.wheel(0, -200)
         expect(follow).not_to_be_checked()
         follow.check()
