@@ -17,6 +17,8 @@ from ..models.own_kind import tensors_in
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 TOLERANCE = 1e-3
 """Relative difference of a gradient in fp32, above which it is another one; rounding stays below 1e-5."""
+LOW_TOLERANCE = 0.05
+"""The same where ranks compute in 16 bits, and one process does not."""
 SMALL = 1e-4
 """A gradient that is this small beside the whole one is compared with the whole one: it may be rounding alone."""
 
@@ -96,7 +98,9 @@ def total_norm(tensors: Iterable[Tensor | None]) -> float:
     return sum(squares) ** 0.5
 
 
-def rank_factors(ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None], ranks: int) -> list[float]:
+def rank_factors(
+    ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None], ranks: int, tolerance: float
+) -> list[float]:
     """Return the number that each rank's shards of a gradient are multiplied by; [] if they are not only scaled."""
     factors = []
     for rank in range(ranks):
@@ -111,7 +115,7 @@ def rank_factors(ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor 
                 squares += float(b[rank].square().sum())
                 own += float(a[rank].square().sum())
         factor = products / squares if squares else 1.0
-        if own - factor**2 * squares > (10 * TOLERANCE) ** 2 * max(own, 1e-30):
+        if own - factor**2 * squares > (10 * tolerance) ** 2 * max(own, 1e-30):
             return []
         factors.append(factor)
     return factors

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .differences import TOLERANCE, parts, total_difference
+from .differences import parts, total_difference
 from .lines import NOTE, OK, WRONG, Line
 from .trial import Trial, name_of
 
@@ -38,7 +38,7 @@ def check_no_picture(trial: Trial) -> Line:
     alone = trial.step_alone(batches)
     ours = trial.step_on_ranks(batches[trial.rank])
     difference = total_difference(ours.grads, alone.grads)
-    if difference > 10 * TOLERANCE:
+    if difference > 10 * trial.tolerance:
         words = f"the gradient differs from one process by {difference:.1e} of its norm"
         return Line("no picture", WRONG, f"one rank had none, and {words}", FIX)
     return Line("no picture", OK, f"rank {trial.ranks - 1} had none, and the step is that of one process")

@@ -18,8 +18,8 @@ from .no_picture import check_no_picture
 from .silent import check_trained
 from .trial import STEPS, Trial, name_of
 
-LATER = 10 * TOLERANCE
-"""Tolerance after a step of Adam, which makes a full step of rounding where a gradient is 0 in theory."""
+LATER = 10
+"""Times the tolerance after a step of Adam, which makes a full step of rounding where a gradient is 0 in theory."""
 
 
 def check_weights(trial: Trial) -> Line:
@@ -167,16 +167,16 @@ def check_gradients(trial: Trial) -> Line:
     if misplaced:
         return Line("gradients", WRONG, f"not sharded as their parameters: {list_all(misplaced)}", "wrap them alike")
     found = differences(ours, theirs)
-    wrong = [name for name, difference in found.items() if difference > TOLERANCE]
+    wrong = [name for name, difference in found.items() if difference > trial.tolerance]
     largest = max(found.values(), default=0.0)
     if not wrong:
         words = f"{len(found)} trainable tensors have, on their own shards, the gradient of one process"
         return Line("gradients", OK, f"{words} (largest difference {largest:.0e})")
-    factors = rank_factors(ours, theirs, trial.ranks)
+    factors = rank_factors(ours, theirs, trial.ranks, trial.tolerance)
     if factors:
         each = ", ".join(f"{factor:.3g}" for factor in factors)
         words = f"they are those of one process times a number, which is on ranks 0 and 1: {each}"
-        if max(factors) - min(factors) > TOLERANCE:
+        if max(factors) - min(factors) > trial.tolerance:
             return Line("gradients", WRONG, words, "clip all ranks' gradients by one norm; see the check norm")
         fix = "average over ranks what is a mean on each: do not sum it, nor multiply or divide it by the ranks"
         return Line("gradients", WRONG, words, fix)
@@ -189,18 +189,18 @@ def check_gradients(trial: Trial) -> Line:
 def check_norm(trial: Trial) -> Line:
     """The norm that gradients are clipped by, and other figures of a step, are those of all ranks."""
     ours, theirs = trial.steps[0], trial.steps_alone[0]
-    factors = rank_factors(ours.grads, theirs.grads, trial.ranks)
+    factors = rank_factors(ours.grads, theirs.grads, trial.ranks, trial.tolerance)
     fix = "add up the squares of all ranks' shards before the root: torch.nn.utils.clip_grad_norm_ does, on DTensors"
-    if factors and max(factors) - min(factors) > TOLERANCE:
+    if factors and max(factors) - min(factors) > trial.tolerance:
         words = "each rank clips by a norm of its own: it multiplies its shards by another number than the others"
         return Line("norm", WRONG, words, fix)
     for name, value in theirs.figures.items():
         ours_value = ours.figures.get(name)
-        if ours_value is not None and abs(ours_value - value) > TOLERANCE * max(abs(value), 1e-6):
+        if ours_value is not None and abs(ours_value - value) > trial.tolerance * max(abs(value), 1e-6):
             return Line("norm", WRONG, f"{name} is {ours_value:.6g}, and in one process {value:.6g}", fix)
     if not theirs.figures:
         return Line("norm", OK, "all ranks scale their shards by the same number")
-    return Line("norm", OK, f"{', '.join(theirs.figures)} of a step are those of one process")
+    return Line("norm", OK, f"{', '.join(theirs.figures)}: as in one process")
 
 
 def check_evaluation(trial: Trial) -> Line:
@@ -214,7 +214,7 @@ def check_evaluation(trial: Trial) -> Line:
     for number in range(1, min(len(trial.steps), STEPS)):
         difference = total_difference(trial.steps[number].grads, trial.steps_alone[number].grads)
         first = total_difference(trial.steps[0].grads, trial.steps_alone[0].grads)
-        if difference > LATER and first <= TOLERANCE:
+        if difference > LATER * trial.tolerance and first <= trial.tolerance:
             words = f"the gradient of step {number + 1} differs from one process by {difference:.1e} of its norm, that"
             fix = "look at what runs between two steps: it changes weights, or leaves units gathered"
             return Line("evaluation", WRONG, f"{words} of step 1 does not", fix)

@@ -19,7 +19,7 @@ from ..core.names import plain_name
 from ..core.plan import plan_of
 from ..core.weights import copy_from_rank0
 from ..data.own_random import seed_all
-from .differences import buffer_digests, frozen_digests
+from .differences import LOW_TOLERANCE, TOLERANCE, buffer_digests, frozen_digests
 
 STEPS = 2
 """Steps that are compared: the second shows what the first left behind."""
@@ -93,6 +93,20 @@ class Trial:
     def trainable(self) -> list[str]:
         """Return the names of what trains in one process."""
         return [name for name, p in self.plain.named_parameters() if p.requires_grad]
+
+    @property
+    def tolerance(self) -> float:
+        """Return the relative difference that rounding may make: much more where ranks compute in 16 bits."""
+        dtypes = {p.dtype for p in self.plain.parameters() if p.is_floating_point()}
+        for module in self.model.modules():
+            policy = None
+            if isinstance(module, FSDPModule):
+                policy = module._get_fsdp_state()._mp_policy
+            elif isinstance(module, FullyShardedDataParallel):
+                policy = module.mixed_precision
+            for dtype in (getattr(policy, "param_dtype", None), getattr(policy, "reduce_dtype", None)):
+                dtypes.add(dtype or torch.float32)
+        return LOW_TOLERANCE if dtypes & {torch.bfloat16, torch.float16} else TOLERANCE
 
     def step_alone(self, batches: Sequence[Any]) -> Step:
         """Do a step in one process."""

@@ -35,6 +35,7 @@ PLANTED = {
 """By the mistake: the check that finds it, and the beginning of its words."""
 LOOPS = {
     "right": None,
+    "wrap_in_bf16": None,
     "optimizer_of_all": ("optimizer", "it holds frozen parameters: encoder.*"),
     "step_with_early_evaluation": ("evaluation", "a forward without a backward came before optimizer.step()"),
     "step_with_local_norm": ("norm", "each rank clips by a norm of its own"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 class Captioner(nn.Module):
@@ -46,6 +46,13 @@ def wrap(model: nn.Module) -> None:
     for layer in (model.encoder, model.projector, *model.layers):
         fully_shard(layer)
     fully_shard(model)
+
+
+def wrap_in_bf16(model: nn.Module) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in (model.encoder, model.projector, *model.layers):
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
