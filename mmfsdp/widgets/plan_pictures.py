@@ -42,7 +42,7 @@ def plan_pictures(
     too. missing: why there is no timeline, in words.
     """
     boxes = unit_boxes(plan)
-    html = _title("What each rank holds between steps", "a box is a unit, in the order of the forward", "parameters")
+    html = _title("What each rank holds between steps", "a box is a unit, as wide as its parameters")
     html += _scrolling(rank_picture(plan, width=width))
     if len(boxes) < sum(len(box.units) for box in boxes) <= MAX_UNITS:
         every = _scrolling(rank_picture(plan, width=width, merged=False))
@@ -51,13 +51,13 @@ def plan_pictures(
     html += f'<p class="mm-about"><span class="mm-hint">{HINT}</span>{lines}</p>'
     if timeline is None:
         return _linked(html + note(missing), len(boxes))
-    html += f'<h3 class="mm-title">One step on a rank <span class="mm-quiet">{_calls(timeline)}</span></h3>'
+    html += _title("One step on a rank", _calls(timeline))
     html += _scrolling(step_picture(plan, timeline, pinned=pinned, activations=activations, width=width))
     return _linked(html, len(boxes))
 
 
-def _title(words: str, box: str, width: str) -> str:
-    return f'<h3 class="mm-title">{words} <span class="mm-quiet">{box}; its width is its {width}</span></h3>'
+def _title(words: str, about_it: str) -> str:
+    return f'<h3 class="mm-title">{words} <span class="mm-quiet">{about_it}</span></h3>'
 
 
 def _scrolling(picture: str) -> str:
