@@ -170,6 +170,7 @@ def test_a_copy_of_a_run_goes_on_in_its_own_folder(own, tmp_path):
 
 def test_the_command_prints_what_it_would_run_and_wants_trust(own, capsys):
     evil = {"launch.python": "/evil/python", "launch.modules": ["x/1"]}
+    evil["launch.timeout_min"] = 60  # else Slurm would be asked for the partition's
     evil |= {"data.source": "folder", "data.path": "/home/\x1b]52;c;ZXZpbA==\x07me\x1b[2J"}
     RunParams.from_yaml(own / "params.yaml").change(**evil).to_yaml(own / "params.yaml")
     assert cli.main(["resume", str(own)]) == 2

@@ -86,7 +86,8 @@ def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_pa
 def test_a_job_may_be_submitted_from_a_machine_without_the_libraries_and_is_told_unplanned(tmp_path, monkeypatch):
     params, told = tiny_run(tmp_path), []
     monkeypatch.setitem(sys.modules, "mmfsdp.train.prepare", None)  # its import fails, as without torch
-    job, plan, _ = prepared(params.change(**{"launch.executor": "slurm"}), TRAIN, told.append)
+    slurm = {"launch.executor": "slurm", "launch.timeout_min": 60}  # else Slurm would be asked for the partition's
+    job, plan, _ = prepared(params.change(**slurm), TRAIN, told.append)
     assert job.launch.ranks == 2 and not plan
     assert [finding.code for finding in told] == ["not-planned"] and "prepare" in told[0].message
     with pytest.raises(ImportError):
