@@ -108,11 +108,11 @@ def test_ranks_on_gpus_join_with_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: calls.append(("join", k["device_id"])))
     monkeypatch.setattr(dist, "barrier", lambda: calls.append(("barrier", None)))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl")
+    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl", None)
     assert calls == [("set_device", torch.device("cuda", 1)), ("join", torch.device("cuda", 1)), ("barrier", None)]
     calls.clear()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo")
+    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo", None)
     assert calls == [("join", None), ("barrier", None)] and os.environ["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="ranks: 3, and nccl needs a GPU for each; this machine has 2"):
