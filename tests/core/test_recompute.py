@@ -178,7 +178,8 @@ def problems(trained: str, policy: str, with_example: bool, frozen_dtype: str | 
     plan = make_plan(model_of(trained), fsdp, world_size=2, example=example)
     planned = wire(estimate(plan, TrainParams()).wire, control=False)
     model = apply_plan(model_of(trained), plan)
-    found = [finding.code for finding in plan.lint]
+    # transformers' own switch makes the embedding's output require a gradient: the lint says what that costs.
+    found = [finding.code for finding in plan.lint if finding.code != "inputs-require-grad"]
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught, Collectives() as counted:
             warnings.simplefilter("always")
