@@ -60,7 +60,7 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
         assert {state.reason for state in waiting} <= {"waits for its turn", "being launched"}
         time.sleep(0.1)
     assert most == 2, "at a time"
-    rows = found.rows()
+    rows = sorted(found.rows(), key=lambda row: row["name"])  # the best stands first
     assert [(row["train.lr"], row["fsdp.frozen_policy"]) for row in rows] == [
         (lr, policy) for lr in GRID["train.lr"] for policy in GRID["fsdp.frozen_policy"]
     ]
