@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHOTS = ROOT / "artifacts" / "browser"
@@ -25,6 +25,9 @@ QUIET = (
 ).split()
 AXE = ROOT / "tests" / "files" / "axe" / "axe.min.js"
 """axe-core 4.14.1, which checks a page's accessibility; from npm, with its licence, for tests only."""
+PATIENCE_MS = 240_000
+"""Milliseconds that a page may take for anything: kernels import torch and plan, on a machine that does much else."""
+expect.set_options(timeout=PATIENCE_MS)
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "apputils-extension/themes": {"theme": "JupyterLab Light"},
@@ -40,6 +43,7 @@ def chromium(**context):
         browser = playwright.chromium.launch(executable_path=binary, headless=True, args=QUIET)
         try:
             page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **context})
+            page.set_default_timeout(PATIENCE_MS)
             page.problems = []
             page.on("pageerror", lambda error: page.problems.append(str(error)))
             page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
@@ -81,7 +85,7 @@ def jupyterlab(folder: Path, home: Path, *, python: str = sys.executable):
 
 
 def _until_up(address: str, log: Path) -> None:
-    for _ in range(600):
+    for _ in range(PATIENCE_MS // 100):
         try:
             urllib.request.urlopen(address, timeout=1)
             return
@@ -92,12 +96,12 @@ def _until_up(address: str, log: Path) -> None:
 
 def open_notebook(page: Page, base: str, token: str, path: str) -> None:
     """Open a notebook and wait until its kernel is idle."""
-    page.goto(f"{base}/lab/tree/{path}?token={token}&reset", timeout=60_000)
+    page.goto(f"{base}/lab/tree/{path}?token={token}&reset", timeout=PATIENCE_MS)
     page.wait_for_function(
         """() => { const p = window.jupyterapp?.shell.currentWidget;
                    return !document.querySelector('#jupyterlab-splash') && document.querySelector('.jp-Notebook')
                           && p?.sessionContext?.session?.kernel?.status === 'idle' }""",
-        timeout=60_000,
+        timeout=PATIENCE_MS,
     )
 
 

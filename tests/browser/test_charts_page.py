@@ -63,7 +63,7 @@ def test_crosshair_zoom_scales_files_and_rows_that_come_while_a_cell_runs(lab):
     with chromium(viewport={"width": 1280, "height": 900}) as page:
         open_notebook(page, base, token, "charts.ipynb")
         run_cell(page, "charts")
-        expect(page.locator(".mm-live-charts canvas")).to_have_count(6, timeout=20_000)
+        expect(page.locator(".mm-live-charts canvas")).to_have_count(6)
         charts = drawn(page)["charts"]
         assert list(charts) == ["loss", "gradient norm", "throughput", "memory of rank 0", "learning rate", "GPU use"]
         assert max(value or 0 for value in charts["loss"]["lines"]["training"]) == 40, "one step of thousands"
@@ -150,11 +150,11 @@ def test_a_server_without_anywidget_shows_pictures_and_says_what_to_install(tmp_
     with jupyterlab(root, home, python=python) as (base, token), chromium() as page:
         open_notebook(page, base, token, "charts.ipynb")
         run_cell(page, "charts")
-        expect(page.get_by_text("pip install anywidget")).to_be_visible(timeout=30_000)
+        expect(page.get_by_text("pip install anywidget")).to_be_visible()
         expect(page.locator(".mm-charts svg")).to_have_count(7)
         shot(page, "charts-without-anywidget")
         assert page.locator(".mm-live-charts").count() == 0
         run_cell(page, "panel")
-        expect(page.get_by_text("pip install anywidget")).to_have_count(2, timeout=30_000)
+        expect(page.get_by_text("pip install anywidget")).to_have_count(2)
         broken = page.get_by_text("Click to show javascript error")
         assert [text.is_visible() for text in broken.all()] == [False] * broken.count(), "a broken icon"

@@ -19,7 +19,6 @@ CELLS = {
     '    return [{"image": Image.new("RGB", (8, 8)), "text": f"<b>row {i}"} for i in renge(40)]\n',
 }
 CELL_AT_1280 = {"width": 1280, "height": 720}
-expect.set_options(timeout=20_000)
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def in_sight(page, selector):
 
 
 def planned(page):
-    expect(page.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible(timeout=120_000)  # torch is imported
+    expect(page.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible()  # torch is imported
 
 
 def shapes(page):
@@ -128,9 +127,9 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     planned(page)
 
     launch.click()
-    expect(page.locator(".mm-launch").get_by_role("button", name="Stop")).to_be_visible(timeout=60_000)
+    expect(page.locator(".mm-launch").get_by_role("button", name="Stop")).to_be_visible()
     expect(launch).to_be_hidden()
-    expect(page.locator(".mm-log").last).to_contain_text("step 1/40", timeout=120_000)
+    expect(page.locator(".mm-log").last).to_contain_text("step 1/40")
     expect(page.locator(".mm-run .mm-live-charts canvas").first).to_be_visible()
     to_top(page)
     assert in_sight(page, ".mm-run-head") and in_sight(page, ".mm-run .mm-chart-title"), "the run is out of sight"
@@ -140,8 +139,8 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     run_cell(page, "wait", wait=False)
     follow = page.get_by_label("Follow")
     page.locator(".mm-log-box").hover()
-    expect(page.locator(".mm-log").last).to_contain_text("step 20/40", timeout=120_000)
-    expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible(timeout=240_000)
+    expect(page.locator(".mm-log").last).to_contain_text("step 20/40")
+    expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible()
     expect(page.locator(".mm-launch").get_by_role("button", name="Run again")).to_be_visible()
     if page.locator(".mm-log-box").evaluate("e => e.scrollHeight > e.clientHeight"):
         page.locator(".mm-log-box").hover()
@@ -164,7 +163,7 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     planned(page)
     press(page, "REPLICATE")
     page.locator(".mm-launch").get_by_role("button", name="Launch").click()
-    expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible()
     set_theme(page, "JupyterLab Dark")
     to_top(page)
     shot(page, "cockpit-dark")
@@ -197,7 +196,7 @@ def test_all_choices_are_searched_shared_and_tried(page):
     reader.press("Tab")
     row.get_by_role("button", name="Try").click()
     words = "my_rows:read: 39 rows to train on, 1 held out; first: user: <image> assistant: <b>row"
-    expect(row).to_contain_text(words, timeout=60_000)
+    expect(row).to_contain_text(words)
     shot(page, "cockpit-all-choices")
     run_cell(page, "wrong")
     row.get_by_role("button", name="Try").click()

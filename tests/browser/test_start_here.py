@@ -10,8 +10,6 @@ from playwright.sync_api import expect
 
 pytestmark = pytest.mark.real
 
-expect.set_options(timeout=20_000)
-
 
 def test_choose_plan_launch_watch_caption(lab):
     base, token, folder = lab
@@ -25,10 +23,10 @@ def test_choose_plan_launch_watch_caption(lab):
         steps.fill("60")
         steps.press("Enter")
         sends = page.locator(".mm-figures div", has_text="sends a step")
-        expect(sends).to_be_visible(timeout=120_000)
+        expect(sends).to_be_visible()
         before = sends.inner_text()
         page.locator(".mm-choices button", has_text="REPLICATE").click()
-        expect(sends).not_to_have_text(before, timeout=60_000)
+        expect(sends).not_to_have_text(before)
 
         page.locator(".mm-launch button", has_text="Launch").click()
         log = page.locator(".mm-log").last
@@ -36,12 +34,12 @@ def test_choose_plan_launch_watch_caption(lab):
         expect(page.get_by_label(re.compile("loss. training: .* at first"))).to_be_visible()
         page.locator(".mm-cockpit").evaluate("e => e.scrollIntoView()")
         shot(page, "running")
-        expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible(timeout=240_000)
+        expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible()
         press(page, "Report")
         expect(page.get_by_text("written: ")).to_contain_text("report.html")
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
         run_cell(page, "captions")
-        expect(page.locator(".mm-card img").first).to_be_visible(timeout=120_000)
+        expect(page.locator(".mm-card img").first).to_be_visible()
         page.locator(".mm-cards").last.scroll_into_view_if_needed()
         time.sleep(1)
         shot(page, "captions")
