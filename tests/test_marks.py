@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,9 @@ def test_a_process_without_the_mark_and_a_mark_without_a_process_fail(tmp_path):
     assert sorted(failed) == sorted(re.findall(r"def test_(bad\w+)", TESTS)), printed
     assert "not marked as real, but starts a process" in printed
     assert "marked as real, but starts no process" in printed
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports each by its name alone: of two with one name it would leave out the second."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []

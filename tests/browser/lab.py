@@ -25,6 +25,8 @@ QUIET = (
 ).split()
 AXE = ROOT / "tests" / "files" / "axe" / "axe.min.js"
 """axe-core 4.14.1, which checks a page's accessibility; from npm, with its licence, for tests only."""
+SLOW_START = "[anywidget] Failed to initialize model"
+"""anywidget says so after 2 s, on a machine that does much else; its widget is there later."""
 PATIENCE_MS = 240_000
 """Milliseconds that a page may take for anything: kernels import torch and plan, on a machine that does much else."""
 expect.set_options(timeout=PATIENCE_MS)
@@ -45,8 +47,13 @@ def chromium(**context):
             page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **context})
             page.set_default_timeout(PATIENCE_MS)
             page.problems = []
-            page.on("pageerror", lambda error: page.problems.append(str(error)))
-            page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
+
+            def note(text: str) -> None:
+                if SLOW_START not in text:
+                    page.problems.append(text)
+
+            page.on("pageerror", lambda error: note(str(error)))
+            page.on("console", lambda m: note(m.text) if m.type == "error" else None)
             page.route(lambda url: not url.startswith(("http://127.0.0.1:", "file:", "data:")), lambda r: r.abort())
             yield page
         finally:

@@ -101,12 +101,17 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     shot(page, "cockpit-pinned")
     page.locator(".mm-cockpit summary", has_text="what differs from the pinned plan").click()
     expect(page.locator("li", has_text="frozen_policy: SHARD → REPLICATE")).to_be_visible()
+    before = shapes(page)
     press(page, "FSDP2")
+    page.wait_for_function("before => document.querySelector('.mm-plan svg').innerHTML !== before", arg=before)
 
     # Pointing at a unit lights it in both pictures.
     lit = "e => getComputedStyle(e).outlineStyle"
     unit, in_step = page.locator("svg g.mm-b3").first, page.locator("svg rect.mm-b3").first
-    assert unit.evaluate(lit) == in_step.evaluate(lit) == "none"
+    page.wait_for_function(  # FSDP2's pictures are drawn
+        """() => ['svg g.mm-b3', 'svg rect.mm-b3'].every(
+             s => document.querySelector(s) && getComputedStyle(document.querySelector(s)).outlineStyle === 'none')"""
+    )
     unit.hover()
     expect(page.locator(".mm-about .mm-b3")).to_be_visible()
     assert unit.evaluate(lit) == in_step.evaluate(lit) == "solid"

@@ -12,6 +12,7 @@ from tests import processes
 RUNS = "test_a_lesson_runs_and_its_solutions_are_right"
 EXPLAINED = {
     "UserWarning: plan: ": "the lint's findings, which lesson 03 reads and explains",
+    "recvValueWithTimeout failed": "said by a rank that waits for one which an exercise, not solved yet, has ended",
 }
 """Warnings that a lesson shows on purpose: how each begins, and where it is explained."""
 CARD = ("You will learn", "You need", "It takes", "Last verified")
