@@ -6,7 +6,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from mmfsdp.run.handle import Run
 from mmfsdp.run.interrupt import Interrupted
 from mmfsdp.widgets import RunPanel
-from tests.run.test_trouble import folder  # noqa: F401
+from tests.run.test_run_trouble import folder  # noqa: F401
 
 
 @pytest.fixture
