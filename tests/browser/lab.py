@@ -146,7 +146,7 @@ def set_theme(page: Page, theme: str) -> None:
 
 
 def serious_findings(page: Page, selector: str = "html") -> list[str]:
-    """What axe-core finds in a part of the page that keeps a person from using it: serious or critical."""
+    """Return what axe-core finds in a part of the page that keeps a person from using it: serious or critical."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("selector => axe.run(selector, {resultTypes: ['violations']})", selector)
     lines = []

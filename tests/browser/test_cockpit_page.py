@@ -52,7 +52,7 @@ def to_top(page):
 
 
 def in_sight(page, selector):
-    """Whether all of an element lies within what the window shows of the notebook."""
+    """Return True if all of an element lies within what the window shows of the notebook."""
     return page.locator(selector).first.evaluate(
         """e => { const box = e.getBoundingClientRect();
                   const view = e.closest('.jp-WindowedPanel-outer').getBoundingClientRect();
