@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Collection
 
-from ..params import Executor, GpusAs, LaunchParams, RunParams
+from ..params import Device, Executor, GpusAs, LaunchParams, RunParams
 from ..params.run import with_cluster
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
@@ -227,6 +227,11 @@ def notes(params: RunParams) -> list[str]:
     """Return what a person should know of the job that `params` ask for, a sentence each."""
     launch = with_cluster(with_ranks(params).launch)
     found = []
+    gpus = launch.gpu_count or 0
+    idle = gpus - launch.ranks_per_node
+    if idle > 0 and params.train.device is not Device.CPU:
+        of_them = f"{idle} of the {gpus} GPUs of each node have no rank, and are paid for: "
+        found.append(f"{of_them}raise launch.ranks to {gpus * launch.nodes}, or lower launch.gpus_per_node")
     if launch.gpus_as is GpusAs.GPUS_PER_TASK and launch.gpus(params.train.device) > 1:
         words = (
             "launch.gpus_as gpus-per-task: each rank sees its own GPU only. NCCL may then be unable to copy from GPU "

@@ -155,6 +155,15 @@ def test_a_job_says_what_its_one_gpu_a_rank_costs_and_what_its_container_lacks(t
     assert notes(params.change(**boxed | {"launch.srun": ["container-image=x", "container-mounts=/p:/p"]})) == []
 
 
+def test_a_job_says_which_gpus_have_no_rank(tmp_path):
+    params = RunParams().change(**SLURM | {"launch.folder": str(tmp_path), "launch.nodes": 2})
+    four = params.change(**{"launch.gpus_per_node": "a100:4", "launch.ranks": 2})
+    (note,) = notes(four)
+    assert note.startswith("3 of the 4 GPUs of each node have no rank") and "raise launch.ranks to 8" in note
+    assert notes(four.change(**{"launch.ranks": 8})) == []
+    assert notes(four.change(**{"train.device": "cpu"})) == []
+
+
 def test_ranks_on_gpus_have_eight_cpus_unless_somebody_says_otherwise(tmp_path):
     """A rank of one CPU, Slurm's default, waits for its data workers."""
     (tmp_path / "lab.yaml").write_text("cpus_per_task: 12\n")
