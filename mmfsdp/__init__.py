@@ -32,6 +32,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "Run": "run.handle",
     "sweep": "run.sweep",
     "verify": "checks.own_loop",
+    "check": "site_check.check",
     "Sweep": "run.sweep",
 }
 

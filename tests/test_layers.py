@@ -12,9 +12,9 @@ from tests.processes import in_fresh_python
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
-ROOMS = "params core predict checkpoint data run models shapes train compat bench checks widgets cli".split()
+ROOMS = "params core predict checkpoint data run models shapes train compat bench checks site_check widgets cli".split()
 """From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
-NO_TORCH = ("params", "run", "widgets", "cli")
+NO_TORCH = ("params", "run", "site_check", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("core", "predict"), ("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
 LATE |= {("bench", "widgets")}

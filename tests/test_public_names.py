@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = """RunParams ModelParams DataParams TrainParams FSDPParams LaunchParams Backend ShardingStrategy StateDictType
 BackwardPrefetch AutoWrapPolicy FrozenPolicy Precision build_model freeze make_plan estimate wrap_fsdp fsdp train_step
-Flamingo MultimodalModel launch Run sweep verify""".split()
+Flamingo MultimodalModel launch Run sweep verify check""".split()
 
 SIGNATURES = {
     "build_model": "(params, *, meta)",
@@ -29,6 +29,7 @@ SIGNATURES = {
     "train_step": "(model, micro_batches, optimizer, *, schedule, max_grad_norm",
     "launch": "(params",
     "sweep": "(params",
+    "check": "(params, *, cluster",
     "verify": "(model, *, wrap, optimizer, step, batches, loss, without_picture)",
 }
 

@@ -18,6 +18,7 @@ from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
+from .checking import check
 from .fetching import fetch
 from .new import new
 from .planning import bench, plan, verify
@@ -84,6 +85,12 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     add_flags(command)
 
     command = add(verify, "check a training on two CPU ranks: exit code 1 for a fault", usage="[--config C] [flags]")
+    add_flags(command)
+
+    about = "check this machine, or a cluster by a job of a minute: exit code 1 for a fault"
+    command = add(check, about, usage="[--cluster NAME] [--config C] [--json] [flags]")
+    command.add_argument("--cluster", metavar="NAME", help="by a Slurm job with this profile, as --launch.cluster")
+    command.add_argument("--json", action="store_true", help="print JSON on stdout, for programs")
     add_flags(command)
 
     command = add(run, "plan, launch, watch, caption, report", usage="[--config C] [flags]")
@@ -238,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 COMMANDS = [
     command.__name__
     for command in (
-        *(new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
+        *(check, new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
         *(track, caption, report, export, bench),
     )
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ..params import GENERATED, ModelParams, ParamError
+from ..params.variables import backbone_cache
 from .kinds import kind_of
 
 RECIPE_VERSION = 1
@@ -28,9 +28,7 @@ def generated_folder(params: ModelParams) -> Path:
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     if (SHIPPED / name).is_dir():
         return SHIPPED / name
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    folder = os.environ.get("MMFSDP_CACHE") or os.path.join(cache, "mmfsdp")
-    return Path(folder).expanduser() / name
+    return backbone_cache() / name
 
 
 def needs_backbones(params: ModelParams) -> bool:

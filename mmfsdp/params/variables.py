@@ -1,9 +1,10 @@
-"""with_variables: environment variables in the paths of a run, $SCRATCH/runs, expanded where it is launched."""
+"""Environment variables that name folders: in the paths of a run ($SCRATCH/runs), and that of the cache."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from .base import ParamError
@@ -12,6 +13,15 @@ from .run import RunParams
 PATHS = ("folder", "path", "pictures", "heldout", "weights", "name")
 """The last words of the fields of `launch`, `data` and `model` that hold a path."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+
+def backbone_cache() -> Path:
+    """Return the folder of pretrained small backbones: $MMFSDP_CACHE, or mmfsdp in the user's cache folder.
+
+    Raises RuntimeError for a user without a home.
+    """
+    folder = os.environ.get("MMFSDP_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "mmfsdp")
+    return Path(folder).expanduser()
 
 
 def with_variables(params: RunParams) -> RunParams:

@@ -22,7 +22,7 @@ from .hang import Heartbeat, start_watchdog
 from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
-from .record import RunRecord, check_entry
+from .record import SITE_CHECK, RunRecord, check_entry
 from .site import GPUS_VARIABLE
 from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
@@ -57,6 +57,8 @@ def run_rank(folder: str) -> None:
     listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
     try:
         set_environment(job, record)
+        if record.entry != SITE_CHECK:  # `check` tells itself what is wrong with the address
+            meet_first_node(job, record)
         report(state="running")
         if record.executor == "slurm" and job.global_rank == 0:
             start_watchdog(path)
@@ -101,10 +103,7 @@ def is_full(folder: str) -> bool:
 
 
 def set_environment(job: JobEnvironment, record: RunRecord) -> None:
-    """Set the environment variables that torch.distributed reads, before torch is imported.
-
-    Raises OSError if the job's first node cannot be reached from here.
-    """
+    """Set the environment variables that torch.distributed reads, before torch is imported; not the address yet."""
     local_ranks = job.num_tasks // job.num_nodes
     os.environ |= {"RANK": str(job.global_rank), "LOCAL_RANK": str(job.local_rank)}
     os.environ |= {"WORLD_SIZE": str(job.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
@@ -122,13 +121,22 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
             # This job has no GPU: the node's GPUs are other jobs', unless the person says by hand which to use.
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
         os.environ[RUN_VARIABLE] = record.identity
-        host = set_address(job.hostnames[0], nodes=job.num_nodes)
-        if job.global_rank > 0 and host != LOOPBACK:
-            check_answers(host, int(os.environ["MASTER_PORT"]))
     if record.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
         set_allocator()
+
+
+def meet_first_node(job: JobEnvironment, record: RunRecord) -> None:
+    """Set the address at which the ranks meet, the job's first node, and try it.
+
+    Raises OSError if it cannot be reached from here.
+    """
+    if record.executor == "local":
+        return  # the supervisor has set it
+    host = set_address(job.hostnames[0], nodes=job.num_nodes)
+    if job.global_rank > 0 and host != LOOPBACK:
+        check_answers(host, int(os.environ["MASTER_PORT"]))
 
 
 def set_allocator() -> None:

@@ -15,9 +15,11 @@ from .folder import NUMBER, Row, Types, of_types, read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
+SITE_CHECK = "mmfsdp.site_check.rank_facts:write_facts"
 ENTRIES = {
     TRAIN: TRAIN,
     TRAIN_AND_CAPTION: TRAIN_AND_CAPTION,
+    SITE_CHECK: SITE_CHECK,
     "mmfsdp.evaluate:train_and_caption": TRAIN_AND_CAPTION,  # in run folders of earlier versions
 }
 """The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not

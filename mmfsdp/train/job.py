@@ -32,10 +32,10 @@ from ..models.weight_files import Weights
 from ..params import Device, Executor, ParamError, RunParams
 from ..run.folder import read_json, write_json
 from ..run.hang import Heartbeat
-from ..run.local import LOOPBACK, RUN_VARIABLE
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
+from ..run.rendezvous import join_group
 from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
 from .features import FeatureCache
 from .learning_rates import rates_line, spell_out_rates
@@ -102,17 +102,7 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
         # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # nccl then never guesses a rank's GPU, and connects immediately, so that a mistake shows here.
-    bound_device = device if device.type == "cuda" else None
-    if RUN_VARIABLE in os.environ and os.environ["MASTER_ADDR"] == LOOPBACK:
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # torch's own store would listen on every interface.
-        port = int(os.environ["MASTER_PORT"])
-        listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None
-        store = dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=listener)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=bound_device)
-    else:
-        dist.init_process_group(backend, device_id=bound_device)
+    join_group(backend, device if device.type == "cuda" else None)
     if dist.get_rank() == 0:
         print(place)
         if device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):

@@ -1,0 +1,108 @@
+"""CheckRun: the ranks of a check, started as those of a run are, watched to their end, and what they have found."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import mmfsdp
+
+from ..checks.lines import OK, WRONG, Line
+from ..params import Executor, RunParams
+from ..run.folder import read_json, write_json
+from ..run.handle import Run
+from ..run.placement import count_gpus
+from ..run.record import SITE_CHECK, RunState, Status
+from ..run.site import settled
+from ..run.start import start
+from ..run.trouble import cause_and_fix
+from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines
+from .rank_facts import FACTS, TOKEN
+from .this_machine import version_of
+
+TIME_LIMIT_MIN = 5
+"""Time limit of the job: a minute's work, and slow imports. A short job also starts sooner."""
+POLL_S = 0.2
+LOCAL_WAIT_S = 240.0
+
+
+class CheckRun:
+    """The ranks of a check in a run folder of their own."""
+
+    def __init__(self, params: RunParams):
+        """Raises ParamError as a launch does."""
+        name = f"check-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": TIME_LIMIT_MIN, "train.trackers": ()}
+        changes |= {"launch.replace": False}
+        if params.launch.executor is Executor.LOCAL:
+            changes["launch.ranks"] = max(2, count_gpus())
+        self.params = settled(params.change(**changes))
+        self.token = secrets.token_hex(8)
+        self.run: Run | None = None
+        versions = {"torch": version_of("torch"), "transformers": version_of("transformers")}
+        versions["mmfsdp"] = mmfsdp.__version__
+        self.asked = Asked(self.params, self.params.launch.world_size, self.token, versions)
+
+    def start(self) -> None:
+        """Start the ranks, and return. Raises ParamError if the run folder cannot be made."""
+        self.made_parent = not Path(self.params.launch.folder).expanduser().exists()
+        self.run = Run(start(self.params, SITE_CHECK, pretrain=False))
+        (self.run.path / FACTS).mkdir()
+        write_json(self.run.path / FACTS / TOKEN, {"token": self.token})
+
+    def facts(self) -> Ranks:
+        """Return what the ranks have written down so far."""
+        assert self.run is not None
+        found = {}
+        for rank in range(self.asked.ranks):
+            values = read_json(self.run.path / FACTS / f"rank{rank}.json")
+            if values is not None:
+                found[rank] = values
+        return found
+
+    def wait(self, tell: Callable[[str], object], limit_s: float) -> RunState:
+        """Wait until the ranks have ended, or for `limit_s` seconds. `tell` gets each new state in words."""
+        assert self.run is not None
+        end, words = time.monotonic() + limit_s, ""
+        while True:
+            state = self.run.state()
+            if state.done or time.monotonic() > end:
+                return state
+            if state.reason and state.reason != words:
+                words = state.reason
+                tell(words)
+            time.sleep(POLL_S)
+
+    def lines(self, state: RunState) -> Iterator[Line]:
+        """Yield what became of the ranks, and what they have found. state: after the wait."""
+        ranks = self.facts()
+        yield self._ranks_line(state, ranks)
+        if ranks:
+            yield from rank_lines(self.asked, ranks)
+
+    def _ranks_line(self, state: RunState, ranks: Ranks) -> Line:
+        """Return whether all ranks have started and ended."""
+        missing = missing_ranks(self.asked, ranks)
+        nodes = ", ".join(f"{name}: {len(members)}" for name, members in nodes_of(ranks).items())
+        if state.status is Status.COMPLETED and not missing:
+            return Line("ranks", OK, f"{self.asked.ranks} have started and ended ({nodes})")
+        cause, fix = cause_and_fix(state.reason, state.rank)
+        if not state.done:
+            cause = f"they have not ended in time ({state.reason or state.status})"
+            fix = "run the check again; if it stays so, read their logs"
+        if missing:
+            cause = f"no word from rank {', '.join(map(str, missing))}: {cause}"
+        return Line("ranks", WRONG, cause, fix)
+
+    def remove(self) -> None:
+        """Delete the run folder, and the folder of runs if the check has made it."""
+        assert self.run is not None
+        shutil.rmtree(self.run.path, ignore_errors=True)
+        if self.made_parent:
+            with suppress(OSError):  # there are runs in it meanwhile
+                self.run.path.parent.rmdir()

@@ -1,0 +1,50 @@
+"""`mmfsdp check` on this machine: nothing is wrong; then five faults, each found by the line that is for it."""
+
+import json
+
+import pytest
+
+import mmfsdp
+from mmfsdp.cli import main
+from mmfsdp.params import RunParams
+
+pytestmark = pytest.mark.real
+
+FAULTS = {
+    "packages": ("and 4.0 is here", "python3 install.py"),
+    "run folder": ("Not a directory", "set launch.folder"),
+    "cache": ("Not a directory", "export MMFSDP_CACHE="),
+    "hub": ("none/such (model.name)", "mmfsdp fetch"),
+    "gloo": ("nosuch0", "launch.interface"),
+}
+"""By the check that is to find it: a part of its words, and of what to do."""
+
+
+def test_this_machine_is_fit_for_runs(tmp_path, capsys):
+    assert main(["check", "--json", "--train.device", "cpu", "--launch.folder", str(tmp_path / "runs")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and not report["folder"]
+    states = {line["check"]: line["state"] for line in report["lines"] if line["where"] == "2 ranks on this machine"}
+    assert states["ranks"] == states["versions"] == states["address"] == states["gloo"] == "ok", states
+    assert not (tmp_path / "runs").exists(), "the folder of the ranks, and that of runs, are deleted"
+
+
+def test_faults_of_a_machine_are_found_each_by_its_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "old/transformers-4.0.dist-info").mkdir(parents=True)
+    (tmp_path / "old/transformers-4.0.dist-info/METADATA").write_text("Name: transformers\nVersion: 4.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "old")
+    monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "file/cache"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    changes = {"launch.folder": str(tmp_path / "file/runs"), "train.device": "cpu"}
+    changes |= {"model.kind": "transformers", "model.name": "none/such"}
+    shown = []
+    report = mmfsdp.check(RunParams().change(**changes), show=lambda place, line: shown.append(line))
+    wrong = {line.check: line for line in report.wrong}
+    assert wrong.keys() == FAULTS.keys(), str(report)
+    for check, (words, fix) in FAULTS.items():
+        assert words in wrong[check].text and fix in wrong[check].fix, wrong[check]
+    assert not report.ok and tuple(shown) == report.lines
+    assert str(report).count("wrong  ") == len(FAULTS)
+    assert json.loads(report.to_json())["ok"] is False
