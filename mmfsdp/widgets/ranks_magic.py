@@ -64,6 +64,7 @@ def _server() -> subprocess.Popen[str]:
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
         # Ranks talk over gloo. With a GPU in sight, torch's fully_shard would move each layer there.
         env["CUDA_VISIBLE_DEVICES"] = ""
+        env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # torch's flight recorder records; before any process group
         command = [sys.executable, "-m", "mmfsdp.widgets.ranks_worker"]
         pipe = subprocess.PIPE
         _servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True))

@@ -23,6 +23,8 @@ import psutil
 
 IDLE_S = 6
 """Ranks that all do nothing for so long hang."""
+LOOK_S = 0.5
+"""Time between two looks at what they compute."""
 LIMIT_S = 120
 """Ranks that are busy for longer are ended."""
 
@@ -66,17 +68,20 @@ def _run(folder: Path, ranks: int) -> None:
 
 def _wait(running: dict[int, int], folder: Path) -> None:
     """Wait until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
-    why, looked, busy = "", time.monotonic(), 0.0
-    end = looked + LIMIT_S
+    why, end = "", time.monotonic() + LIMIT_S
+    looks = [(time.monotonic(), 0.0)]  # of the last IDLE_S: the time, and the CPU seconds so far
     while running and not why:
         failed = [rank for rank, status in _ended(running) if status]
         if failed:
             why = f"rank {failed[0]} had failed"
         elif time.monotonic() > end:
             why = f"its {LIMIT_S} s were over"
-        if time.monotonic() - looked > IDLE_S:  # ranks that wait for each other compute next to nothing
-            before, busy, looked = busy, _cpu_seconds(running), time.monotonic()
-            why = why or ("nothing moved" if busy - before < IDLE_S / 100 else "")
+        if time.monotonic() - looks[-1][0] > LOOK_S:
+            looks.append((time.monotonic(), _cpu_seconds(running)))
+        if looks[-1][0] - looks[0][0] > IDLE_S:  # ranks that wait for each other compute next to nothing
+            idle = looks[-1][1] - looks[0][1] < IDLE_S / 100
+            why = why or ("nothing moved" if idle else "")
+            looks.pop(0)
         time.sleep(0.01)
     time.sleep(0.3 if running else 0)  # the others may be about to fail as well
     list(_ended(running))

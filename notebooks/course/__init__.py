@@ -1,7 +1,7 @@
 """What the notebooks of the course share: cells that run on real ranks, checks with hints, quizzes, pictures, progress.
 
-An import of `course` in a notebook's first cell also teaches Jupyter the magics `%%ranks`, `%%part`, `%catch_up`
-and `%go_on_from`.
+An import of `course` in a notebook's first cell also teaches Jupyter the magics `%%ranks`, `%%part`, `%catch_up`,
+`%go_on_from`, `%open_script`, `%run_script`, `%my_changes` and `%%edit_script`.
 """
 
 import os
@@ -14,6 +14,7 @@ from .checks import check, compare
 from .contents import contents
 from .file_parts import catch_up, go_on_from, own_file, part
 from .quiz import quiz
+from .script import edit_script, my_changes, open_script, run_script
 
 __all__ = ["check", "compare", "contents", "quiz", "results"]
 
@@ -27,3 +28,6 @@ if shell is not None:
     shell.register_magic_function(part, "cell")
     shell.register_magic_function(catch_up, "line")
     shell.register_magic_function(go_on_from, "line")
+    shell.register_magic_function(edit_script, "cell")
+    for magic in (open_script, run_script, my_changes):
+        shell.register_magic_function(magic, "line")

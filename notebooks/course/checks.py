@@ -50,9 +50,20 @@ def check(name: str, *given: Any) -> None:
     hint = hint_for(name, *given)
     if hint is None:
         passed(name)
-    color, head, text = (RIGHT, "Right.", "") if hint is None else (HINT, "Not yet.", hint)
+    color, head, text = (RIGHT, "Right.", story(name)) if hint is None else (HINT, "Not yet.", hint)
     edge = f"border-left:6px solid {color};padding:4px 10px"
-    display(HTML(f"<div style='{edge}' role='status'><b>{head}</b> {escape(text)}</div>"))
+    display(HTML(f"<div style='{edge}' role='status'><b>{head}</b> {with_links(text)}</div>"))
+
+
+def story(name: str) -> str:
+    """What a lesson tells after an exercise that is right; nothing for most."""
+    stories = getattr(import_module(f".e{name.partition('.')[0]}", __package__), "STORIES", {})
+    return stories.get(name, "")
+
+
+def with_links(text: str) -> str:
+    """Text as HTML, in which the addresses are links."""
+    return re.sub(r"https://[\w./-]*\w", r"<a href='\g<0>' target='_blank'>\g<0></a>", escape(text))
 
 
 def compare(guess: Any, measured: float, unit: str = "") -> None:

@@ -1,4 +1,5 @@
-"""What learners answer to each exercise: tests/files/answers.yaml, and here what only Python can write."""
+"""What learners answer to each exercise: tests/files/answers.yaml and clinic_answers.yaml; here what only Python can
+write."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import yaml
 
 from mmfsdp.params import ShardingStrategy
 
-DATA = yaml.safe_load((Path(__file__).resolve().parent.parent / "files/answers.yaml").read_text(encoding="utf-8"))
+FILES = Path(__file__).resolve().parent.parent / "files"
+DATA = yaml.safe_load((FILES / "answers.yaml").read_text(encoding="utf-8"))
+SCRIPTS = yaml.safe_load((FILES / "clinic_answers.yaml").read_text(encoding="utf-8"))
 CELLS, PARTS, RUNS = DATA["cells"], DATA["parts"], DATA["runs"]
 
 Given = tuple[Any, ...]

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from answers import CELLS, PARTS, RUNS, VALUES, right_answers, wrong_answers
+from answers import CELLS, PARTS, RUNS, SCRIPTS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.file_parts import lesson_parts, own_file, write_parts
 from course.lessons import small_run, train
+from course.script import edit_script
 
 from mmfsdp import sweep
 from mmfsdp.widgets import ranks_magic
@@ -28,9 +29,11 @@ SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(pat
 
 
 def test_each_check_has_three_wrong_answers_and_three_forms_of_the_right_one():
-    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(PARTS) | set(RUNS)
+    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(PARTS) | set(SCRIPTS) | set(RUNS)
     counts = {name: (len(right_answers(name)), len(wrong_answers(name))) for name in VALUES}
-    for name, cell in (CELLS | PARTS).items():  # the solution itself is the third, here and below: tests/notebooks
+    for name, cell in (
+        CELLS | PARTS | SCRIPTS
+    ).items():  # the solution itself is the third, here and below: tests/notebooks
         counts[name] = (len(cell["right"]) + 1, len(cell["wrong"]))
     for name, steps in RUNS.items():
         wrong = sum("hint" in step for step in steps)
@@ -105,6 +108,20 @@ def test_parts_of_the_own_file(rank_server, name):
     assert [hint_for_part(name, change) for change in right] == [None] * len(right)
 
 
+def hint_for_script(name, diff):
+    """The hint for a script of the clinic that is edited so."""
+    edit_script(name.removeprefix("08.bug"), diff)
+    return hint_for(name)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_of_the_clinic(rank_server, name):
+    right, wrong = SCRIPTS[name]["right"], SCRIPTS[name]["wrong"]
+    assert_meant([hint_for_script(name, diff) for diff in wrong.values()], wrong)
+    assert [hint_for_script(name, diff) for diff in right] == [None] * len(right)
+
+
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory):
     """What the steps in RUNS call, and one run of two ranks, which they copy and change."""
@@ -159,7 +176,7 @@ def test_runs(name, tools, monkeypatch):
 
 @pytest.mark.parametrize("given", [None, "some words", [], {"a": None}], ids=str)
 def test_what_is_no_answer_at_all_gets_a_hint_too(given):
-    exercises = {name for path in LESSONS for name in solutions(read(path))}
+    exercises = {name for path in LESSONS for name in solutions(read(path))} - set(SCRIPTS)  # these take no answer
     for name in sorted(exercises):
         hint_for(name, ...)
         count = len(signature(_CHECKS[name]).parameters)

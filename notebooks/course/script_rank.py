@@ -1,0 +1,133 @@
+"""What a rank does with a script of the clinic: calls its `main`, with a tool beside it, and saves what came of it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from mmfsdp.train.cpu_memory import silent
+from mmfsdp.train.meters import Collectives
+from mmfsdp.train.profile import summary, work_events
+
+
+def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None]) -> None:
+    """Run a script's `main` with a tool; save its rows, the whole weights at the end, and what it sent."""
+    if tool != "stacks":  # the other tools are to be tried without a look at the stacks
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if tool == "detail":
+        join_with_detail()
+    if tool == "verify":
+        verify(script)
+        return
+    with watched(tool, Path(folder), script.get("STEPS", 1)), Collectives() as counted:
+        result = script["main"]()
+        counts = {f"{row.kind}, {row.phase}": row.count for row in counted.rows()}
+    try:
+        model, rows = result
+    except (TypeError, ValueError):
+        raise ValueError("main() must return the model and the rows, as it did: `return model, rows`") from None
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(float(value))
+    numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
+    save(rows=numbers, weights=whole_weights(model), counts=counts)
+    if tool == "counts":
+        show_counts(counts, len(rows))
+
+
+def join_with_detail() -> None:
+    """Join the ranks anew, as with TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment from the beginning."""
+    store, rank, world = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.PrefixStore("detail", store), rank=rank, world_size=world)
+
+
+@contextmanager
+def watched(tool: str, folder: Path, steps: int) -> Iterator[None]:
+    """Record while the script runs: the flight recorder's entries, or a trace of what rank 0 does."""
+    if tool == "recorder":
+        write_records_at_signal(folder)
+        yield
+        write_records(folder)
+        return
+    if tool != "trace":
+        yield
+        return
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with silent():
+        profiler.start()
+    yield
+    with silent():
+        profiler.stop()
+    if dist.get_rank() == 0:
+        profiler.export_chrome_trace(str(folder / "trace_of_rank_0.json.gz"))
+        events = work_events(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+        (folder / "summary.json").write_text(json.dumps(summary(events, steps=steps)), encoding="utf-8")
+
+
+def write_records(folder: Path) -> None:
+    """Write this rank's entries of torch's flight recorder."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    (folder / f"records_{dist.get_rank()}.json").write_text(json.dumps(entries), encoding="utf-8")
+
+
+def write_records_at_signal(folder: Path) -> None:
+    """Write the entries when SIGUSR1 comes: in a thread, since the main thread may wait in a collective."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # with a handler of Python, the signal writes to the pipe
+    signal.set_wakeup_fd(writer)
+
+    def wait() -> None:
+        os.read(reader, 1)
+        write_records(folder)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all ranks' shards together, by the names that the parameters have without a wrapper."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # else the root may still show what it gathered before the last step
+    weights = {}
+    sharded = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+    with FullyShardedDataParallel.summon_full_params(model) if sharded else nullcontext():
+        for name, p in model.named_parameters(remove_duplicate=False):
+            value = p.full_tensor() if isinstance(p, DTensor) else p
+            plain = name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
+            weights[plain] = value.detach().clone()
+    return weights
+
+
+def show_counts(counts: dict[str, int], steps: int) -> None:
+    """Print how many collectives a step has."""
+    for name, count in counts.items():
+        print(f"{name:26} {count / steps:5.1f} in a step")
+
+
+def verify(script: dict[str, Any]) -> None:
+    """Call mmfsdp's checks of one's own loop with the functions of a script."""
+    import mmfsdp
+
+    batches = [script["batch_of"](0, rank) for rank in range(dist.get_world_size())]
+    pieces = {"wrap": script["wrap"], "optimizer": script["make_optimizer"], "step": script["train_step"]}
+    mmfsdp.verify(script["build"], batches=batches, **pieces)
