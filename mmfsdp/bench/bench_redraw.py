@@ -14,7 +14,8 @@ from ..train.prepare import previews
 def bench_redraw(*, preset: str = "openflamingo_9b", ranks: int = 64) -> dict[str, Any]:
     """Plan and draw a preset, then again after each change of policy, ranks and backend. Starts no ranks.
 
-    The first row builds the model without weights and records a step of it; DDP needs a recording of its own.
+    The first row builds the model without weights, records a step of it, and traces what AUTO needs, which the cockpit
+    does while a person looks at the first plan; DDP needs a recording of its own.
     """
     from ..widgets.plan_page import PlannedRun, plan_page
 
@@ -35,7 +36,7 @@ def bench_redraw(*, preset: str = "openflamingo_9b", ranks: int = 64) -> dict[st
     for name, change in changes.items():
         changed = params.change(**change)
         begin = time.perf_counter()
-        *_, (plan, cost) = previews(changed)
+        *_, (plan, cost) = previews(changed, for_auto=True)
         planned = PlannedRun(changed, plan, cost)
         page = plan_page(planned, machine=LAPTOP, pinned=pinned)
         seconds = time.perf_counter() - begin

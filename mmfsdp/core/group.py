@@ -231,9 +231,9 @@ class FrozenAware:
 def is_layer_list(module: nn.Module) -> bool:
     """Return True for a list of layers: of modules with modules inside that all hold parameters."""
     # By exact type: a subclass has a forward of its own. A Sequential around one module is a wrapper, not a list.
-    min_layers = {nn.ModuleList: 1, nn.Sequential: 2}.get(type(module))
-    layers = [child for child in module.children() if list(child.parameters())]
-    return min_layers is not None and len(layers) >= min_layers and all(list(layer.children()) for layer in layers)
+    min_layers = {nn.ModuleList: 1, nn.Sequential: 2}.get(type(module), 0)
+    layers = [child for child in module.children() if min_layers and any(True for _ in child.parameters())]
+    return 0 < min_layers <= len(layers) and all(list(layer.children()) for layer in layers)
 
 
 def _kind(parameters: Iterable[nn.Parameter]) -> UnitKind:

@@ -13,6 +13,7 @@ from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
 from ..params.numbers import size
 from .memory import step_walk, with_gathers
 from .timeline import step_timeline
+from .unit_bytes import UnitBytesTable
 
 if TYPE_CHECKING:
     from .recordings import Recordings
@@ -56,20 +57,34 @@ class PolicySearch:
         self.plans = plans
         self.budget = budget
         self.train = train
+        self.bytes_of_units = UnitBytesTable(plans[0])
+        self.sent: dict[int, int] = {}
+        """Bytes that a rank sends for a unit in a step, by the unit's id; the units are those of the plans."""
         timeline = step_timeline(plans[0], train)
         self.most_held = timeline.most_while_gathered if timeline else {}
 
     def memory(self, units: tuple[Unit, ...]) -> int:
         """Return the most bytes that a rank holds in a step."""
-        return step_walk(replace(self.plans[0], units=units), self.train).peak.bytes
+        return self._walked(units, limit=None)
 
     def traffic(self, units: tuple[Unit, ...]) -> int:
         """Return the bytes that a rank sends for these units in a step."""
-        return sum(self.plans[0].wire_bytes(unit, self.train.accumulation) for unit in units)
+        total = 0
+        for unit in units:
+            sent = self.sent.get(id(unit))
+            if sent is None:
+                sent = self.sent[id(unit)] = self.plans[0].wire_bytes(unit, self.train.accumulation)
+            total += sent
+        return total
 
     def fits(self, units: tuple[Unit, ...]) -> bool:
         """Return whether the budget is enough for these units."""
-        return self.memory(units) <= self.budget
+        return self._walked(units, limit=self.budget) <= self.budget
+
+    def _walked(self, units: tuple[Unit, ...], *, limit: int | None) -> int:
+        """Return the most bytes that a rank holds, up to the first event at which it holds more than the limit."""
+        plan = replace(self.plans[0], units=units)
+        return step_walk(plan, self.train, table=self.bytes_of_units, limit=limit).peak_bytes
 
     def best_units(self) -> tuple[Unit, ...]:
         """Return the best mix found. Raises ParamError if none fits."""

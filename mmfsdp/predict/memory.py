@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..core.plan import ITEMSIZE, Param, Unit, UnitKind, WrapPlan
+from ..core.plan import Unit, WrapPlan
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
+from .unit_bytes import UnitBytesTable
 
 MAX_MICRO_STEPS = 3
 """That a walk passes: those between the first and the last are alike."""
@@ -51,16 +52,21 @@ class Memory:
         return Memory(**items, when=self.when)
 
 
-def memory_at_rest(plan: WrapPlan) -> Memory:
-    """Return what a rank holds without activations, with the most that is gathered and reduced at one time."""
+def memory_at_rest(plan: WrapPlan, table: UnitBytesTable | None = None) -> Memory:
+    """Return what a rank holds without activations, with the most that is gathered and reduced at one time.
+
+    table: of a search that counts the bytes of the same units many times.
+    """
+    table = table or UnitBytesTable(plan)
     parameters = optimizer = gradients = 0
     gathered = gather_buffer = reduce_buffer = 0
     gathered_for_a_while = []
     for unit in plan.units:
         # Every rank holds its shards, or all of a replicated unit.
+        counted = table.of(unit)
         parameters += unit.bytes_at_rest
-        optimizer += optimizer_bytes(plan, unit)
-        gradients += gradient_bytes(plan, unit)
+        optimizer += counted.optimizer
+        gradients += counted.gradients
         if not unit.sharded:
             continue
         if unit.reshard_after_forward:
@@ -69,7 +75,7 @@ def memory_at_rest(plan: WrapPlan) -> Memory:
             gathered += unit.unsharded_bytes
         if plan.backend is Backend.FSDP2:  # it gathers into a flat buffer and copies out of it; FSDP1 gathers in place
             gather_buffer = max(gather_buffer, unit.unsharded_bytes)
-        reduce_buffer = max(reduce_buffer, unit.reduced_bytes + unreduced_gradient_bytes(plan, unit))
+        reduce_buffer = max(reduce_buffer, unit.reduced_bytes + counted.unreduced)
     gathered += sum(sorted(gathered_for_a_while)[-2:])  # one unit runs while the next is prefetched
     buffers = gather_buffer + reduce_buffer
     return Memory(
@@ -90,46 +96,24 @@ def memory_on_host(plan: WrapPlan, train: TrainParams) -> Memory | None:
     return replace(memory_at_rest(sharded), module_buffers=0, gathered=0, buffers=0)
 
 
-def optimizer_bytes(plan: WrapPlan, unit: Unit) -> int:
-    """Return the bytes of AdamW's two moments (Kingma and Ba 2015), each as large as the trainable shard."""
-    if (
-        plan.backend is Backend.FSDP1 and unit.sharded and unit.kind is UnitKind.MIXED
-    ):  # not of the frozen part of its shard
-        return 2 * (unit.bytes_at_rest * unit.trainable_numel // unit.numel)
-    return 2 * gradient_bytes(plan, unit)
-
-
-def gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
-    """Return the bytes of this rank's reduced gradients, in the dtype of the parameters."""
-    if not unit.reduced_bytes:
-        return 0
-    if plan.backend is Backend.FSDP1 and unit.sharded:
-        return unit.bytes_at_rest  # one flat gradient, of its frozen parameters too
-    shards = plan.shard if unit.sharded else 1
-    return sum(p.padded(shards) // shards * ITEMSIZE[p.dtype] for p in unit.params if p.learns)
-
-
-def unreduced_gradient_bytes(plan: WrapPlan, unit: Unit) -> int:
-    """Return the bytes of a unit's whole gradients, as backward computes them."""
-    params = gradient_params(plan, unit)
-    return sum(p.numel * ITEMSIZE[unit.computed_dtype(p)] for p in params if not p.unused)
-
-
-def gradient_params(plan: WrapPlan, unit: Unit) -> list[Param]:
-    """Return the parameters that get gradients: in a mixed unit of FSDP1 all, as views of one flat parameter."""
-    flat = plan.backend is Backend.FSDP1 and unit.sharded and unit.kind is UnitKind.MIXED
-    return [p for p in unit.params if p.trainable or (flat and p.is_floating)]
-
-
 def step_walk(
-    plan: WrapPlan, train: TrainParams, *, sources: int = 1, recorder: WalkRecorder | None = None
+    plan: WrapPlan,
+    train: TrainParams,
+    *,
+    sources: int = 1,
+    recorder: WalkRecorder | None = None,
+    table: UnitBytesTable | None = None,
+    limit: int | None = None,
 ) -> StepWalk:
     """Pass the memory events of a step. The walk has the peak of a rank, with its optimizer states, and the most that
     it holds without activations, which may be at another event.
 
-    sources: of data; each adds a batch to every micro-step. recorder: notes what is held and sent at each event.
+    sources: of data; each adds a batch to every micro-step. recorder: notes what is held and sent at each event. table:
+    of a search that walks with the same units many times. limit: bytes; a walk that holds more ends there, so that its
+    peak only tells that it is too high.
     """
-    at_rest, host = memory_at_rest(plan), memory_on_host(plan, train)
+    table = table or UnitBytesTable(plan)
+    at_rest, host = memory_at_rest(plan, table), memory_on_host(plan, train)
     # These stay as they are over the step. The buckets of DDP hold its gradients between steps, too.
     constant = replace(at_rest, gathered=0, buffers=0)
     if plan.backend is not Backend.DDP:
@@ -137,7 +121,7 @@ def step_walk(
     if host:
         parameters, optimizer = at_rest.parameters - host.parameters, at_rest.optimizer - host.optimizer
         constant = replace(constant, parameters=parameters, optimizer=optimizer)
-    walk = StepWalk(plan, constant, on_cpu=train.device is Device.CPU, offload=host is not None, recorder=recorder)
+    walk = StepWalk(plan, constant, train.device is Device.CPU, host is not None, table, recorder, limit)
     micro_steps = min(train.accumulation * sources, MAX_MICRO_STEPS)
     for i in range(micro_steps):
         walk.micro_step(last=i == micro_steps - 1)
@@ -151,7 +135,8 @@ def with_gathers(plan: WrapPlan) -> WrapPlan:
     """
     if not plan.memory_events:
         return plan
-    walk = StepWalk(plan, memory_at_rest(plan), on_cpu=False, offload=False)
+    table = UnitBytesTable(plan)
+    walk = StepWalk(plan, memory_at_rest(plan, table), on_cpu=False, offload=False, table=table)
     walk.micro_step(last=True)
     # The events come from a forward and a backward that ran, recomputation included, so no rule has to foresee it.
     units = []
@@ -209,7 +194,10 @@ class StepWalk:
     """What does not change over the step."""
     on_cpu: bool
     offload: bool
+    table: UnitBytesTable
     recorder: WalkRecorder | None = None
+    limit: int | None = None
+    """Bytes; the walk ends where it holds more."""
     unsharded: BytesOfUnits = field(default_factory=BytesOfUnits)
     """Gathered parameters."""
     gather_outputs: BytesOfUnits = field(default_factory=BytesOfUnits)
@@ -226,17 +214,28 @@ class StepWalk:
     """All-gathers, by phase and order of the unit."""
 
     def __post_init__(self) -> None:
-        self.peak = self.without_activations = self.constant
         self.peak_bytes = self.most_bytes = self.constant.bytes
+        # What is held at the peak, and at the most without activations, as fields of Memory; empty at rest.
+        self.at_peak: dict[str, Any] = {}
+        self.at_most: dict[str, Any] = {}
         self.phase, self.last = "forward", False
-        self.when = ""  # phase and unit of the event
-        self.order = 0  # of the unit
+        self.order = 0  # of the event's unit
         self.events = 0  # that have come
         self.activations = 0
         self.finished: set[int] = set()  # orders of units whose backward is over, in this micro-step
         # The rest of `constant` is counted again at each event.
         self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
         self.fsdp1 = self.plan.backend is Backend.FSDP1
+
+    @property
+    def peak(self) -> Memory:
+        """The most that is held at one time."""
+        return replace(self.constant, **self.at_peak)
+
+    @property
+    def without_activations(self) -> Memory:
+        """The most that is held at one time, if activations are not counted."""
+        return replace(self.constant, **self.at_most)
 
     def micro_step(self, *, last: bool) -> None:
         """Pass the events of a micro-step. last: its backward reduces the gradients."""
@@ -246,7 +245,7 @@ class StepWalk:
             unit = self.plan.units[event.unit]
             if event.event in ("pre_backward", "post_backward", "end"):
                 self.phase = "backward"
-            self.when, self.order = f"{self.phase} of {unit.name}", unit.order
+            self.order = unit.order
             self.events += 1
             # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.
             in_place = self.accumulated.total > 0 and not self.fsdp1
@@ -269,6 +268,8 @@ class StepWalk:
                     self.no_gradient(unit)
                 case "end":
                     self.end()
+            if self.limit is not None and self.peak_bytes > self.limit:
+                return
 
     def compare(self, transient: int = 0) -> None:
         """Compare what is allocated now to the peak. transient: bytes of buffers that are freed immediately."""
@@ -281,15 +282,15 @@ class StepWalk:
         is_most = without_activations > self.most_bytes
         if not (is_peak or is_most or self.recorder):
             return
-        now = {"gathered": gathered, "gradients": gradients, "buffers": buffers, "activations": self.activations}
-        if is_peak:
-            self.peak, self.peak_bytes = replace(self.constant, **now, when=self.when), held
-        if is_most:
-            most = now | {"activations": 0}
-            self.without_activations = replace(self.constant, **most, when=self.when)
-            self.most_bytes = without_activations
+        now: dict[str, Any] = {"gathered": gathered, "gradients": gradients, "buffers": buffers}
+        now["activations"] = self.activations
         if self.recorder:
-            self.recorder.note_memory(self, now)
+            self.recorder.note_memory(self, dict(now))
+        now["when"] = f"{self.phase} of {self.plan.units[self.order].name}"
+        if is_peak:
+            self.at_peak, self.peak_bytes = now, held
+        if is_most:
+            self.at_most, self.most_bytes = now | {"activations": 0}, without_activations
 
     def pre_forward(self, unit: Unit) -> None:
         """Gather the unit, and start the all-gathers that are prefetched in forward."""
@@ -320,15 +321,8 @@ class StepWalk:
             self.gathers[self.phase, unit.order] += 1
             if self.recorder:
                 self.recorder.note_collective(self, "all-gather", unit)
-        # Shards are cast to the dtype of compute, after a copy from the host, before they are sent
-        # (_fsdp_param.py, all_gather_inputs; _flat_param.py, pre_unshard).
-        transient = 0
-        for p in unit.params:
-            if p.dtype != unit.computed_dtype(p):
-                transient += p.padded(self.plan.shard) // self.plan.shard * ITEMSIZE[unit.computed_dtype(p)]
-        if transient and self.fsdp1:
-            transient = unit.unsharded_bytes // self.plan.shard  # all of the flat one
-        if self.offload:
+        transient = self.table.of(unit).cast_shard
+        if self.offload:  # a copy from the host comes first
             transient += unit.bytes_at_rest
         # gloo fills a buffer of its own and copies that (ProcessGroupGloo.cpp, allgather). Its two threads may hold two
         # such buffers at a time, depending on the load; one is counted.
@@ -361,7 +355,7 @@ class StepWalk:
 
     def post_backward(self, unit: Unit) -> None:
         """Reduce a unit's gradients in the last micro-step, else keep them."""
-        computed = unreduced_gradient_bytes(self.plan, unit)
+        computed = self.table.of(unit).unreduced
         earlier = self.accumulated.pop(unit.order)
         self.finished.add(unit.order)
         if self.fsdp1:
@@ -388,7 +382,7 @@ class StepWalk:
         """Reduce-scatter gradients: bytes that this micro-step's backward computed, and of earlier ones."""
         if self.recorder:
             self.recorder.note_collective(self, "reduce-scatter", unit)
-        reduced = 0 if self.offload else gradient_bytes(self.plan, unit)
+        reduced = 0 if self.offload else self.table.of(unit).gradients
         gloo_copy = 0
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
             gloo_copy = unit.reduced_bytes
@@ -397,12 +391,8 @@ class StepWalk:
                 ahead = self.plan.prefetched_in_backward.get(unit.order)
                 if ahead and ahead.order not in self.finished:  # _runtime_utils.py, _get_handle_to_prefetch
                     self.all_gather(ahead)
-            # The flat gradient is in the dtype of compute, and is cast to the reduction's.
-            cast = 0
-            if any((unit.compute_dtype or p.dtype) != self.plan.fsdp.reduce_dtype.torch_name for p in unit.params):
-                cast = unit.reduced_bytes
             self.reduced[unit.order] = reduced
-            self.compare(computed + earlier + cast + gloo_copy)
+            self.compare(computed + earlier + self.table.of(unit).cast_gradient + gloo_copy)
             return
         # FSDP2 copies the gradients to one input and frees them; the input stays until the next reduce-scatter
         # (_fsdp_collectives.py, foreach_reduce; _fsdp_param_group.py, post_backward).

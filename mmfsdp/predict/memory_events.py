@@ -29,7 +29,8 @@ from ..core.recompute import checkpoint_activations, in_backward
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, FSDPParams, ParamError
 from .cost_lint import without_gradient
-from .memory import gradient_params, with_gathers
+from .memory import with_gathers
+from .unit_bytes import gradient_params
 from .work import Work, WorkCounter
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..core.plan import Unit, UnitKind, WrapPlan, ring_bytes
 from ..params import TrainParams
-from .memory import MAX_MICRO_STEPS, StepWalk, optimizer_bytes, step_walk
+from .memory import MAX_MICRO_STEPS, StepWalk, step_walk
+from .unit_bytes import optimizer_bytes
 
 
 class Moment(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,13 +24,13 @@ from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
-from ..params import Device, Executor, FrozenPolicy, ModelKind, ModelParams, RunParams
+from ..params import Backend, Device, Executor, FrozenPolicy, ModelKind, ModelParams, RunParams
 from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster
 from ..params.variables import with_variables
 from ..predict import Estimate, estimate
-from ..predict.memory_events import with_memory_events, with_recording
+from ..predict.memory_events import quantized_copy, with_memory_events, with_recording
 from ..predict.recordings import Recordings
 from ..run.own_code import sources_of
 from ..run.placement import with_ranks
@@ -88,11 +89,13 @@ def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
     return list(previews(params))[-1]
 
 
-def previews(params: RunParams, sources: Mapping[str, Splits] | None = None) -> Iterator[tuple[WrapPlan, Estimate]]:
+def previews(
+    params: RunParams, sources: Mapping[str, Splits] | None = None, *, for_auto: bool = False
+) -> Iterator[tuple[WrapPlan, Estimate]]:
     """Yield the plan and its cost: first without memory events, then with them where they can be recorded.
 
     sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other
-    choices change more often.
+    choices change more often. for_auto: after the last plan, trace what AUTO needs, so that it is quick when chosen.
     """
     params = with_ranks(with_variables(params))
     params = params.change(launch=with_cluster(params.launch))
@@ -104,6 +107,9 @@ def previews(params: RunParams, sources: Mapping[str, Splits] | None = None) -> 
         return
     plan = with_recording(plan, recordings.record(model, plan, example))
     yield plan, cost_of(plan, params)
+    if for_auto and plan.backend is not Backend.DDP:
+        with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
+            recordings.group(quantized_copy(model, params.fsdp), params.fsdp, example)
 
 
 def rates_of(params: RunParams, plan: WrapPlan) -> str:

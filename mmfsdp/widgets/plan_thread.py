@@ -88,7 +88,7 @@ class Planner:
 
             if not self._is_wanted(params):  # other choices may have been made while the lock was awaited
                 return
-            stages = previews(params)
+            stages = previews(params, for_auto=True)
             plan, cost = next(stages)
             rates = rates_of(params, plan)
         if not (plan.memory_events or plan.refused):
@@ -99,6 +99,8 @@ class Planner:
         if complete:
             plan, cost = complete
         self._take(PlannedRun(params, plan, cost, rates))
+        if self._is_wanted(params):
+            next(stages, None)  # while the person looks at the plan
 
     def _take(self, planned: PlannedRun) -> None:
         if not self._is_wanted(planned.params):

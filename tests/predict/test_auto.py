@@ -11,6 +11,7 @@ from torch import nn
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
+from mmfsdp.predict.auto import PolicySearch
 from mmfsdp.predict.memory import step_walk
 
 GIB = 2**30
@@ -111,6 +112,28 @@ def test_near_the_fractional_bound_when_units_are_many(count, seed, rows):
         auto = planned(model, budget, example=example)
         assert memory_of(auto) <= budget
         assert traffic(auto) <= 1.02 * bound(plans, auto, budget)
+
+
+@pytest.mark.parametrize("fields, device", [({}, "cuda"), (BF16, "cpu"), ({"backend": "FSDP1"}, "cpu")])
+def test_what_a_search_keeps_changes_no_answer(fields, device):
+    """It counts the bytes of a unit once, and ends a walk that holds too much."""
+    rng, model = random.Random(str(fields)), chain(8, 3)
+    example, train = {"x": torch.zeros(500, 8, device="meta")}, TrainParams(accumulation=2, device=device)
+    plans = []
+    for policy in POLICIES:
+        if policy is FrozenPolicy.REPLICATE and fields.get("backend") == "FSDP1":
+            continue
+        plans.append(make_plan(model, FSDPParams(frozen_policy=policy, **fields), world_size=8, example=example))
+    search = PolicySearch(plans, 0, train)
+    for _ in range(20):
+        units = tuple(rng.choice(same) for same in zip(*(plan.units for plan in plans), strict=True))
+        plan = replace(plans[0], units=units)
+        held = step_walk(plan, train).peak.bytes
+        assert search.memory(units) == held
+        assert search.traffic(units) == sum(plan.wire_bytes(unit, 2) for unit in units)
+        for budget in (0, held // 2, held - 1, held, held + 1):
+            search.budget = budget
+            assert search.fits(units) == (held <= budget)
 
 
 def bound(plans, auto, budget: float) -> float:

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from mmfsdp.core.make_plan import make_plan
-from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.predict import estimate
+from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.predict import estimate, recordings
 from mmfsdp.predict.recordings import NOT_RECORDED, Recordings
+from mmfsdp.train import prepare
 from tests.tiny import tiny_batch, tiny_flamingo
 
 TRAIN = TrainParams(device="cpu")
@@ -59,6 +60,23 @@ def test_one_recording_serves_every_policy_of_a_flamingo():
         plan = make_plan(model, FSDPParams(**fields), world_size=2, example=example, recordings=kept)
     assert kept.number == 1
     assert plan == make_plan(model, FSDPParams(**fields), world_size=2, example=example)
+
+
+def test_auto_needs_no_trace_of_its_own_after_a_plan_that_foresaw_it(monkeypatch):
+    with_example = []
+    group = recordings.trace_and_group
+
+    def counting(model, params, example):
+        with_example.append(example is not None)
+        return group(model, params, example)
+
+    monkeypatch.setattr(recordings, "trace_and_group", counting)
+    prepare._kept_model.cache_clear()
+    *_, (plan, _) = prepare.previews(load("tiny"), for_auto=True)
+    assert with_example == [False, True]
+    auto = load("tiny").change(**{"fsdp.frozen_policy": "AUTO", "fsdp.memory_budget_gib": 1.0})
+    *_, (plan, _) = prepare.previews(auto, for_auto=True)
+    assert plan.why and with_example == [False, True]
 
 
 def test_whatever_changes_what_is_computed_needs_a_new_recording():
