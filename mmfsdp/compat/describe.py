@@ -21,7 +21,8 @@ from ..core.trace import Trace, trace_registration
 from ..core.units import buffer_bytes, torch_dtype, unit_name, with_bytes
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
 from ..predict.cost_lint import lint_cost
-from .describe_flat import precision_of, read_ddp, read_fsdp1, read_param
+from .describe_flat import left_out, precision_of, read_ddp, read_fsdp1, read_param
+from .describe_lint import lint_switches
 
 
 def describe(model: nn.Module) -> WrapPlan:
@@ -51,7 +52,8 @@ def describe(model: nn.Module) -> WrapPlan:
         plan = read_fsdp1(model, fsdp1)
     elif plan is None:
         plan = _read_fsdp2(model)
-    return replace(plan, lint=(*lint(inner, plan, wrapped=True), *lint_cost(inner, plan)))
+    findings = (*lint(inner, plan, wrapped=True), *lint_switches(inner, plan), *lint_cost(inner, plan))
+    return replace(plan, lint=findings)
 
 
 def _read_fsdp2(model: nn.Module) -> WrapPlan:
@@ -71,9 +73,11 @@ def _read_fsdp2(model: nn.Module) -> WrapPlan:
     in_units: set[str] = set()
     for unit in units:
         in_units.update(param.name for param in unit.params)
-    for name, _ in model.named_parameters():
-        if plain_name(name) not in in_units:
+    for name, p in model.named_parameters():
+        # fully_shard leaves out its ignored_params, such as replicated frozen weights. It reduces none of them.
+        if plain_name(name) not in in_units and (p.requires_grad or not isinstance(model, FSDPModule)):
             raise ValueError(f"{plain_name(name)}: is in no unit; call fully_shard on the whole model, last")
+    units += left_out(model, units, trace)
     mesh = next(iter(groups)).mesh_info
     replicate, shard = getattr(mesh, "replicate_mesh_size", 1), getattr(mesh, "shard_mesh_size", 1)
     fsdp = _params_of(list(groups), units, replicate, shard)

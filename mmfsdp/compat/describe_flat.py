@@ -60,7 +60,7 @@ def read_fsdp1(model: nn.Module, wrappers: Mapping[str, FullyShardedDataParallel
         unit = _unit((name,), held[name], trace, sharded=True)
         reshards = wrapper.sharding_strategy in FREES_AFTER_FORWARD
         units.append(_with_gathers(unit, reshards and bool(name), reshards, wrapper.mixed_precision.param_dtype))
-    units += _left_out(model, units, trace)
+    units += left_out(model, units, trace)
     units.sort(key=lambda unit: (not unit.sharded, min(trace.forward_start.get(m, 0) for m in unit.modules)))
     ends = sorted(range(len(units)), key=lambda i: max(trace.forward_end.get(m, 0) for m in units[i].modules))
     fsdp = _fsdp1_params(first, units, replicate, shard)
@@ -102,7 +102,7 @@ def _flat_params(name: str, wrapper: Any, model: nn.Module) -> list[Param]:
     return params
 
 
-def _left_out(model: nn.Module, units: list[Unit], trace: Trace) -> list[Unit]:
+def left_out(model: nn.Module, units: list[Unit], trace: Trace) -> list[Unit]:
     """Return the parameters in no wrapper as one unit that is not sharded; none if there are none."""
     in_units: set[str] = set()
     for unit in units:

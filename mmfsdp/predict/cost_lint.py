@@ -11,6 +11,7 @@ from ..core.group import MIN_UNIT_PARAMETERS
 from ..core.lint import some
 from ..core.names import plain_name
 from ..core.plan import Finding, Param, UnitKind, WrapPlan
+from ..core.recompute import checkpoints_itself
 from ..core.trace import output_made_to_require_grad
 from ..params import AutoWrapPolicy, Backend
 
@@ -106,12 +107,27 @@ def _inputs_require_grad(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     frozen = [unit for unit in plan.units if unit.kind is UnitKind.FROZEN and unit.gathers_backward]
     only_by_inputs = [unit.name for unit in frozen if unit.order < min(trainable)]
     if only_by_inputs:
+        fix = "call disable_input_require_grads(): only activation checkpointing with use_reentrant=True needs it"
+        if reentrant_layers(model):
+            # With both, what trains in a reentrant layer would get no gradient, without an error.
+            fix = "set fsdp.activation_checkpointing instead of the model's own switch, which is reentrant here; or "
+            fix += 'switch it on with {"use_reentrant": False}, and then call disable_input_require_grads()'
         yield _warning(
             "inputs-require-grad",
             f"{some(only_by_inputs)}: frozen, before all that trains, and gathered again in backward, because "
-            f"enable_input_require_grads() made the output of {some(embeddings)} require a gradient; call "
-            "disable_input_require_grads(): only activation checkpointing with use_reentrant=True needs it",
+            f"enable_input_require_grads() made the output of {some(embeddings)} require a gradient; {fix}",
         )
+
+
+def reentrant_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that transformers' own switch (`gradient_checkpointing_enable`) checkpoints reentrantly."""
+    layers = []
+    for module in model.modules():
+        # A partial of torch's checkpoint, with the arguments that the person gave.
+        options = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
+        if checkpoints_itself(module) and options.get("use_reentrant"):
+            layers.append(module)
+    return layers
 
 
 def without_gradient(names: Sequence[str]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from mmfsdp import RunParams, cli, verify
 from mmfsdp.checks.from_params import check_memory, verify_folder, write_trial
@@ -42,6 +42,9 @@ LOOPS = {
     "build_unseeded": ("weights", "ranks start from different weights in head.weight"),
     "without a picture": ("no picture", "a batch without a picture does not enter encoder, projector"),
 }
+if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch 2.13
+    reduces = "without a picture no gradient arrives at projector.*: ranks with a picture reduce more than the others; "
+    LOOPS["torch's switch"] = ("no picture", f"{reduces}set_reduce_scatter_unused_params(True), which is set here")
 PRESETS = ("tiny", "tiny_llava")
 NARROW = yaml.safe_load((ROOT / "tests/files/narrow_presets.yaml").read_text())
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
@@ -78,6 +81,8 @@ def verify_loop(name: str):
         model = own.build_unseeded
     elif name == "without a picture":
         arguments["without_picture"] = own.batch(1, pictures=False)
+    elif name == "torch's switch":
+        arguments |= {"wrap": own.wrap_with_switch, "without_picture": own.batch(1, pictures=False)}
     elif name != "right":
         arguments[name.partition("_")[0]] = getattr(own, name)
     return verify(model, **arguments)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
+    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -209,3 +210,51 @@ def test_what_is_not_wrapped_or_only_in_part_is_refused():
     partly = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh_of()), nn.Linear(4, 4))
     with pytest.raises(ValueError, match="1.weight: is in no unit; call fully_shard on the whole model"):
         describe(partly)
+
+
+class Captioner(nn.Module):
+    """A frozen encoder and layer, a projector, and a layer that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.projector, self.words, self.layer = (nn.Linear(4, 4) for _ in range(4))
+        for module in (self.encoder, self.words):
+            module.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words(x) + self.projector(self.encoder(x)))
+
+
+def by_hand(*, frozen: bool = True) -> nn.Module:
+    """Return a model with a unit for its layer, and a replicated encoder."""
+    model = Captioner() if frozen else Captioner().requires_grad_(True)
+    fully_shard(model.layer, mesh=mesh_of())
+    return fully_shard(model, mesh=mesh_of(), ignored_params=set(model.encoder.parameters()) if frozen else None)
+
+
+def test_frozen_parameters_that_fully_shard_ignores_are_replicated():
+    model = by_hand()
+    back = describe(model)
+    (encoder,) = [unit for unit in back.units if not unit.sharded]
+    assert [p.name for p in encoder.params] == ["encoder.weight", "encoder.bias"]
+    assert encoder.frozen_policy == "REPLICATE"
+    check_traffic(back, lambda: model(torch.randn(2, 4)).sum().backward())
+    for p in model.encoder.parameters():
+        p.requires_grad_(True)
+    with pytest.raises(ValueError, match="encoder.weight: is in no unit"):
+        describe(model)
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="torch 2.13 has it")
+def test_torchs_switch_for_unused_parameters_is_named_where_it_swaps_gradients():
+    model, everything_trains = by_hand(), by_hand(frozen=False)
+    assert not switch_findings(model)
+    for wrapped in (model, everything_trains):
+        wrapped.set_reduce_scatter_unused_params(True)
+    (message,) = switch_findings(model)
+    assert "(of those here: (root), layer)" in message
+    assert not switch_findings(everything_trains)
+
+
+def switch_findings(model: nn.Module) -> list[str]:
+    return [finding.message for finding in describe(model).lint if finding.code == "reduces-unused"]

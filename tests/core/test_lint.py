@@ -189,6 +189,13 @@ def inputs_require_grad():
     return costly.lint
 
 
+def inputs_require_grad_for_reentrant_checkpointing():
+    """Without that gradient, what trains in a reentrant layer would get none, and no error would tell."""
+    model = last_layer_trains()
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    return plan(model.train()).lint
+
+
 def wrapped_to_checkpoint():
     model = stack()
     model.layers[0] = checkpoint_wrapper(model.layers[0])
@@ -233,6 +240,11 @@ MISTAKES = {
         "warning",
         "inputs-require-grad",
         r"model.layers.0, model.layers.1 and 3 more.*embed_tokens.*disable_input_require_grads\(\)",
+    ),
+    inputs_require_grad_for_reentrant_checkpointing: (
+        "warning",
+        "inputs-require-grad",
+        r"model.layers.0.*set fsdp.activation_checkpointing instead.*reentrant.*False}, and then call disable_input",
     ),
     wrapped_to_checkpoint: ("error", "wrapped-before", "layers.0: already.*plain"),
     used_outside: ("error", "used-outside", "table.weight.*example"),

@@ -4,7 +4,7 @@ one process, and what is sent is what was planned."""
 import itertools
 import warnings
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from mmfsdp.compat.describe import describe
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
@@ -21,6 +23,7 @@ from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from tests import families
+from tests.pages import PAGES
 from tests.parity import whole, wire
 from tests.ranks import on_ranks
 
@@ -203,7 +206,73 @@ def problems(trained: str, policy: str, with_example: bool, frozen_dtype: str | 
     return found
 
 
-def all_cases() -> list[list[str]]:
+# ---- transformers' own switch, which also makes the embedding's output require a gradient ----
+
+SWITCHES = {
+    "no checkpointing": {},
+    "`fsdp.activation_checkpointing: all`": {"ours": "all"},
+    "`gradient_checkpointing_enable()`": {"use_reentrant": False},
+    "the same, then `disable_input_require_grads()`": {"use_reentrant": False, "inputs": False},
+    '`gradient_checkpointing_enable({"use_reentrant": True})`': {"use_reentrant": True},
+    "the same, with forward prefetch by hand": {"use_reentrant": True, "prefetch": True},
+    "the same before transformers 5.23": {"use_reentrant": True, "prefetch": True, "old": True},
+}
+"""A way to checkpoint six layers of which the fifth trains. What they gather is on notebooks/reference/policies.md."""
+
+
+class CheckpointedCall(nn.Module):
+    """A layer whose call is checkpointed, with its hooks, as by transformers before 5.23."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(super().__call__, **kwargs), *args, use_reentrant=True)
+
+
+CheckpointedCall.__name__ = "GradientCheckpointingLayer"
+
+
+def six_layers(*, use_reentrant: bool | None = None, inputs: bool = True) -> nn.Module:
+    """Return a model of which the fifth of six layers trains."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 6})).train()
+    for name, p in model.named_parameters():
+        p.requires_grad_("layers.4" in name)
+    if use_reentrant is not None:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": use_reentrant})
+        if not inputs:
+            model.disable_input_require_grads()
+    return model
+
+
+def gathers_in_backward(*, prefetch: bool = False, old: bool = False, ours: str = "none", **switches: Any) -> list[Any]:
+    """Return how often fully_shard's units of layers are gathered in backward, what the lint says, and the gradient."""
+    model, ids = six_layers(**switches), inputs_of("llama", dist.get_rank())
+    if ours != "none":
+        model = apply_plan(
+            model, make_plan(model, FSDPParams(activation_checkpointing=ours), world_size=2, example=ids)
+        )
+    else:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    layers = list(model.model.layers)
+    for layer, following in zip(layers, layers[1:], strict=False):
+        if prefetch:
+            layer.set_modules_to_forward_prefetch([following])
+    if old:
+        for layer in layers:
+            layer.__class__ = type(type(layer).__name__, (CheckpointedCall, type(layer)), {})
+            layer.gradient_checkpointing = False
+    with Collectives() as counted:
+        model(**ids).loss.backward()
+    if old:
+        for layer in layers:
+            layer.gradient_checkpointing = True
+    count = sum(row.count for row in counted.rows() if (row.kind, row.phase) == ("all-gather", "backward"))
+    grad = whole(model.model.layers[4].mlp.up_proj.weight.grad).norm().item()
+    return [count, [finding.code for finding in describe(model).lint if finding.code != "left-in-root"], grad]
+
+
+def all_cases() -> tuple[list[list[str]], dict[str, list[Any]]]:
     torch.set_num_threads(1)
     by_case = []
     for case in CASES:
@@ -211,21 +280,32 @@ def all_cases() -> list[list[str]]:
             by_case.append(problems(*case))
         except Exception as error:
             by_case.append([f"{type(error).__name__}: {error}"])
-    return by_case
+    return by_case, {way: gathers_in_backward(**switches) for way, switches in SWITCHES.items()}
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks() -> list[list[list[str]]]:
+def on_two_ranks() -> list[tuple[list[list[str]], dict[str, list[Any]]]]:
     return on_ranks(all_cases, 2)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("trained", TRAINED + OWN)
 def test_what_runs_again_in_backward_is_gathered_there_as_planned(on_two_ranks, trained):
-    for by_case in on_two_ranks:
+    for by_case, _ in on_two_ranks:
         for case, found in zip(CASES, by_case, strict=True):
             if case[0] == trained:
                 assert not found, (case, found)
+
+
+@pytest.mark.real
+def test_what_transformers_own_switch_gathers_in_backward_is_on_its_page(on_two_ranks):
+    (_, first), (_, second) = on_two_ranks
+    page = (PAGES / "policies.md").read_text()
+    gradient = first["no checkpointing"][2]
+    for way, (count, codes, grad) in first.items():
+        lint = ", ".join(f"`{code}`" for code in codes)
+        assert f"| {way} | {count} | {lint} |" in page
+        assert second[way][:2] == [count, codes] and grad == pytest.approx(gradient, rel=1e-4)
 
 
 def test_a_unit_that_runs_again_is_kept_until_then():

@@ -48,6 +48,14 @@ def wrap(model: nn.Module) -> None:
     fully_shard(model)
 
 
+def wrap_with_switch(model: nn.Module) -> None:
+    """Leave the projector in the root, and let torch reduce what a batch does not use."""
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model, ignored_params=set(model.encoder.parameters()))
+    model.set_reduce_scatter_unused_params(True)
+
+
 def wrap_in_bf16(model: nn.Module) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in (model.encoder, model.projector, *model.layers):
