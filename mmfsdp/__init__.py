@@ -29,6 +29,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "MultimodalModel": "models",
     "ModalEncoder": "models",
     "launch": "run.launch",
+    "replay": "run.replay",
     "Run": "run.handle",
     "sweep": "run.sweep",
     "verify": "checks.own_loop",

@@ -18,10 +18,12 @@ from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
+from ..run.replay import DEFAULT_SPEED
 from .checking import check
 from .fetching import fetch
 from .new import new
 from .planning import bench, plan, verify
+from .replaying import record, replay
 from .running import (
     cancel,
     caption,
@@ -152,6 +154,19 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     command = add(report, "write a run's report.html, or a page that compares runs", usage="RUN [RUN ...]")
     command.add_argument("runs", metavar="RUN", nargs="+", help=RUN)
 
+    command = add(replay, "play a recorded run again, without its ranks", usage="[RECORDING] [--to RUN] [--speed N]")
+    about = "preemption, hang or out_of_memory, the file of a recording, or the folder of a run (default: list them)"
+    command.add_argument("recording", metavar="RECORDING", nargs="?", help=about)
+    command.add_argument("--to", metavar="RUN", help="the run folder to write (default: runs/NAME-replay)")
+    about = f"times as fast as it was recorded (default: {DEFAULT_SPEED:g})"
+    command.add_argument("--speed", type=float, default=DEFAULT_SPEED, metavar="N", help=about)
+
+    command = add(record, "make a recording of a run, a small file without weights", usage="RUN TO --about WORDS")
+    command.add_argument("run", metavar="RUN", help=RUN)
+    command.add_argument("to", metavar="TO", help="the file to write, such as hang.jsonl; it must not exist")
+    about = "what the run was made on, which every replay shows: '2 ranks on one laptop, CPU, gloo'"
+    command.add_argument("--about", metavar="WORDS", required=True, help=about)
+
     command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT] [--best] [--trust]")
     command.add_argument("run", metavar="RUN", help=RUN)
     _add_best(command)
@@ -246,6 +261,6 @@ COMMANDS = [
     command.__name__
     for command in (
         *(check, new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
-        *(track, caption, report, export, bench),
+        *(track, caption, report, replay, record, export, bench),
     )
 ]

@@ -19,6 +19,7 @@ from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.placement import trains_on, with_ranks
 from ..run.progress import part_of
+from ..run.record import check_no_replay
 from ..run.state import SWEEP_FILE, find_runs, runs_table
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
@@ -85,6 +86,7 @@ def resume(values: Namespace) -> int:
     the current folder, not the copy of the launch.
     """
     resumed = Run.open(run_folder(values.run))
+    check_no_replay(resumed.path, "resumed")
     params = resumed.with_own_ranks(params_of(values, default=resumed.with_own_ranks(resumed.params)))
     if not values.trust:
         try:

@@ -30,5 +30,6 @@ Read in this order:
    (pretraining); hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
 5. state, slurm_state: the state of a run, from any process; stages, progress: how far it is; trouble: what is wrong.
-6. handle, watch, sweep, job_array, track: what a person has in hand.
+6. recording, recorder, player, replay: a run that was recorded, played again without its ranks.
+7. handle, watch, sweep, job_array, track: what a person has in hand.
 """

@@ -1,6 +1,7 @@
 """`python -m mmfsdp.run FOLDER`: supervise a local run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
 
 `... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER sweep`: start the runs of a sweep.
+`... FOLDER replay SPEED RECORDING`: play a recording.
 `... FOLDER backbones`: pretrain the backbones of a run. `... FOLDER track KIND ...`: hand the metrics of a run, or of a
 sweep's runs, to trackers.
 """
@@ -29,6 +30,10 @@ elif role == "track":
     from .track import track
 
     track(folder, [TrackerKind(kind) for kind in sys.argv[3:]])
+elif role == "replay":
+    from .replay import play
+
+    play(folder, float(sys.argv[3]), Path(sys.argv[4]))
 else:
     from .supervisor import supervise, wait_for_record
 

@@ -12,6 +12,7 @@ from ..params.own import load_own, own_fields
 from .handle import Run
 from .own_code import read_code, sources_of
 from .placement import with_ranks
+from .record import REPLAY
 from .start import name_taken
 from .state import is_run
 
@@ -43,7 +44,7 @@ def find_same(params: RunParams) -> Match:
             different = differences(run, params)
             if not different:
                 return Match(run, params.change(**{"launch.name": name}), "")
-            words = words or f"the run {name} has other choices: {different}"
+            words = words or (different if is_replay(run) else f"the run {name} has other choices: {different}")
         else:
             words = words or f"{str(parent / name)!r} is not a run"
         number += 1
@@ -78,8 +79,10 @@ def check_name(params: RunParams) -> None:
 def differences(run: Run, params: RunParams) -> str:
     """Return in what the parameters of a run differ from others, in a line; "" if they are the same.
 
-    Raises OwnCodeError for own code that cannot be imported any more.
+    A replay differs from each run. Raises OwnCodeError for own code that cannot be imported any more.
     """
+    if is_replay(run):
+        return f"{run.name} is a replay of a recording"
     try:
         theirs = leaves(run.params.to_dict())
     except (OSError, ValueError) as error:
@@ -93,6 +96,12 @@ def differences(run: Run, params: RunParams) -> str:
         lines.append(f"its own code, which has changed since ({', '.join(changed)})")
     more = f" and {len(lines) - MAX_DIFFERENCES} more" if len(lines) > MAX_DIFFERENCES else ""
     return ", ".join(lines[:MAX_DIFFERENCES]) + more
+
+
+def is_replay(run: Run) -> bool:
+    """Return True for a replay: nothing was trained in there."""
+    record = run.record
+    return record is not None and record.executor == REPLAY
 
 
 def changed_code(run: Run, params: RunParams) -> list[str]:

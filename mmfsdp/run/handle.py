@@ -30,7 +30,18 @@ from .local import is_here, is_supervised, processes_of, stop_processes
 from .own_code import changes, code_of, read_code, read_versions, write_code
 from .placement import with_ranks
 from .preempt import simulate_preemption
-from .record import TRAIN, RunRecord, RunState, Status, cancelled_state, check_entry, read_status, write_status
+from .record import (
+    REPLAY,
+    TRAIN,
+    RunRecord,
+    RunState,
+    Status,
+    cancelled_state,
+    check_entry,
+    check_no_replay,
+    read_status,
+    write_status,
+)
 from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
 from .start import prepared, start_in, warn
 from .state import is_run, run_state
@@ -120,11 +131,20 @@ class Run:
         touch(self.path / "cancel")
         record = self.record
         executor = record.executor if record else self.params.launch.executor.value
-        if executor == "slurm":
+        if executor == REPLAY:
+            self._cancel_replay(end)
+        elif executor == "slurm":
             self._cancel_job(end)
         else:
             self._cancel_local(end)
         return self.state()
+
+    def _cancel_replay(self, end: float) -> None:
+        """Wait for the end of the player, which looks for the file `cancel`."""
+        while not self.state().done:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name} is still played after its cancel; its player may be suspended")
+            time.sleep(0.05)
 
     def _cancel_local(self, end: float) -> None:
         while True:
@@ -210,6 +230,7 @@ class Run:
         rather than as it was at the launch; `tell` gets what has changed. Raises ParamError if it is still running or
         has done all its steps, and its kind UntrustedRun without `trust` where that is needed.
         """
+        check_no_replay(self.path, "resumed")
         # It goes on in its own folder, wherever that is now: the batch file deletes and writes files in there.
         place = {"launch.folder": str(self.path.parent), "launch.name": self.name}
         params = self.with_own_ranks(params or self.params).change(**place)

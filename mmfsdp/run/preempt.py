@@ -28,7 +28,7 @@ from pathlib import Path
 from ..params import ParamError
 from .folder import add_event
 from .local import is_here, signal_rank
-from .record import RunRecord, rank_statuses
+from .record import RunRecord, check_no_replay, rank_statuses
 from .slurm_state import job_error, job_number, scancel
 from .state import run_state
 
@@ -72,6 +72,7 @@ def simulate_preemption(folder: Path) -> None:
     Raises ParamError if not all ranks are running, if they cannot be signalled from this machine, or if the job that
     the folder names is another run's.
     """
+    check_no_replay(folder, "preempted: it plays what the recorded run went through")
     record, state = RunRecord.read(folder), run_state(folder)
     statuses = rank_statuses(folder, record) if record else []
     if record is None or state.done or any(status.get("state") != "running" for status in statuses):

@@ -25,7 +25,9 @@ ENTRIES = {
 """The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
 import what that person has written there."""
 
-EXECUTORS = ("local", "slurm", "srun")
+REPLAY = "replay"
+"""The executor of a run folder that a player writes from a recording: it has no ranks (player.py)."""
+EXECUTORS = ("local", "slurm", "srun", REPLAY)
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
 MAX_PID = 2**31
@@ -79,6 +81,8 @@ class RunState:
     """Optimizer steps in total."""
     not_finite: bool = False
     """The loss of the last step is not finite, or the last steps were skipped: their gradient was not finite."""
+    replay_of: str = ""
+    """Of a replay, what its recording was made on; empty for a run."""
 
     @property
     def done(self) -> bool:
@@ -93,8 +97,15 @@ class RunState:
     def __str__(self) -> str:
         reason = without_controls(self.reason)
         if reason and self.status is Status.COMPLETED and self.step == self.steps:
-            return f"{self.status}, {reason}"
-        return f"{self.status}, step {self.step} of {self.steps}" + (f": {reason}" if reason else "")
+            words = f"{self.status}, {reason}"
+        else:
+            words = f"{self.status}, step {self.step} of {self.steps}" + (f": {reason}" if reason else "")
+        return f"{words} [{replay_words(self.replay_of)}]" if self.replay_of else words
+
+
+def replay_words(replay_of: str) -> str:
+    """Return that a run is a replay, and what its recording was made on."""
+    return f"replay of a recording: {without_controls(replay_of)}"
 
 
 CANCELLING = "being cancelled"
@@ -139,7 +150,7 @@ class RunRecord:
     """The content of run.json: who runs this, and where."""
 
     executor: str
-    """Starter of the ranks: local or slurm."""
+    """Starter of the ranks: local, slurm or srun; or replay, which has none."""
     entry: str
     """The function that every rank calls with the run folder, as module:function."""
     ranks: int
@@ -168,6 +179,8 @@ class RunRecord:
     """The same of its own code, code/. Empty without any."""
     pretrains: bool = False
     """Its backbones are pretrained before its ranks start (pretraining.py)."""
+    replay_of: str = ""
+    """Of a replay, what its recording was made on."""
 
     def write(self, folder: Path) -> None:
         """Write run.json."""
@@ -179,6 +192,14 @@ class RunRecord:
         values = read_json(folder / "run.json") or {}
         if "silence_s" in values:  # the name of hang_timeout_s in folders of earlier versions
             values["hang_timeout_s"] = values["silence_s"]
+        return cls.of_values(values)
+
+    @classmethod
+    def of_values(cls, values: Row) -> RunRecord | None:
+        """Return the record with these values; None where one is missing or of another type, or of no run that can be.
+
+        Values of other names are left out.
+        """
         kinds: Types = {"str": str, "int": int, "float": NUMBER, "bool": bool}
         types = {f.name: kinds[str(f.type)] for f in fields(cls)}
         known = of_types({name: value for name, value in values.items() if name in types}, types)
@@ -188,6 +209,14 @@ class RunRecord:
             return None
         can_be = record.executor in EXECUTORS and 1 <= record.ranks <= MAX_RANKS and 1 <= record.pid < MAX_PID
         return record if can_be else None
+
+
+def check_no_replay(folder: Path, action: str) -> None:
+    """Raise ParamError for a replay, which has neither ranks nor checkpoints. action: such as `resumed`."""
+    record = RunRecord.read(folder)
+    if record is not None and record.executor == REPLAY:
+        words = f"{folder} is a {replay_words(record.replay_of)}; it cannot be {action}. Launch a run of your own"
+        raise ParamError("run", words)
 
 
 def check_entry(entry: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from ..checkpoint.steps import best_of
 from .folder import PathLike, Row, best_words, last_row, read_heartbeat, read_metrics
 from .local import file_age, local_state
-from .record import RunRecord, RunState, Status, rank_status, read_status
+from .player import replay_state
+from .record import REPLAY, RunRecord, RunState, Status, rank_status, read_status, replay_words
 from .slurm_state import job_number, slurm_state
 from .stages import quiet_s
 
@@ -27,7 +28,7 @@ SWEEP_FILE = "sweep.json"
 LAST_ROWS_BYTES = 20_000
 """Bytes of the newest metrics that tell a run's state: some fifty steps."""
 
-STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state, "srun": local_state}
+STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state, "srun": local_state, REPLAY: replay_state}
 
 
 def is_run(folder: PathLike) -> bool:
@@ -51,7 +52,7 @@ def run_state(path: PathLike) -> RunState:
     rows = read_metrics(folder, last_bytes=LAST_ROWS_BYTES)
     state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(rows))
     step = rows[-1].get("step", 0) if rows else 0
-    state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows))
+    state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows), replay_of=record.replay_of)
     if state.done and state.status is not Status.COMPLETED:
         return state  # its own reason says more
     words = skipped_steps(rows)
@@ -212,13 +213,14 @@ def runs_table(paths: Mapping[str, Path]) -> str:
 def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
     """Return when a run was created, in unix seconds, its cells, and the reason of its state."""
     record, state, loss = RunRecord.read(path), run_state(path), last_row(path).get("loss")
-    created, old, where = 0.0, "", ""
+    created, old, where, about = 0.0, "", "", ""
     if record is not None:
         created, old = record.created, age(time.time() - record.created)
         where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
+        about = replay_words(record.replay_of) if record.executor == REPLAY else ""
     step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
     best = best_words(best_of(path / "checkpoints"))
-    reason = "; ".join(filter(None, (state.reason, f"best: {best}" if best else "")))
+    reason = "; ".join(filter(None, (about, state.reason, f"best: {best}" if best else "")))
     return created, (name, str(state.status), step, loss, old, where), _printable(reason)
 
 

@@ -31,7 +31,7 @@ from .folder import (
     read_result,
     write_json,
 )
-from .record import RunState
+from .record import RunState, check_no_replay
 from .state import SWEEP_FILE, is_run, run_state
 
 POLL_S = 2.0
@@ -146,10 +146,11 @@ def track(folder: PathLike, kinds: Sequence[TrackerKind]) -> None:
     """Hand the metrics of a run, or of all runs of a sweep, to trackers until they are done.
 
     What a tracker has it does not get again: a run that is resumed goes on as the same tracked run. Raises ParamError
-    where a package is missing, and where another process tracks the run.
+    where a package is missing, where another process tracks the run, and for a replay.
     """
     check_trackers(kinds)
     folder = Path(folder).absolute()
+    check_no_replay(folder, "tracked")
     with ExitStack() as stack:
         try:
             stack.enter_context(FileLock(folder / "tracked.lock", timeout=0))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..params.base import without_controls
 from .folder import NO_FILE, GrowingFile, PathLike, log_paths, open_regular, read_events, read_metrics
 from .progress import part_of
-from .record import RunState, Status
+from .record import RunState, Status, replay_words
 from .stages import CAPTIONS, STEPS
 from .state import run_state
 from .trouble import FAILED, is_ending, troubles
@@ -238,6 +238,9 @@ def follow(path: PathLike) -> Iterator[str]:
     told, look_due = set[str](), 0.0
     while True:
         state = run_state(path)  # before the logs are read: the logs of a finished run are complete
+        if state.replay_of and "replay" not in told:
+            yield replay_words(state.replay_of)
+            told.add("replay")
         events = read_events(path)
         for event in events[events_read:]:
             if event["kind"] not in ("saved", "failed"):  # a failure is told at the end

@@ -38,7 +38,7 @@ from ..models.media_model import train_mode
 from ..params import Device, ParamError, RunParams
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
-from ..run.record import RunRecord
+from ..run.record import RunRecord, check_no_replay
 from ..run.trust import own_code_of
 from .callbacks import Callback, Training
 from .features import FeatureCache
@@ -283,6 +283,7 @@ def load_run(
     where the run has no such checkpoint, or other frozen weights than it was trained with.
     """
     beat("the model")
+    check_no_replay(folder, "captioned or exported")
     params = RunParams.from_yaml(folder / "params.yaml")
     chosen = chosen_checkpoint(folder, best=best)
     transformers.utils.logging.disable_progress_bar()

@@ -29,7 +29,7 @@ class Actions(w.VBox):
     def update(self, state: RunState) -> None:
         """Enable what can be done in this state."""
         self.buttons["Cancel"].disabled = self._busy or state.done
-        self.buttons["Drill"].disabled = self._busy or state.status is not Status.RUNNING
+        self.buttons["Drill"].disabled = self._busy or state.status is not Status.RUNNING or bool(state.replay_of)
         self.buttons["Report"].disabled = self._busy
 
     def say(self, message: str, *, error: bool = False) -> None:

@@ -43,7 +43,7 @@ class LaunchButtons(w.HBox):
         names = [LAUNCH]
         if state is not None and not state.done:
             names = [STOP, DUPLICATE]
-        elif state is not None and self._is_same():
+        elif state is not None and self._is_same() and not state.replay_of:
             names = [AGAIN, DUPLICATE] if state.ok else [RESUME, AGAIN]
         wrong = self._form.error is not None
         for name, button in self.buttons.items():
@@ -74,7 +74,8 @@ class LaunchButtons(w.HBox):
     def launch(self) -> None:
         """Press Launch. A run of these choices that goes on, or has completed, is not launched again."""
         state = self._state()
-        if state is not None and self._is_same() and (state.ok or not state.done):
+        is_own_run = state is not None and self._is_same() and not state.replay_of
+        if is_own_run and state is not None and (state.ok or not state.done):
             return
         self._starter.start(self._form.params)
 

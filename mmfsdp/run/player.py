@@ -1,0 +1,136 @@
+"""The player of a recording: writes a run folder at the recorded times, faster if it is told so.
+
+Whoever reads the folder sees what a reader of the recorded run saw: states, heartbeats, metrics, events and logs. All
+times that are shown are those of the recording. The state of a replay is what its player has written: nobody asks for
+processes, and nobody asks Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from .folder import (
+    HEARTBEAT_BYTES,
+    Row,
+    heartbeat_path,
+    metrics_path,
+    open_own,
+    touch,
+    write_json,
+)
+from .pretraining import FILE as BACKBONES_FILE
+from .record import CANCELLING, RunRecord, RunState, Status, read_status, status_values, write_status
+from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, STATE, Moment, Recording
+
+TICK_S = 0.1
+ALIVE_INTERVAL_S = 2.0
+"""Seconds between two writings of status.json, by which others know that the player lives."""
+GONE_AFTER_S = 30.0
+"""Seconds after which a player that has written nothing is gone: a laptop was closed, or somebody has killed it."""
+CANCELLED = RunState(Status.CANCELLED, "the replay was cancelled")
+
+
+def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
+    """Return the state of a replay, from its folder alone."""
+    state = read_status(folder)
+    if state.done:
+        return state
+    is_gone = abs(time.time() - status_values(folder).get("alive", record.created)) > GONE_AFTER_S
+    if (folder / "cancel").exists():
+        return CANCELLED if is_gone else replace(state, reason=CANCELLING)
+    if is_gone:
+        return RunState(Status.LOST, "its player has ended; start another replay")
+    if state.status is Status.STARTING and has_steps:  # a row is written before the state
+        state = replace(state, status=Status.RUNNING)
+    return state
+
+
+class Player:
+    """Writes a recording into a run folder, up to a moment of the recorded run."""
+
+    def __init__(self, folder: Path, recording: Recording):
+        self.folder, self.recording = folder, recording
+        self.state = RunState(Status.QUEUED)
+        self._next = 0
+        self._beats: dict[int, Moment] = {}
+        """The newest heartbeat of each rank that runs."""
+        self._alive = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Return True if all moments are written."""
+        return self._next == len(self.recording.moments)
+
+    def play(self, speed: float) -> None:
+        """Write all moments, this many times as fast as they were recorded; stop where the file `cancel` is seen."""
+        start = time.monotonic()
+        while not self.ended:
+            if (self.folder / "cancel").exists():
+                return self._write_state(CANCELLED)
+            self.advance(speed * (time.monotonic() - start))
+            time.sleep(TICK_S)
+
+    def advance(self, seconds: float) -> None:
+        """Write what the folder held so many seconds after the launch of the recorded run."""
+        moments, before = self.recording.moments, self.state
+        while not self.ended and moments[self._next].at <= seconds:
+            self._next += 1
+            self._take(moments[self._next - 1])
+        if not self.ended:
+            self._write_beats(seconds)
+        # The state comes last: what is read after the end is all there is.
+        if self.state != before or time.monotonic() > self._alive + ALIVE_INTERVAL_S:
+            self._write_state(self.state)
+
+    def _write_state(self, state: RunState) -> None:
+        times = {"finished": time.time()} if state.done else {}
+        write_status(self.folder, state, alive=time.time(), **times)
+        self._alive = time.monotonic()
+
+    def _take(self, moment: Moment) -> None:
+        """Write one moment; of states and heartbeats, keep the newest, which `advance` writes."""
+        logs, rank, value = self.folder / "logs", moment.rank, moment.value
+        time_of_it = self.recording.created + moment.at
+        if moment.kind == STATE:
+            words = {"reason": value.get("reason", ""), "traceback": value.get("traceback", "")}
+            self.state = RunState(Status(value["status"]), rank=value.get("rank"), **words)
+        elif moment.kind == AGAIN:
+            self._beats.clear()
+            for path in logs.glob("rank*"):  # as before a requeued job starts its ranks
+                path.unlink()
+        elif moment.kind == BACKBONES:
+            write_json(logs / BACKBONES_FILE, value)
+        elif moment.kind == RANK:
+            if value.get("state") != "running":
+                self._beats.pop(rank, None)
+            write_json(logs / f"rank{rank}.json", {"rank": rank, "pid": 0, "start": 0.0, "time": time_of_it} | value)
+        elif moment.kind == BEAT:
+            self._beats[rank] = moment
+        elif moment.kind == ROW:
+            self._append(metrics_path(self.folder, rank), value | {"time": time_of_it})
+        elif moment.kind == EVENT:
+            self._append(self.folder / "events.jsonl", value | {"time": time_of_it})
+        elif moment.kind == LOG:
+            with open_own(logs / f"replay_{rank}_log.out", "ab") as file:
+                file.write(value.encode("utf-8", "replace") + b"\n")
+        elif moment.kind == RESULT:
+            write_json(self.folder / "result.json", value)
+
+    def _append(self, path: Path, row: Row) -> None:
+        with open_own(path, "ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
+
+    def _write_beats(self, seconds: float) -> None:
+        """Write each rank's heartbeat as old as it was then, whatever the speed."""
+        now = time.time()
+        for rank, beat in self._beats.items():
+            words = beat.value.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
+            path = heartbeat_path(self.folder, rank)
+            touch(path)
+            with open_own(path, "r+b") as file:  # in place, as a rank does: a reader never finds half of it
+                text = f"{words:<{HEARTBEAT_BYTES}} {now - (seconds - beat.at):.3f}\n"
+                os.pwrite(file.fileno(), text.encode(), 0)

@@ -1,0 +1,111 @@
+"""replay: play a recorded run in a run folder of its own, without its ranks, its GPUs or its cluster."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ..params import LaunchParams, ParamError, RunParams
+from .folder import PathLike, write_json, write_text
+from .handle import Run
+from .player import Player
+from .record import REPLAY, RunState, Status, write_status
+from .recorder import recording_of
+from .recording import Recording, find_recording
+from .start import make_folder, start_detached
+
+DEFAULT_SPEED = 10.0
+MAX_SPEED = 1e6
+PLAYER_LOG = "player.log"
+"""What the player prints; in logs/."""
+
+
+def replay(recording: PathLike, *, to: PathLike | None = None, speed: float = DEFAULT_SPEED) -> Run:
+    """Start to play a recorded run, and return. Panels, cockpit and commands show it as they show a run.
+
+    Args:
+        recording: The name of a recording of this package (preemption, hang, out_of_memory), the file of one, or the
+            folder of a run that has ended. What it holds is data; nothing of it is executed.
+        to: The run folder to write, which must not exist. Default: runs/NAME-replay, or the next free name.
+        speed: How many times as fast as it was recorded. Default 10.
+
+    Returns:
+        A handle on the replay: `run.wait()`, `run.logs()`, `run.cancel()`. It cannot be resumed.
+
+    Raises:
+        ParamError: If there is no such recording, the folder exists already, or the speed is not positive.
+    """
+    speed = check_speed(speed)
+    source = find_recording(recording).absolute()
+    loaded = load(source)
+    params = params_for(loaded, source, to)
+    folder = prepare(loaded, params)
+    try:
+        start_detached(folder, REPLAY, str(speed), str(source), log=folder / "logs" / PLAYER_LOG)
+    except Exception:
+        shutil.rmtree(folder)  # no process left: half a replay would keep the name
+        raise
+    return Run(folder)
+
+
+def check_speed(speed: float) -> float:
+    """Return a speed as a number. Raises ParamError for one that is not between 0 and MAX_SPEED."""
+    try:
+        number = float(speed)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number <= MAX_SPEED:
+        words = f"{speed!r} is not a number above 0 and up to {MAX_SPEED:,.0f}; 10 plays ten times as fast"
+        raise ParamError("speed", words)
+    return number
+
+
+def load(source: Path) -> Recording:
+    """Return the recording in a file, or of the run in a folder. Raises ParamError for anything else."""
+    return recording_of(source) if source.is_dir() else Recording.read(source)
+
+
+def params_for(recording: Recording, source: Path, to: PathLike | None) -> RunParams:
+    """Return the parameters of a replay: the recorded ones, with a name and a folder of its own.
+
+    Raises ParamError for parameters that this version does not know, and for a name that no run can have.
+    """
+    try:
+        params = RunParams.from_dict(recording.params)
+    except ParamError as error:
+        raise ParamError("recording", f"{source} has parameters that cannot be read: {error}") from None
+    if to is not None:
+        target = Path(to).expanduser().absolute()
+        parent, name = target.parent, target.name
+    else:
+        parent, name = Path(LaunchParams().folder).absolute(), f"{source.stem}-replay"
+        number = 1
+        while (parent / name).exists():
+            number += 1
+            name = f"{source.stem}-replay-{number}"
+    return params.change(**{"launch.name": name, "launch.folder": str(parent), "launch.replace": False})
+
+
+def prepare(recording: Recording, params: RunParams) -> Path:
+    """Make the run folder of a replay, as it is at the launch of the recorded run. Raises ParamError if it exists."""
+    folder = make_folder(params.launch)
+    try:
+        write_text(folder / "params.yaml", params.to_yaml())
+        if recording.plan:
+            write_json(folder / "plan.json", recording.plan)
+        now = time.time()
+        record = replace(recording.run, executor=REPLAY, created=now, replay_of=recording.about)
+        write_status(folder, RunState(Status.QUEUED), alive=now)
+        record.write(folder)
+    except Exception:
+        shutil.rmtree(folder)  # no disk space
+        raise
+    return folder
+
+
+def play(folder: Path, speed: float, source: Path) -> None:
+    """Play a recording in a folder that `prepare` has made; in a process of its own."""
+    Player(folder, load(source)).play(speed)
