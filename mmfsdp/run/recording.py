@@ -63,7 +63,7 @@ OPEN_ENDED = (ROW, RESULT)
 
 
 class Moment(NamedTuple):
-    """What changed in a run at one moment."""
+    """Name what changed in a run at one moment."""
 
     at: float
     """Seconds since the launch."""
@@ -76,7 +76,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a recorded run was, and what happened when."""
+    """Hold what a recorded run was, and what happened when."""
 
     about: str
     """What the recording was made on, such as `2 nodes of a Slurm cluster, 4 ranks on CPUs, gloo`."""
