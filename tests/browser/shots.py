@@ -1,0 +1,184 @@
+"""Pictures of every view at two sizes, light and dark, to be looked at: `python -m tests.browser.shots [VIEW ...]`.
+
+They lie in artifacts/browser/views. Without names, all of them are made; a name is the beginning of a view's.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from mmfsdp.widgets.compare import write_comparison
+from mmfsdp.widgets.report import write_report
+
+from .lab import ROOT, SHOTS, chromium, jupyterlab, open_notebook, run_cell, set_theme, write_notebook
+
+SIZES = {"1440x900": {"width": 1440, "height": 900}, "1280x720": {"width": 1280, "height": 720}}
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+CELLS = {
+    "import": "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
+    "from mmfsdp import RunParams, launch, sweep\nfrom mmfsdp.params import load\n"
+    "from mmfsdp.widgets import Captioner, Cockpit, RunPanel, show_captions, show_comparison",
+    "cockpit": "cockpit = Cockpit('tiny', **{'train.steps': 120})\ncockpit",
+    "finished": "cockpit.launch(); cockpit.wait()",
+    "panel": "RunPanel('runs/tiny')",
+    "nan": "named = RunParams().change(**{'launch.name': 'nan'})\n"
+    "RunPanel(launch(named, entry='tests.launch_entries:diverge').path)",
+    "killed": "named = RunParams().change(**{'launch.name': 'killed'})\n"
+    "RunPanel(launch(named, entry='tests.launch_entries:die').path)",
+    "plan": "from IPython.display import HTML, display\nfrom mmfsdp.widgets.plan_page import PlannedRun, plan_page\n"
+    "from mmfsdp.widgets.style import STYLE\nfrom mmfsdp.train.prepare import previews\nparams = load('tiny')\n"
+    "*_, (plan, cost) = previews(params)\nprint(plan)\n"
+    "display(HTML(STYLE + plan_page(PlannedRun(params, plan, cost), machine='laptop')))",
+    "sweep": "rates = sweep(load('tiny').change(**{'train.steps': 20, 'launch.name': 'rates'}),"
+    " grid={'train.lr': [1e-3, 1e-2]})\nprint(rates.wait())",
+    "compared": "show_comparison(['runs/tiny', *sorted(rates.path.glob('0*'))])",
+    "captions": "show_captions('runs/tiny')",
+    "captioner": "Captioner('runs/tiny')",
+    "quiz": "from course import quiz\nquiz('01')",
+    "form": "from mmfsdp.widgets import RunForm\nRunForm('tiny')",
+}
+
+
+class Views:
+    """The views of one notebook, and where their pictures go."""
+
+    def __init__(self, page: Page, wanted: list[str]):
+        self.page, self._wanted = page, wanted
+        self.made: list[Path] = []
+
+    def wants(self, *names: str) -> bool:
+        """Return True if one of these views is to be made."""
+        return not self._wanted or any(name.startswith(start) for name in names for start in self._wanted)
+
+    def take(self, name: str, selector: str) -> None:
+        """Keep pictures of what is in sight from an element's top on, at each size and in each theme."""
+        if not self.wants(name):
+            return
+        for theme, title in THEMES.items():
+            set_theme(self.page, title)
+            for size, viewport in SIZES.items():
+                self.page.set_viewport_size(viewport)
+                self.page.wait_for_timeout(400)
+                self.page.locator(selector).last.evaluate("e => e.scrollIntoView()")
+                self.page.wait_for_timeout(300)
+                self._keep(f"{name}-{size}-{theme}")
+
+    def take_file(self, name: str, path: Path) -> None:
+        """Keep pictures of a page that stands alone."""
+        for theme in THEMES:
+            self.page.emulate_media(color_scheme=theme)
+            for size, viewport in SIZES.items():
+                self.page.set_viewport_size(viewport)
+                self.page.goto(path.as_uri())
+                self._keep(f"{name}-{size}-{theme}")
+
+    def _keep(self, name: str) -> None:
+        path = SHOTS / "views" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
+        self.made.append(path)
+
+
+def main() -> None:
+    """Make the views that were named, or all, in one JupyterLab."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder, home = Path(directory) / "root", Path(directory) / "home"
+        folder.mkdir()
+        (folder / "course").symlink_to(ROOT / "notebooks/course")
+        write_notebook(folder / "views.ipynb", CELLS)
+        with jupyterlab(folder, home) as (base, token), chromium() as page:
+            open_notebook(page, base, token, "views.ipynb")
+            page.evaluate("window.jupyterapp.shell.collapseLeft()")
+            page.set_default_timeout(60_000)
+            expect.set_options(timeout=60_000)
+            views = Views(page, sys.argv[1:])
+            run_cell(page, "import")
+            _cockpit(views)
+            _runs(views)
+            _others(views)
+            _pages(views, folder)
+    print(*views.made, sep="\n")
+
+
+def _cockpit(views: Views) -> None:
+    """The cockpit: before a run, with a pinned plan, with its drawers, while a run goes on and after it; stacked."""
+    page = views.page
+    run_cell(page, "cockpit")
+    expect(page.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible()
+    cockpit = ".mm-cockpit"
+    views.take("cockpit-planned", cockpit)
+    if views.wants("cockpit-choices", "cockpit-try", "cockpit-share"):
+        _press(page, "All choices")
+        views.take("cockpit-choices", cockpit)
+        page.get_by_placeholder("search all parameters").fill("reader")
+        page.get_by_placeholder("search all parameters").press("Enter")
+        page.locator(".mm-form").get_by_role("button", name="Try").first.click()
+        page.wait_for_timeout(1000)
+        views.take("cockpit-try", cockpit)
+        _press(page, "All choices")
+        _press(page, "YAML, command, sbatch")
+        views.take("cockpit-share", cockpit)
+        _press(page, "YAML, command, sbatch")
+    _press(page, "Pin")
+    _press(page, "REPLICATE")
+    expect(page.locator(".mm-cockpit-figures .mm-less")).to_be_visible()
+    views.take("cockpit-pinned", cockpit)
+    _press(page, "Launch")
+    expect(page.locator(".mm-parts")).to_be_visible()
+    views.take("cockpit-starting", cockpit)
+    expect(page.locator(".mm-log").last).to_contain_text("step 5/120")
+    views.take("cockpit-running", cockpit)
+    run_cell(page, "finished")
+    views.take("cockpit-finished", cockpit)
+    if views.wants("cockpit-stacked"):
+        page.evaluate("window.jupyterapp.shell.expandLeft()")
+        views.take("cockpit-stacked", cockpit)
+        views.take("cockpit-stacked-figures", ".mm-cockpit-right")
+        page.evaluate("window.jupyterapp.shell.collapseLeft()")
+
+
+def _runs(views: Views) -> None:
+    """A run's strip alone; runs in trouble."""
+    for cell, sign in (("panel", "COMPLETED"), ("nan", "not finite"), ("killed", "died without a traceback")):
+        if views.wants(cell):
+            run_cell(views.page, cell)
+            expect(views.page.locator(".mm-run").last).to_contain_text(sign)
+            views.page.wait_for_timeout(2000)
+            views.take(cell, ".mm-run")
+
+
+def _others(views: Views) -> None:
+    """A plan alone, a sweep, a comparison, captions, a quiz, the form."""
+    page = views.page
+    if views.wants("compared", "sweep"):
+        run_cell(page, "sweep")
+        views.take("sweep", ".jp-CodeCell:has-text('rates = sweep')")
+    for cell in ("plan", "compared", "captions", "captioner", "quiz", "form"):
+        if views.wants(cell):
+            run_cell(page, cell)
+            page.wait_for_timeout(5000)
+            if cell == "quiz":
+                page.locator(".widget-radio-box label").nth(1).click()
+            views.take(cell, f".jp-CodeCell:has(.jp-OutputArea-output) >> nth={list(CELLS).index(cell)}")
+
+
+def _pages(views: Views, folder: Path) -> None:
+    """The report of a run, and a page of runs compared."""
+    run = folder / "runs/tiny"
+    if views.wants("report"):
+        views.take_file("report", write_report(run))
+    others = sorted((folder / "runs/rates").glob("0*"))
+    if views.wants("comparison") and others:
+        views.take_file("comparison", write_comparison([run, *others], folder / "comparison.html"))
+
+
+def _press(page: Page, name: str) -> None:
+    """Press a button of the cockpit by its whole text; an icon may stand before it."""
+    page.locator(".mm-cockpit").get_by_role("button", name=re.compile(rf"^\W*{name}$")).first.click()
+
+
+if __name__ == "__main__":
+    main()
