@@ -37,6 +37,6 @@ def tracebacks(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> 
         elif first is not None:
             title = f"then rank {rank.rank}: {escape(rank.error[:300])}"
         opened = " open" if rank.rank == first or len(failed) == 1 else ""
-        text = f'<pre class="mm-log mm-scroll">{escape(rank.traceback)}</pre>'
+        text = f'<pre class="mm-log mm-scroll" tabindex="0">{escape(rank.traceback)}</pre>'
         html += f"<details{opened}><summary><b>{title}</b></summary>{text}</details>"
     return html

@@ -58,7 +58,8 @@ class Choices(w.VBox):
                 children.append(control)
             if name == "launch.ranks":
                 children.append(self._crowded)
-        super().__init__([*children, self.machine, self._fit, self.data])
+        fits = w.VBox([self.machine, self._fit])
+        super().__init__([*children, fits, self.data])
         self.add_class("mm-choices")
         self._budget = by_name["fsdp.memory_budget_gib"]
         self.show()

@@ -30,7 +30,8 @@ from .planned_run import PlannedRun
 from .share import Share
 from .starter import Starter
 
-PICTURE_WIDTH = 820
+PICTURE_WIDTH = 826
+"""Pixels beside the choices in a cell of 1083."""
 
 
 class Cockpit(CellWidget):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..data.sources import Splits
 
 SHOWN = 3
-THUMBNAIL = 56
+THUMBNAIL = 40
 """Pixels of the longer side."""
 MAX_TEXT = 60
 IMAGE_SIZE = 64
@@ -108,7 +108,7 @@ def look_html(splits: Splits) -> str:
 
     train, heldout = splits["train"], splits["heldout"]
     samples = islice((item for item in train.loaded() if isinstance(item, Sample)), SHOWN)
-    cards = "".join(_card(sample) for sample in samples)
+    cards = _cards(list(samples))
     words = "drawn on the fly, without end"
     if train.length is not None:
         words = f"{train.length:,} records train"
@@ -122,14 +122,23 @@ def look_html(splits: Splits) -> str:
     return html
 
 
-def _card(sample: Sample) -> str:
-    text = sample.text if len(sample.text) <= MAX_TEXT else sample.text[: MAX_TEXT - 1] + "…"
-    picture = ""
-    if sample.images:
-        image = sample.images[0].convert("RGB")
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        data = base64.b64encode(file.getvalue()).decode()
-        picture = f'<img src="data:image/png;base64,{data}" alt="{escape(text)}">'
-    return f'<figure title="{escape(text)}">{picture}<figcaption>{escape(text)}</figcaption></figure>'
+def _cards(samples: list[Sample]) -> str:
+    """Return the pictures of samples, each with its text as a tooltip, and the first one's text beside them."""
+    html = ""
+    for sample in samples:
+        text = _shortened(sample.text)
+        if sample.images:
+            image = sample.images[0].convert("RGB")
+            image.thumbnail((THUMBNAIL, THUMBNAIL))
+            file = io.BytesIO()
+            image.save(file, "PNG")
+            data = base64.b64encode(file.getvalue()).decode()
+            html += f'<img src="data:image/png;base64,{data}" alt="{escape(text)}" title="{escape(text)}">'
+    if samples:
+        text = _shortened(samples[0].text)
+        html += f'<span title="text of the first: {escape(text)}">{escape(text)}</span>'
+    return html
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

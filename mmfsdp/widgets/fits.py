@@ -45,12 +45,10 @@ def fit_html(planned: PlannedRun, machine: str) -> str:
     """Return a bar of the memory that is taken, and the seconds of a step where they are predicted."""
     found = room(planned.cost.peak_bytes or planned.cost.memory_bytes, planned, machine)
     share, words = found.needed / found.capacity, escape(found.sentence)
-    html = f'<div class="mm-fit" role="img" aria-label="{words}"><i style="width:{min(1.0, share):.1%}"></i></div>'
-    if found.is_enough:
-        html += (
-            f'<div class="mm-quiet" title="{words}">{size(found.needed)} of {size(found.capacity)}, {share:.0%}</div>'
-        )
-    else:
+    bar = f'<div class="mm-fit" role="img" aria-label="{words}"><i style="width:{min(1.0, share):.1%}"></i></div>'
+    figures = f"{size(found.needed)} of {size(found.capacity)}, {share:.0%}"
+    html = f'<div class="mm-fit-row" title="{words}">{bar}<span class="mm-quiet">{figures}</span></div>'
+    if not found.is_enough:
         html += f'<div class="mm-error" role="alert">{words}</div>'
     if machine != LAPTOP:
         times = step_time(

@@ -58,7 +58,7 @@ class LogView(w.VBox):
         self._left_out = self._gaps = 0  # lines that were never taken in, and those that say so
         self._lock = threading.Lock()
         rank_options = [("all ranks", -1), *((f"rank {rank}", rank) for rank in range(ranks))]
-        narrow = w.Layout(width="8em")
+        narrow = w.Layout(width="6.5em", flex="1 1 6.5em", min_width="0", margin="0")
         self._rank = w.Dropdown(options=rank_options, tooltip="Show lines of this rank", layout=narrow)
         self._level = w.Dropdown(options=LEVELS, tooltip="Show lines of this level", layout=narrow)
         self._search = w.Text(placeholder="search the log", tooltip="Show lines with this text", layout=narrow)
@@ -75,10 +75,10 @@ class LogView(w.VBox):
         layout.border, layout.padding = "1px solid #78787866", "4px 8px"
         box = w.Box([self._text], layout=layout)
         box.add_class("mm-log-box")
-        head = w.HBox([*controls, self.follow, self._note], layout=w.Layout(flex_flow="row wrap"))
+        head = w.HBox([*controls, self.follow], layout=w.Layout(flex_flow="row wrap", grid_gap="2px 6px"))
         # Where anywidget is missing, a broken icon would stand there.
         unseen = w.Box([self._follower], layout=w.Layout(display="none"))
-        super().__init__([head, box, unseen])
+        super().__init__([head, box, self._note, unseen])
         self.add_class("mm-logs")
         receive_while_busy(self)
 

@@ -58,7 +58,7 @@ def note(message: object, kind: str = "quiet", *, role: str = "") -> str:
 def error_note(error: Exception, *, role: str = "alert") -> str:
     """Return an error as a line of text, and below it the lines of a person's own code that raised it, if any."""
     lines = error.traceback if isinstance(error, OwnCodeError) else ""
-    own = f'<pre class="mm-log mm-scroll">{escape(lines)}</pre>' if lines else ""
+    own = f'<pre class="mm-log mm-scroll" tabindex="0">{escape(lines)}</pre>' if lines else ""
     return note(str(error) or type(error).__name__, "error", role=role) + own
 
 

@@ -121,10 +121,11 @@ class RunPanel(CellWidget):
             self._draw_details()
             cpu_s = time.thread_time() - cpu_start
             self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
-        html = f"<b>{escape(self.run.name)}</b> {escape(headline(state, self._troubles))}"
+        html = f"<span><b>{escape(self.run.name)}</b> {escape(headline(state, self._troubles))}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not is_ending(state, self._troubles):
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'
+        html += "</span>"
         if state.status is not Status.PREPARING:  # which has a bar of its own
             html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'
         self._head.value = html

@@ -18,7 +18,7 @@ LEFT = 62
 """Where the lanes begin, after the names of the ranks."""
 ALL_RANKS = 8
 """Of more ranks, only the first, the second and the last are drawn."""
-LANES_HEIGHT, MIN_LANE, MAX_LANE, LANE_GAP = 88, 13, 38, 5
+LANES_HEIGHT, MIN_LANE, MAX_LANE, LANE_GAP = 80, 13, 34, 5
 MIN_BOX, MIN_STRIPE, BOX_GAP = 3.0, 2.0, 2.0
 PART_ROW = MARK_ROW = PATTERN_ROW = LEGEND_ROW = 17
 FONT = 12
@@ -190,9 +190,9 @@ def _legend(plan: WrapPlan, boxes: Sequence[Box], top: float, width: float) -> t
         if any(unit.kind is not other for unit in units):
             entries.append((f'<rect x="{{x}}" y="{{y}}" width="11" height="11" fill="{FILL[kind]}"/>', kind))
     if sharded:
-        entries.append((sample, "on other ranks: gathered for use, then freed"))
+        entries.append((sample, "on other ranks: gathered, used, freed"))
     if any(unit.gathers_forward and not unit.reshard_after_forward for unit in sharded):
-        entries.append((hatched, "gathered once, kept until backward is over"))
+        entries.append((hatched, "gathered once, kept for backward"))
     if any(unit.kind is not UnitKind.TRAINABLE and unit.grad_flow for unit in units):
         entries.append(("", f"{MARK} gradients pass through"))
     if plan.fsdp.frozen_policy is FrozenPolicy.AUTO:
@@ -201,11 +201,11 @@ def _legend(plan: WrapPlan, boxes: Sequence[Box], top: float, width: float) -> t
         entries.append(("", f"a filled stripe is 1/{plan.shard}"))
     if plan.replicate > 1 and plan.shard > 1:
         entries.append(("", f"× {plan.replicate} groups of {plan.shard} ranks, all alike"))
-    legend, x, row = [], float(LEFT), 0
+    legend, x, row = [], 0.0, 0
     for shape, words in entries:
         needed = (17 if shape else 0) + 1.05 * width_of(words, FONT)
-        if x + needed > width and x > LEFT:
-            x, row = float(LEFT), row + 1
+        if x + needed > width and x > 0:
+            x, row = 0.0, row + 1
         y = top + LEGEND_ROW * row
         legend.append(shape.format(x=x + 0.5, y=y + 3.5, middle=y + 9))
         legend.append(text(x + (17 if shape else 0), y + 13, words, size=FONT))

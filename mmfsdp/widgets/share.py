@@ -76,4 +76,4 @@ class Share(w.Tab):
 
 def _copyable(text: str) -> str:
     button = f'<button type="button" class="jupyter-button mm-copy" onclick="{escape(COPY)}">Copy</button>'
-    return f'<div class="mm-copyable">{button}<pre class="mm-log mm-scroll">{escape(text)}</pre></div>'
+    return f'<div class="mm-copyable">{button}<pre class="mm-log mm-scroll" tabindex="0">{escape(text)}</pre></div>'

@@ -19,7 +19,7 @@ MAX_EVENTS = 150
 """A step with more events is drawn in so many columns and twice as many more: least and most of each."""
 COLUMNS = 150
 MIN_PLACE = 5.0
-TOP, HEIGHT, SENT_HEIGHT, LEGEND_ROW = 20, 112, 28, 17
+TOP, HEIGHT, SENT_HEIGHT, LEGEND_ROW = 20, 96, 24, 17
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 AREAS = ("frozen", "trainable", "optimizer", "gathered", "gradients", "buffers")
 """From the bottom to the top."""
@@ -66,7 +66,7 @@ def step_picture(
     parts += _places_of_units(plan, timeline, boxes, width)
     largest = max(_most_sent(timeline), _most_sent(pinned) if pinned else 0)
     parts += _collectives(plan, timeline, boxes, largest, width)
-    bottom = TOP + HEIGHT + SENT_HEIGHT + 12
+    bottom = TOP + HEIGHT + SENT_HEIGHT + 8
     legend, rows = _legend(timeline, areas, bottom, width)
     return svg(width, bottom + LEGEND_ROW * rows, _description(timeline), *parts, *legend)
 

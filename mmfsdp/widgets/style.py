@@ -100,7 +100,9 @@ STYLE = f"""<style>
 KERNEL_GONE = "This view has lost its kernel: run its cell again. A run goes on without it."
 """Stands on top of a widget in place of a broken icon at each of its parts."""
 WIDGET_STYLE = f"""<style>
-.mm-widget .widget-html-content {{min-width: 0}} .mm-widget progress {{display: block; width: 100%}}
+.mm-widget .widget-html-content {{min-width: 0}}
+.mm-widget .widget-html:has(> .widget-html-content:empty) {{display: none}}
+.mm-widget progress {{display: block; width: 100%}}
 .mm-widget.jupyter-widgets-disconnected::before {{content: "{KERNEL_GONE}";
   font: 600 13px/1.4 system-ui, sans-serif; color: inherit; padding: 0 0 0 .5em; border-left: 4px solid {TRAINABLE}}}
 .mm-widget .jupyter-widgets-disconnected::before {{content: none}}
@@ -115,6 +117,7 @@ WIDGET_STYLE = f"""<style>
 .mm-form .mm-row .widget-html-content {{line-height: 1.35; white-space: normal}}
 .mm-form .mm-row .widget-button {{width: auto; flex: none}}
 .mm-form .widget-label {{text-align: left}}
+.mm-widget :is(.jupyter-widget-Collapse-header, .lm-TabBar-tabLabel) {{color: var(--jp-ui-font-color1, inherit)}}
 .mm-title {{margin: .7em 0 .2em; line-height: 1.35}}
 .mm-title .mm-quiet {{font-weight: 400; margin-left: .5em}}
 .mm-changes {{margin: .4em 0; padding-left: 1.2em; line-height: 1.4; overflow-wrap: anywhere}}

@@ -23,6 +23,8 @@ QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
+TALL = 3600
+"""Pixels of a window in which everything of a view is in sight."""
 AXE = ROOT / "tests" / "files" / "axe" / "axe.min.js"
 """axe-core 4.14.1, which checks a page's accessibility; from npm, with its licence, for tests only."""
 SLOW_START = "[anywidget] Failed to initialize model"
@@ -148,12 +150,39 @@ def set_theme(page: Page, theme: str) -> None:
 def serious_findings(page: Page, selector: str = "html") -> list[str]:
     """Return what axe-core finds in a part of the page that keeps a person from using it: serious or critical."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("selector => axe.run(selector, {resultTypes: ['violations']})", selector)
+    # JupyterLab's body is 0 pixels high and hides what overflows it: axe-core would take all text for invisible. Nor
+    # does it see what is scrolled away under a toolbar.
+    size = page.viewport_size
+    page.set_viewport_size({**size, "height": TALL})
+    page.evaluate("document.body.style.minHeight = '100vh'")
+    page.locator(selector).first.evaluate("e => e.scrollIntoView()")
+    found = page.evaluate("selector => axe.run(selector, {resultTypes: ['violations', 'passes']})", selector)
+    page.evaluate("document.body.style.minHeight = ''")
+    page.set_viewport_size(size)
+    contrasts = [node for rule in found["passes"] if rule["id"] == "color-contrast" for node in rule["nodes"]]
+    texts = [node for node in contrasts if not node["html"].startswith(("<input", "<select", "<button"))]
+    assert len(texts) > 5, f"no text's contrast was looked at: {found['passes']}"
     lines = []
     for violation in found["violations"]:
         if violation["impact"] in ("serious", "critical"):
             lines.append(f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}")
     return lines
+
+
+def smallest_text(page: Page, selector: str) -> float:
+    """Return the size in pixels of the smallest text that is visible in an element."""
+    return page.locator(selector).first.evaluate(
+        """root => {
+             let smallest = Infinity;
+             const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+             while (texts.nextNode()) {
+               const element = texts.currentNode.parentElement;
+               if (/\\S/.test(texts.currentNode.data) && element.checkVisibility() && element.getClientRects().length)
+                 smallest = Math.min(smallest, parseFloat(getComputedStyle(element).fontSize));
+             }
+             return smallest;
+           }"""
+    )
 
 
 def shot(page: Page, name: str) -> Path:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lab import chromium, open_notebook, run_cell, set_theme, shot, write_notebook
+from lab import chromium, open_notebook, run_cell, serious_findings, set_theme, shot, smallest_text, write_notebook
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.real
@@ -19,6 +19,10 @@ CELLS = {
     '    return [{"image": Image.new("RGB", (8, 8)), "text": f"<b>row {i}"} for i in renge(40)]\n',
 }
 CELL_AT_1280 = {"width": 1280, "height": 720}
+FIGURES, STEP_PICTURE, FIRST_CHART = ".mm-cockpit-figures", (".mm-plan svg", 1), (".mm-run canvas", 0)
+CHOICES = (".mm-cockpit-top", ".mm-choices")
+PLAN = (FIGURES, (".mm-plan svg", 0), STEP_PICTURE)
+RUN = (".mm-run-head", FIRST_CHART, (".mm-run canvas", 1))
 
 
 @pytest.fixture
@@ -51,13 +55,22 @@ def to_top(page):
     page.locator(".mm-cockpit").evaluate("e => e.scrollIntoView()")
 
 
-def in_sight(page, selector):
-    """Return True if all of an element lies within what the window shows of the notebook."""
-    return page.locator(selector).first.evaluate(
-        """e => { const box = e.getBoundingClientRect();
-                  const view = e.closest('.jp-WindowedPanel-outer').getBoundingClientRect();
-                  return box.height > 0 && box.top >= view.top - 2 && box.bottom <= view.bottom + 2
-                         && box.left >= view.left && box.right <= view.right; }"""
+def out_of_sight(page, *parts):
+    """Return which parts do not lie, as a whole, within what the window shows of the notebook.
+
+    All are measured at one moment: widgets redraw themselves. A part is a selector, or (selector, which of them).
+    """
+    return page.evaluate(
+        """parts => parts.filter(part => {
+             const [selector, index] = Array.isArray(part) ? part : [part, 0];
+             const element = document.querySelectorAll(selector)[index];
+             if (!element) return true;
+             const box = element.getBoundingClientRect();
+             const view = element.closest('.jp-WindowedPanel-outer').getBoundingClientRect();
+             return !(box.height > 0 && box.top >= view.top - 2 && box.bottom <= view.bottom + 2
+                      && box.left >= view.left && box.right <= view.right);
+           })""",
+        list(parts),
     )
 
 
@@ -74,15 +87,10 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     run_cell(page, "cockpit")
     planned(page)
     to_top(page)
-    for selector in (
-        ".mm-cockpit-top",
-        ".mm-choices",
-        ".mm-cockpit-figures",
-        ".mm-plan svg >> nth=0",
-        ".mm-plan svg >> nth=1",
-    ):
-        assert in_sight(page, selector), f"{selector} is out of sight at 1280 x 720"
+    assert out_of_sight(page, *CHOICES, *PLAN) == []
     assert page.locator(".mm-cockpit").evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    assert smallest_text(page, ".mm-cockpit") >= 12
+    assert serious_findings(page, ".mm-cockpit") == []
     shot(page, "cockpit-light")
 
     # The ways to hold frozen weights draw differently, beside a pinned plan.
@@ -134,17 +142,18 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     launch.click()
     expect(page.locator(".mm-launch").get_by_role("button", name="Stop")).to_be_visible()
     expect(launch).to_be_hidden()
-    expect(page.locator(".mm-log").last).to_contain_text("step 1/40")
-    expect(page.locator(".mm-run .mm-live-charts canvas").first).to_be_visible()
+    log = page.locator(".mm-log").last
+    expect(log).to_contain_text("step 1/40")
+    expect(page.locator(".mm-run canvas").nth(1)).to_be_visible()
     to_top(page)
-    assert in_sight(page, ".mm-run-head") and in_sight(page, ".mm-run .mm-chart-title"), "the run is out of sight"
+    assert out_of_sight(page, *CHOICES, *PLAN, *RUN) == [], "beside a pinned plan, with a run"
+    assert serious_findings(page, ".mm-cockpit") == []
     shot(page, "cockpit-running")
 
     # The log stands still while a person reads older lines.
     run_cell(page, "wait", wait=False)
     follow = page.get_by_label("Follow")
     page.locator(".mm-log-box").hover()
-    expect(page.locator(".mm-log").last).to_contain_text("step 20/40")
     expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible()
     expect(page.locator(".mm-launch").get_by_role("button", name="Run again")).to_be_visible()
     if page.locator(".mm-log-box").evaluate("e => e.scrollHeight > e.clientHeight"):
@@ -154,12 +163,17 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
         follow.check()
         page.wait_for_function("() => document.querySelector('.mm-log-box').scrollTop > -8")
 
-    # Stacked where the side bar is open: the figures stay in view.
+    # Stacked where the side bar is open: choices and figures together, then figures, pictures and the run.
     page.evaluate("window.jupyterapp.shell.expandLeft()")
-    page.locator(".mm-plan svg").last.evaluate("e => e.scrollIntoView({block: 'end'})")
-    assert in_sight(page, ".mm-cockpit-figures") and in_sight(page, ".mm-plan svg >> nth=1")
-    assert page.locator(".mm-cockpit").evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    page.wait_for_function("document.querySelector('.mm-cockpit').clientWidth < 860")
+    to_top(page)
+    assert out_of_sight(page, *CHOICES, *PLAN) == []
+    page.locator(".mm-cockpit-right").evaluate("e => e.scrollIntoView()")
+    assert out_of_sight(page, *PLAN, ".mm-run-head", FIRST_CHART) == []
     shot(page, "cockpit-stacked")
+    page.locator(".mm-plan svg").last.evaluate("e => e.scrollIntoView({block: 'end'})")
+    assert out_of_sight(page, FIGURES, STEP_PICTURE) == [], "the figures stay in view"
+    assert page.locator(".mm-cockpit").evaluate("e => e.scrollWidth <= e.clientWidth + 1")
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
 
     # The kernel restarts: the same cell finds the run.
@@ -169,9 +183,11 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     press(page, "REPLICATE")
     page.locator(".mm-launch").get_by_role("button", name="Launch").click()
     expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible()
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
     set_theme(page, "JupyterLab Dark")
     to_top(page)
     shot(page, "cockpit-dark")
+    assert serious_findings(page, ".mm-cockpit") == []
     set_theme(page, "JupyterLab Light")
     page.problems[:] = [text for text in page.problems if "WebSocket" not in text]
 
@@ -203,6 +219,14 @@ def test_all_choices_are_searched_shared_and_tried(page):
     words = "my_rows:read: 39 rows to train on, 1 held out; first: user: <image> assistant: <b>row"
     expect(row).to_contain_text(words)
     shot(page, "cockpit-all-choices")
+    search.fill("")
+    search.press("Enter")
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        set_theme(page, theme)
+        assert serious_findings(page, ".mm-cockpit") == []
+    assert smallest_text(page, ".mm-cockpit") >= 12
+    search.fill("reader")
+    search.press("Enter")
     run_cell(page, "wrong")
     row.get_by_role("button", name="Try").click()
     expect(row.get_by_role("alert")).to_contain_text("'my_rows:read' raised NameError: name 'renge' is not defined")
@@ -213,6 +237,7 @@ def test_all_choices_are_searched_shared_and_tried(page):
     told = page.locator(".mm-copyable pre:visible")
     expect(told).to_contain_text("mmfsdp run --config tiny")
     expect(told).to_contain_text("--train.steps 40")
+    assert serious_findings(page, ".mm-cockpit") == []
     page.locator(".mm-copy:visible").click()
     expect(page.locator(".mm-copy:visible")).to_have_text("Copied")
     press(page, "YAML, command, sbatch")

@@ -40,7 +40,7 @@ def lines_of(view):
     """The lines that a log shows, as text."""
     parser, found = HTMLParser(), []
     parser.handle_data = found.append
-    parser.feed(texts(view)[-1])
+    parser.feed(next(text for text in texts(view) if '<pre class="mm-log">' in text))
     return "".join(found).split("\n")
 
 
