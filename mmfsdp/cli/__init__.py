@@ -20,6 +20,7 @@ from ..params.own import OwnCodeError
 from ..run.record import advice
 from ..run.replay import DEFAULT_SPEED
 from .checking import check
+from .course import course
 from .fetching import fetch
 from .new import new
 from .planning import bench, plan, verify
@@ -65,10 +66,19 @@ def build_parser() -> Parser:
         command.set_defaults(call=call, parser=command)
         return command
 
+    _add_course(add)
     _add_what_starts_runs(add)
     _add_what_looks_at_runs(add)
     _add_benches(add)
     return parser
+
+
+def _add_course(add: Callable[..., Parser]) -> None:
+    """Add `mmfsdp course`."""
+    command = add(course, "copy the notebooks and slides of the course", usage="DIR [--student] [--replace]")
+    command.add_argument("folder", metavar="DIR", help="the folder to copy into; what is there is kept")
+    command.add_argument("--student", action="store_true", help="without answers and slides, for the class")
+    command.add_argument("--replace", action="store_true", help="overwrite files that differ from the course's")
 
 
 def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
@@ -260,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 COMMANDS = [
     command.__name__
     for command in (
-        *(check, new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
+        *(check, course, new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
         *(track, caption, report, replay, record, export, bench),
     )
 ]

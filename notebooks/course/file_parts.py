@@ -9,19 +9,11 @@ import re
 import zlib
 from base64 import b64decode
 from pathlib import Path
-from typing import NamedTuple
+
+from mmfsdp.cli import class_copy
 
 HERE = Path(__file__).resolve().parent
-LESSONS = ("02_fsdp_from_scratch.ipynb", "03_frozen_parameters.ipynb")
 MARK = "# ---- part "
-
-
-class Part(NamedTuple):
-    """A part of the file: the step in which it is written, or written again; its name; its code."""
-
-    step: int
-    name: str
-    code: str
 
 
 def own_file() -> Path:
@@ -47,24 +39,12 @@ def write_parts(parts: dict[str, str]) -> None:
     own_file().write_text(text + "\n", encoding="utf-8")
 
 
-def lesson_parts() -> list[Part]:
+def lesson_parts() -> list[class_copy.Part]:
     """Return what the solutions of the two lessons write, in order."""
     packed = HERE / "parts.txt"
     if packed.is_file():  # the class's copy, whose lessons have no solutions
-        return [Part(*part) for part in json.loads(zlib.decompress(b64decode(packed.read_text())))]
-    import nbformat
-
-    from .verify import solved
-
-    parts = []
-    for lesson in LESSONS:
-        book = solved(nbformat.read(HERE.parent / lesson, as_version=4))
-        for cell in book.cells:
-            if cell.source.startswith("%%part "):
-                line, code = cell.source.split("\n", 1)
-                _, step, name = line.split()
-                parts.append(Part(int(step), name, code.strip()))
-    return parts
+        return [class_copy.Part(*part) for part in json.loads(zlib.decompress(b64decode(packed.read_text())))]
+    return class_copy.lesson_parts(HERE.parent)
 
 
 def parts_after(step: int) -> dict[str, str]:

@@ -8,8 +8,9 @@ import pytest
 from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
-from course.verify import for_class, main, solutions, solved, tagged, with_card
+from course.verify import main, with_card
 
+from mmfsdp.cli.class_copy import for_class, solutions, solved, tagged
 from tests.processes import in_fresh_python
 
 

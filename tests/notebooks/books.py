@@ -10,10 +10,11 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from mmfsdp.cli.class_copy import solutions, tagged
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "notebooks"
 sys.path.insert(0, str(FOLDER))
-from course.verify import solutions, tagged  # noqa: E402
 
 LESSONS = sorted(path for path in FOLDER.glob("[01][0-9]_*.ipynb") if not path.name.startswith("00_"))
 
