@@ -12,6 +12,24 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DECK = (ROOT / "slides" / "deck.md").read_text(encoding="utf-8")
 sys.path.insert(0, str(ROOT / "slides"))
 
+MIN_PIXELS = 18
+"""Letters on a slide of 1280 x 720, so that the last row of a room can read them."""
+LETTERS = """() => {
+    const shown = [Reveal.getCurrentSlide(), document.querySelector('.slide-number')], sizes = []
+    for (const root of shown) {
+        const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT)
+        while (walker.nextNode()) {
+            const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement
+            if (!text || element.closest('aside, title, style') || !element.getClientRects().length) continue
+            const matrix = element.getScreenCTM?.()  // of the text in a picture, with all that scales it
+            const scale = matrix ? Math.hypot(matrix.a, matrix.b) : root.closest('.slides') ? Reveal.getScale() : 1
+            sizes.push([text.slice(0, 40), parseFloat(getComputedStyle(element).fontSize) * scale])
+        }
+    }
+    return sizes
+}"""
+"""Each text in sight, and the size of its letters in pixels of the screen."""
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -35,7 +53,7 @@ def test_every_slide_shows_whole_without_network(built):
         tab.wait_for_function("window.Reveal && Reveal.isReady()")
         count = tab.evaluate("Reveal.getTotalSlides()")
         assert count == len(DECK.split("\n---\n")) >= 50
-        wrong = []
+        wrong, small = [], []
         for i in range(count):
             tab.evaluate(f"Reveal.slide({i})")
             found = tab.evaluate(
@@ -44,9 +62,13 @@ def test_every_slide_shows_whole_without_network(built):
                     past: [...s.querySelectorAll('*')].filter(e => e.scrollWidth > 1290 && !e.closest('svg')).length,
                     raw: s.innerText.includes('{{') || s.innerText.includes('**') || s.innerText.includes('](')} }"""
             )
+            for words, pixels in tab.evaluate(LETTERS):
+                if pixels < MIN_PIXELS:
+                    small.append((i + 1, round(pixels, 1), words))
             if not found["words"] or found["high"] > 700 or found["wide"] > 1285 or found["past"] or found["raw"]:
                 wrong.append((i + 1, found))
     assert not asked and not errors and not wrong, (asked, errors, wrong)
+    assert not small, f"smaller than {MIN_PIXELS} pixels: {small}"
 
 
 def test_every_slide_that_is_no_chapter_has_notes_with_its_minutes_and_they_fit_the_half_day():
