@@ -17,6 +17,7 @@ from .folder import (
     HEARTBEAT_BYTES,
     Row,
     heartbeat_path,
+    last_line,
     metrics_path,
     open_own,
     touch,
@@ -29,7 +30,9 @@ from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, ST
 TICK_S = 0.1
 ALIVE_INTERVAL_S = 2.0
 """Seconds between two writings of status.json, by which others know that the player lives."""
-GONE_AFTER_S = 30.0
+PLAYER_LOG = "player.log"
+"""What the player prints; in logs/."""
+GONE_AFTER_S = 60.0
 """Seconds after which a player that has written nothing is gone: a laptop was closed, or somebody has killed it."""
 CANCELLED = RunState(Status.CANCELLED, "the replay was cancelled")
 
@@ -43,7 +46,8 @@ def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunStat
     if (folder / "cancel").exists():
         return CANCELLED if is_gone else replace(state, reason=CANCELLING)
     if is_gone:
-        return RunState(Status.LOST, "its player has ended; start another replay")
+        words = last_line(folder / "logs" / PLAYER_LOG)
+        return RunState(Status.LOST, "its player has ended; start another replay" + (f" ({words})" if words else ""))
     if state.status is Status.STARTING and has_steps:  # a row is written before the state
         state = replace(state, status=Status.RUNNING)
     return state

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..params import LaunchParams, ParamError, RunParams
 from .folder import PathLike, write_json, write_text
 from .handle import Run
-from .player import Player
+from .player import PLAYER_LOG, Player
 from .record import REPLAY, RunState, Status, write_status
 from .recorder import recording_of
 from .recording import Recording, find_recording
@@ -19,8 +19,6 @@ from .start import make_folder, start_detached
 
 DEFAULT_SPEED = 10.0
 MAX_SPEED = 1e6
-PLAYER_LOG = "player.log"
-"""What the player prints; in logs/."""
 
 
 def replay(recording: PathLike, *, to: PathLike | None = None, speed: float = DEFAULT_SPEED) -> Run:

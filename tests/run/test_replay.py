@@ -21,16 +21,22 @@ from mmfsdp.run.player import GONE_AFTER_S, Player
 from mmfsdp.run.progress import part_of
 from mmfsdp.run.record import RunRecord, Status, status_values, write_status
 from mmfsdp.run.recorder import recording_of
-from mmfsdp.run.recording import BEAT, ROW, STATE, Recording, shipped
+from mmfsdp.run.recording import BEAT, LOG, ROW, STATE, Recording, shipped
 from mmfsdp.run.replay import load, params_for, prepare
 from mmfsdp.run.small_recording import record as make_recording
 from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.run.trouble import STALLED, troubles
+from mmfsdp.widgets.actions import Actions
 from mmfsdp.widgets.compare import comparison
+from mmfsdp.widgets.form import RunForm
+from mmfsdp.widgets.launch_buttons import DUPLICATE, LAUNCH, STOP, LaunchButtons
 from mmfsdp.widgets.panel import RunPanel
 from mmfsdp.widgets.report import report_html
-from tests.run.test_hostile_folder import CONTROLS, SEQUENCES, TAG
+from mmfsdp.widgets.starter import Starter
+from tests.run.test_hostile_folder import CONTROLS, FILES, SEQUENCES, TAG, VALUES, folder, last_of
 from tests.run.test_runs import GONE, record
+
+__all__ = ["folder"]  # a fixture of test_hostile_folder: a run with every file that a run writes
 
 LAUNCHED = 1_000_000.0
 """When the recorded runs of this file were launched, in unix seconds."""
@@ -267,9 +273,27 @@ def test_a_replay_without_its_player_is_over(prepared):
     recording, player, run = prepared(RECORDINGS["hang"])
     player.advance(recording.seconds / 2)
     write_status(run.path, player.state, alive=time.time() - 2 * GONE_AFTER_S)
-    assert run.state().status is Status.LOST and run.state().replay_of
+    (run.path / "logs/player.log").write_text("MemoryError\n")
+    assert run.state().status is Status.LOST and run.state().replay_of and "(MemoryError)" in run.state().reason
     (run.path / "cancel").touch()
     assert run.cancel().status is Status.CANCELLED
+
+
+def test_the_cockpit_offers_a_launch_and_no_resume_for_a_replay(prepared):
+    recording, player, run = prepared(RECORDINGS["hang"])
+    form = RunForm("tiny")
+    buttons = LaunchButtons(form, Starter(form, show=print), state=run.state)
+
+    def offered() -> list[str]:
+        buttons.update()
+        return [name for name, button in buttons.buttons.items() if button.layout.display != "none"]
+
+    assert offered() == [STOP, DUPLICATE]
+    player.advance(recording.seconds)
+    assert offered() == [LAUNCH]
+    actions = Actions(run)
+    actions.update(run.state())
+    assert actions.buttons["Drill"].disabled
 
 
 # ---- mistakes, and folders and files of others ----
@@ -341,6 +365,28 @@ def test_a_hostile_recording_is_data(local_run, prepared, tmp_path, place):
         assert set(os.listdir(tmp_path)) == before | {"played"}
         assert {path.name for path in run.path.iterdir()} <= PLAYED
         shutil.rmtree(run.path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_hostile_run_folder_is_data(folder, name, tmp_path):
+    """Each value of each file: it plays, or is refused by name."""
+    path = folder / name
+    before, values = path.read_text(), last_of(path)
+    for key in values:
+        for value in VALUES:
+            changed = json.dumps(values | {key: value})
+            path.write_text(before + changed + "\n" if path.suffix == ".jsonl" else changed)
+            try:
+                recording = recording_of(folder)
+            except ParamError as error:
+                assert name == "run.json", error
+                continue
+            text = "".join(str(moment.value) for moment in recording.moments if moment.kind in (LOG, BEAT, STATE))
+            assert not set(CONTROLS) & set(text) and all(0 <= m.at <= recording.seconds for m in recording.moments)
+    path.unlink()
+    os.mkfifo(path)
+    if name != "run.json":
+        recording_of(folder)  # and does not wait for somebody who writes
 
 
 def test_parameters_that_are_none_are_refused(local_run, tmp_path):
