@@ -110,8 +110,8 @@ class LaunchParams(Params):
     """If a finished run has this name already, rename it (name-1, name-2, ...) rather than refuse. Default false."""
 
     cluster: str | None = Field(None, pattern=r"^[A-Za-z0-9_.+/~-]+$", examples=["lab"])
-    """Slurm: profile with values for the fields below that are unset here: the name of a YAML file in ./clusters or
-    ~/.config/mmfsdp/clusters, or its path. Default unset: none."""
+    """Slurm: profile with values for the fields below that are unset here: the name of a YAML file in the folder
+    $MMFSDP_CLUSTERS, in ./clusters or in ~/.config/mmfsdp/clusters, or its path. Default unset: none."""
 
     nodes: int = Field(1, ge=1)
     """Slurm: machines over which the ranks are spread evenly; a count. Default 1."""

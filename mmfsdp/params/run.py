@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from .enums import Executor, ModelKind
 from .fsdp import FSDPParams
 from .launching import SLURM_FIELDS, STEP_FIELDS, LaunchParams
 from .model import ModelParams
+from .profiles import profile_path
 from .train import TrainParams
 
 PRESETS = Path(__file__).resolve().parent / "presets"
@@ -89,19 +89,7 @@ class Cluster(Params):
 
 def read_cluster(name: str) -> Cluster:
     """Return the profile of this name, or of this path if it ends in .yaml. Raise ParamError naming the mistake."""
-    # The user's own win over those shipped.
-    folders = (Path("clusters"), Path(os.path.expanduser("~/.config/mmfsdp/clusters")), PRESETS / "clusters")
-    paths = [folder / f"{name}.yaml" for folder in folders]
-    if name.endswith(".yaml"):
-        paths = [Path(os.path.expanduser(name))]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        places = " and ".join(str(path.parent) for path in paths)
-        known = []
-        for folder in folders:
-            known += sorted(path.stem for path in folder.glob("*.yaml"))
-        hint = did_you_mean(name, known)
-        raise ParamError("launch.cluster", f"there is no profile {name!r} in {places}{hint}")
+    path = profile_path(name)
     try:
         values = read_yaml(path.read_bytes(), name="YAML") or {}
         if not isinstance(values, dict):

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Collection
 
 from ..params import Device, Executor, GpusAs, LaunchParams, RunParams
+from ..params.profiles import hidden_profiles, profile_path
 from ..params.run import with_cluster
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
@@ -227,6 +228,10 @@ def notes(params: RunParams) -> list[str]:
     """Return what a person should know of the job that `params` ask for, a sentence each."""
     launch = with_cluster(with_ranks(params).launch)
     found = []
+    name = params.launch.cluster
+    if name and (hidden := hidden_profiles(name)):
+        others = " and ".join(map(str, hidden))
+        found.append(f"launch.cluster {name}: {profile_path(name)} is read, and not {others}")
     gpus = launch.gpu_count or 0
     idle = gpus - launch.ranks_per_node
     if idle > 0 and params.train.device is not Device.CPU:

@@ -13,9 +13,10 @@ import ipywidgets as w
 import yaml
 from pydantic.fields import FieldInfo
 
-from ..params import RunParams
+from ..params import ParamError, RunParams
 from ..params.base import leaves, plain, read_yaml
 from ..params.own import names_own_code
+from ..params.profiles import profile_names
 from .markup import note
 
 UNSET = "unset"
@@ -48,6 +49,14 @@ def whole_number(typed: str) -> int | str:
     except ValueError:
         return typed
     return int(number) if number.is_integer() else typed
+
+
+def known_profiles() -> list[str]:
+    """Return the names of the profiles of clusters that a person can choose; none where their folder is missing."""
+    try:
+        return profile_names()
+    except ParamError:  # told where a profile is read
+        return []
 
 
 def one_line(value: Any) -> str:
@@ -101,6 +110,8 @@ class FieldRow(w.HBox):
             return w.Text(placeholder="my_module:name", continuous_update=False)
         if self.kind in (dict, tuple):
             return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
+        if self.name == "launch.cluster":
+            return w.Combobox(placeholder=UNSET, options=known_profiles(), continuous_update=False)
         if self.kind is float and not self.optional:
             return w.FloatText(step=None)
         return w.Text(placeholder=UNSET if self.optional else "", continuous_update=False)

@@ -20,6 +20,7 @@ from mmfsdp.params import (
     preset_names,
 )
 from mmfsdp.params.base import read_yaml
+from mmfsdp.params.profiles import profile_names
 from mmfsdp.params.run import PRESETS, read_cluster, with_cluster
 from tests.processes import in_fresh_python
 
@@ -127,6 +128,33 @@ def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypa
     (tmp_path / "clusters/single_node_8gpu.yaml").write_text("gpus_per_node: 4\nmodules: [cuda]\n")
     launch = with_cluster(slurm.change(modules=["gcc"]))
     assert launch.gpus_per_node == 4 and launch.modules == ("cuda", "gcc")
+
+
+def test_the_profiles_of_a_class_come_first_and_what_they_hide_is_told(tmp_path, monkeypatch):
+    from mmfsdp.run.site import notes
+
+    monkeypatch.chdir(tmp_path)
+    slurm = RunParams().change(**{"launch.executor": "slurm", "launch.cluster": "lab", "launch.ranks": 2})
+    for folder, account in (("clusters", "own"), ("class", "course")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "lab.yaml").write_text(f"account: {account}\npartition: gpu\n")
+    assert with_cluster(slurm.launch).account == "own" and not notes(slurm)
+    monkeypatch.setenv("MMFSDP_CLUSTERS", str(tmp_path / "class"))
+    assert with_cluster(slurm.launch).account == "course"
+    assert notes(slurm) == [f"launch.cluster lab: {tmp_path}/class/lab.yaml is read, and not clusters/lab.yaml"]
+    assert profile_names()[0] == "lab" and "single_node_8gpu" in profile_names()
+    (tmp_path / "class/today.yaml").write_text("account: course\npartition: gpu\nreservation: monday\nmem: lots\n")
+    today = slurm.launch.change(cluster="today")
+    with pytest.raises(ParamError, match=f"launch.cluster: {tmp_path}/class/today.yaml: mem: 'lots' is not allowed"):
+        with_cluster(today)
+    (tmp_path / "class/today.yaml").write_text("account: course\npartition: gpu\nreservation: monday\n")
+    launch = with_cluster(today)
+    assert (launch.account, launch.partition, launch.reservation) == ("course", "gpu", "monday")
+    with pytest.raises(ParamError, match=f"'tody' in {tmp_path}/class and clusters and .*; did you mean today"):
+        with_cluster(slurm.launch.change(cluster="tody"))
+    monkeypatch.setenv("MMFSDP_CLUSTERS", "~/none")
+    with pytest.raises(ParamError, match="MMFSDP_CLUSTERS names '~/none', which is no folder on this machine"):
+        with_cluster(today)
 
 
 def test_several_sources_are_changed_by_dotted_flag(tmp_path):

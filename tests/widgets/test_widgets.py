@@ -40,6 +40,20 @@ def everything(widget):
     return [widget, *(w for child in getattr(widget, "children", ()) for w in everything(child))]
 
 
+def test_the_form_offers_the_profiles_of_the_class_and_takes_any_other(tmp_path, monkeypatch):
+    (tmp_path / "course.yaml").write_text("partition: gpu\n")
+    monkeypatch.setenv("MMFSDP_CLUSTERS", str(tmp_path))
+    changes = []
+    row = FieldRow("launch.cluster", RunParams(), changed=lambda: changes.append(row.value))
+    assert row._input.options[0] == "course" and "single_node_8gpu" in row._input.options
+    row._input.value = "course"
+    row._input.value = "/shared/other.yaml"
+    row._input.value = ""
+    assert changes == ["course", "/shared/other.yaml", None]
+    monkeypatch.setenv("MMFSDP_CLUSTERS", str(tmp_path / "none"))
+    assert FieldRow("launch.cluster", RunParams(), changed=lambda: None)._input.options == ()
+
+
 @pytest.mark.parametrize("preset", ["tiny", "llava_7b"])
 def test_every_field_becomes_an_input_that_holds_its_value_and_its_help(preset):
     params = load(preset)
