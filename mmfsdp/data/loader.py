@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -49,15 +50,13 @@ def batches(
     """
     if sources is None:
         sources = open_sources(params, image_size=processor.image_size, seed=seed)
-    sizes = [batch_size] + [more.batch_size or batch_size for more in params.more]
+    data_slice = DataSlice(batch_size=batch_size, rank=rank, world_size=world_size, start=start)
     loaders, skipped = [], {}
-    for i, (name, source_params) in enumerate(params.sources().items()):
-        source = sources[name]["train"]
-        own_processor = replace(processor, max_length=source_params.max_length, augment=source_params.augment)
-        data_slice = DataSlice(batch_size=sizes[i], rank=rank, world_size=world_size, start=start)
+    for name, encoded in _encoded(params, processor, data_slice, seed, sources).items():
+        source, source_params = encoded.source, params.sources()[name]
         workers = source_params.workers
         loader = DataLoader(
-            _EncodedBatches(source, own_processor, data_slice, seed + i, name, source_params.weight),
+            encoded,
             batch_size=None,
             num_workers=workers,
             multiprocessing_context="spawn" if workers else None,  # a fork would copy gloo's and CUDA's threads
@@ -71,6 +70,36 @@ def batches(
                 print(f"{name}.{source.field}: {note}")
         skipped[name].add(source.skipped)
     return Batches(loaders, skipped)
+
+
+def first_batches(
+    params: DataParams,
+    processor: SampleProcessor,
+    *,
+    batch_size: int,
+    number: int,
+    seed: int = 0,
+    sources: Mapping[str, Splits],
+) -> Iterator[Batch]:
+    """Yield so many batches of each source, as `batches` gives them to a single rank, in this process, and say nothing.
+
+    Raises ValueError if records are all unusable.
+    """
+    for encoded in _encoded(params, processor, DataSlice(batch_size=batch_size), seed, sources).values():
+        yield from islice(encoded, number)
+
+
+def _encoded(
+    params: DataParams, processor: SampleProcessor, data_slice: DataSlice, seed: int, sources: Mapping[str, Splits]
+) -> dict[str, _EncodedBatches]:
+    """Return the batches of each source by its place. data_slice: of the first one, for a batch size of their own."""
+    sizes = [data_slice.batch_size] + [more.batch_size or data_slice.batch_size for more in params.more]
+    encoded = {}
+    for i, (name, source) in enumerate(params.sources().items()):
+        own_processor = replace(processor, max_length=source.max_length, augment=source.augment)
+        own_slice = replace(data_slice, batch_size=sizes[i])
+        encoded[name] = _EncodedBatches(sources[name]["train"], own_processor, own_slice, seed + i, name, source.weight)
+    return encoded
 
 
 def place_of(params: SourceParams) -> str:

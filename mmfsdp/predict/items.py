@@ -34,6 +34,10 @@ class Estimate:
     host: Memory | None = None
     """The part of `memory` that lies in CPU memory with `cpu_offload`; the peak is then the device's."""
 
+    batch_peak: Memory | None = None
+    """At the peak of a step with a batch of the run's own data; None if they were not looked at."""
+    batch: str = ""
+    """Which batch that is; or why the data were not looked at. `peak` is of the plan's example, the longest texts."""
     on_gpu: bool = False
     """The step may run on a GPU, which needs more memory than the tensors of the peak: see ON_A_GPU."""
 
@@ -41,6 +45,11 @@ class Estimate:
     def peak_bytes(self) -> int | None:
         """The most that a rank holds in a step."""
         return self.peak.bytes if self.peak else None
+
+    @property
+    def batch_peak_bytes(self) -> int | None:
+        """The most that a rank holds in a step with a batch of the run's own data."""
+        return self.batch_peak.bytes if self.batch_peak else None
 
     @property
     def peak_when(self) -> str:
@@ -60,7 +69,7 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values, totals included."""
         values = asdict(self)
-        for name in ("memory_bytes", "wire_bytes", "peak_bytes", "peak_when"):
+        for name in ("memory_bytes", "wire_bytes", "peak_bytes", "peak_when", "batch_peak_bytes"):
             values[name] = getattr(self, name)
         return values
 
@@ -76,10 +85,21 @@ class Estimate:
             lines += [*_when(self.peak), *_items(self.peak)]
             if self.on_gpu:
                 lines += textwrap.wrap(ON_A_GPU, 80, initial_indent="  ", subsequent_indent="  ")
+            lines += self._of_data()
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
             lines.append(f"  {w.kind:<14} {w.phase:<8} {w.count:>6} x, {size(w.wire_bytes):>9} sent")
         return "\n".join(lines)
+
+    def _of_data(self) -> list[str]:
+        """Return lines on the peak of a batch of the data, beside that of the longest texts."""
+        if not self.batch:
+            return []
+        lines = ["  this peak is of a batch of the longest texts that data.max_length allows"]
+        words = f"of a batch of the data it is not known: {self.batch}"
+        if self.batch_peak:
+            words = f"with {self.batch} it is {size(self.batch_peak.bytes)}"
+        return lines + textwrap.wrap(words, 80, initial_indent="  ", subsequent_indent="  ")
 
 
 def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Estimate:

@@ -39,6 +39,11 @@ class Recordings:
     def __init__(self) -> None:
         self._groups: dict[Hashable, Grouped] = {}
         self._recordings: dict[Hashable, Recording] = {}
+        self._others: dict[Hashable, Any] = {}
+
+    def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` gives, such as a batch of the run's data, from an earlier call with an equal key."""
+        return _kept(self._others, key, make)
 
     def group(self, model: nn.Module, params: FSDPParams, example: dict[str, Any] | None) -> Grouped:
         """Return what `trace_and_group` gives, from an earlier call if there was one like it."""

@@ -44,6 +44,9 @@ from .optimizer import build_optimizer, build_scaler
 from .prepare import Prepared, plan_for
 from .train_state import TrainSetup
 
+OF_A_BATCH = ("batch", "batch_peak", "batch_peak_bytes")
+"""Fields of an estimate that tell the peak of a batch of the data."""
+
 
 def run(folder: Path) -> None:
     """Train as `folder`/params.yaml says, on every rank that torch.distributed's environment variables name.
@@ -173,11 +176,16 @@ def write_plan(folder: Path, made: Prepared) -> None:
         print(f"{finding.level}: {finding.message}")
     if made.rates:
         print(made.rates)
-    planned = (read_json(folder / "plan.json") or {}).get("plan")
+    at_launch = read_json(folder / "plan.json") or {}
+    planned = at_launch.get("plan")
     if planned and (units := different_units(planned, made.plan)):
         shown = ", ".join(units[:3])
         print(f"warning: {len(units)} units are not those that were planned at the launch, such as {shown}")
-    write_json(folder / "plan.json", made.to_dict() | {"versions": versions()})
+    values = made.to_dict() | {"versions": versions()}
+    # The launch may have looked at the data; here that would take seconds in which all ranks wait.
+    before = at_launch.get("estimate") or {}
+    values["estimate"] |= {name: before[name] for name in OF_A_BATCH if name in before}
+    write_json(folder / "plan.json", values)
 
 
 def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:

@@ -36,6 +36,7 @@ from ..run.own_code import sources_of
 from ..run.placement import with_ranks
 from ..run.site import notes, settled
 from ..run.start import check_place
+from .data_batch import data_batch
 from .learning_rates import rates_line, spell_out_rates
 from .metrics import try_metrics
 from .own_callbacks import check_callbacks
@@ -92,7 +93,8 @@ def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
 def previews(
     params: RunParams, sources: Mapping[str, Splits] | None = None, *, for_auto: bool = False
 ) -> Iterator[tuple[WrapPlan, Estimate]]:
-    """Yield the plan and its cost: first without memory events, then with them where they can be recorded.
+    """Yield the plan and its cost: first without memory events, then with them where they can be recorded, then also
+    with the peak of a batch of the run's own data where they can be looked at, or with the reason why not.
 
     sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other
     choices change more often. for_auto: after the last plan, trace what AUTO needs, so that it is quick when chosen.
@@ -103,10 +105,12 @@ def previews(
     example = example_of(model, params, processor, sources)
     plan = _with_warnings(plan_run(model, params, example, recordings), processor)
     yield plan, cost_of(plan, params)
-    if plan.memory_events or plan.refused or example is None:  # AUTO has needed them, or nobody knows the inputs
+    if plan.refused or example is None:  # nobody knows the inputs
         return
-    plan = with_recording(plan, recordings.record(model, plan, example))
-    yield plan, cost_of(plan, params)
+    if not plan.memory_events:  # AUTO has needed them
+        plan = with_recording(plan, recordings.record(model, plan, example))
+        yield plan, cost_of(plan, params)
+    yield plan, with_data_peak(plan, cost_of(plan, params), params, sources)
     if for_auto and plan.backend is not Backend.DDP:
         with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
             recordings.group(quantized_copy(model, params.fsdp), params.fsdp, example)
@@ -155,7 +159,8 @@ def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPla
 def opened(params: RunParams) -> dict[str, Splits]:
     """Return the splits of all sources, opened for a look at the data. Raises ParamError as `open_sources`."""
     if params.model.kind is not ModelKind.OWN:
-        return open_sources(params.data, image_size=1)  # pictures as they are, and resized later
+        # Pictures as they are, and resized later.
+        return open_sources(params.data, image_size=1, seed=params.train.seed)
     _, processor = kept_model(params)
     assert processor is not None
     return open_for(processor, params)  # it is tried on them
@@ -236,6 +241,25 @@ def plan_run(
 def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
     """Return what a run's plan costs each rank."""
     return estimate(plan, params.train, sources=len(params.data.sources()))
+
+
+def with_data_peak(
+    plan: WrapPlan, cost: Estimate, params: RunParams, sources: Mapping[str, Splits] | None = None
+) -> Estimate:
+    """Return the cost of a run's plan with the peak of the largest of the first batches of its data.
+
+    A plan's own peak is of the longest texts, which may not occur. sources: what `open_sources` gives, if they are
+    open.
+    """
+    model, processor, recordings = _kept(params)
+    inputs, words = data_batch(params, processor, recordings, sources)
+    if inputs is None:
+        return replace(cost, batch=words)
+    try:
+        recording = recordings.record(quantized_copy(model, params.fsdp), plan, inputs)
+    except ValueError as error:
+        return replace(cost, batch=f"the peak of {words} is not known: {error}")
+    return replace(cost, batch_peak=cost_of(with_recording(plan, recording), params).peak, batch=words)
 
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -244,7 +244,10 @@ def _details(planned: PlannedRun, pinned: PlannedRun | None, machine: str) -> st
     """Return a line that unfolds: what the lint found, what differs from a pinned plan, memory by kind, every unit."""
     plan = planned.plan
     html = differences_html(pinned.plan, plan) if pinned else ""
-    html += findings(plan) + (note(planned.rates) if planned.rates else "") + memory_html(planned, machine)
+    html += findings(plan) + (note(planned.rates) if planned.rates else "")
+    if planned.cost.batch and planned.cost.batch_peak is None:
+        html += note(f"No peak of a batch of the data: {planned.cost.batch}.")
+    html += memory_html(planned, machine)
     words = "memory by kind, every unit"
     if plan.lint:
         words = f"<b>{len(plan.lint)} {'finding' if len(plan.lint) == 1 else 'findings'}</b>, {words}"

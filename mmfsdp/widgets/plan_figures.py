@@ -43,10 +43,11 @@ def plan_figures(
     pinned: tuple[WrapPlan, Estimate] | None = None,
     ran: tuple[int, int | None] | None = None,
 ) -> list[Figure]:
-    """Return what a rank sends in a step, its weights at rest, the most without activations, and the peak.
+    """Return what a rank sends in a step, its weights at rest, the most without activations, and the peaks.
 
     pinned: another plan with its cost. ran: after a run, the peak predicted for the largest batch that ran, and the
-    measured one. Both peaks are named: the plan's is of a batch of the longest texts, which may not occur.
+    measured one. Two peaks are named: the plan's is of a batch of the longest texts, which may not occur; the other is
+    of a batch of the data, before the run one of the first, after it the largest that ran.
     """
     other_plan, other = pinned if pinned else (None, None)
     figures = [
@@ -68,6 +69,9 @@ def plan_figures(
         if measured is not None:
             label += f"; measured {size(measured)}"
         figures.append(Figure(predicted, label))
+    elif cost.batch_peak_bytes is not None:
+        before = other.batch_peak_bytes if other else None
+        figures.append(Figure(cost.batch_peak_bytes, f"peak of {cost.batch}", before))
     return figures
 
 

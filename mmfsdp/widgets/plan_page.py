@@ -61,6 +61,8 @@ def _figures(planned: PlannedRun, machine: str, pinned: PlannedRun | None) -> st
     if machine != LAPTOP:
         times = step_time(plan, machine=machine_of_run(machine, planned.params), **workload(plan, planned.params))
         facts.append(f"Expected: {times.expected} a step, bound by {times.bound}.")
+    if cost.batch and cost.batch_peak is None:
+        facts.append(f"No peak of a batch of the data: {cost.batch}.")
     if planned.rates:
         facts.append(planned.rates)
     return f"{html}<p>{escape(' '.join(facts))}</p>{findings(plan)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..params import ParamError, RunParams
 from .cell import import_lock
@@ -91,16 +92,16 @@ class Planner:
             stages = previews(params, for_auto=True)
             plan, cost = next(stages)
             rates = rates_of(params, plan)
-        if not (plan.memory_events or plan.refused):
-            self._take(PlannedRun(params, plan, cost, rates, counting=True))
-        if not self._is_wanted(params):
-            return
-        complete = next(stages, None)  # with its activations, which takes longer; None if it has them, or cannot
-        if complete:
-            plan, cost = complete
-        self._take(PlannedRun(params, plan, cost, rates))
-        if self._is_wanted(params):
-            next(stages, None)  # while the person looks at the plan
+        counting = not (plan.memory_events or plan.refused)
+        newest = PlannedRun(params, plan, cost, rates, counting=counting)
+        while self._is_wanted(params):
+            self._take(newest)
+            complete = next(stages, None)  # with its activations, then with a batch of the data, which takes longer
+            if complete is None:
+                break
+            newest = PlannedRun(params, *complete, rates)
+        if newest.counting:  # nobody knows the inputs
+            self._take(replace(newest, counting=False))
 
     def _take(self, planned: PlannedRun) -> None:
         if not self._is_wanted(planned.params):

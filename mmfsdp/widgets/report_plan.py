@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 from ..core.plan import WrapPlan
 from ..params import TrainParams
-from ..params.base import leaves
+from ..params.base import from_plain, leaves
 from ..params.numbers import count
-from ..predict import estimate
+from ..predict import Estimate, estimate
+from ..predict.memory import Memory
 from ..predict.timeline import step_timeline
 from ..run.folder import current_plan
 from ..run.record import REPLAY, RunRecord, replay_words
@@ -114,6 +116,14 @@ def _training(values: Mapping[str, Any]) -> str:
     return f"{words}, lr {values.get('train.lr')}"
 
 
+def with_batch_of(planned: Mapping[str, Any], cost: Estimate) -> Estimate:
+    """Return the cost of a plan with the peak of a batch of the data, as far as what plan.json holds has one."""
+    values = planned.get("estimate") or {}
+    if not values.get("batch_peak"):
+        return cost
+    return replace(cost, batch_peak=from_plain(Memory, values["batch_peak"]), batch=str(values.get("batch")))
+
+
 def plan_section(
     planned: Mapping[str, Any], params: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> str:
@@ -131,7 +141,8 @@ def plan_section(
     ran = None
     if peak:
         ran = peak["bytes"], rows[-1].get("memory_bytes") if rows else None
-    html = figures_html(plan_figures(plan, estimate(plan, train, sources=sources), ran=ran))
+    cost = with_batch_of(planned, estimate(plan, train, sources=sources))
+    html = figures_html(plan_figures(plan, cost, ran=ran))
     rates = planned.get("learning_rates")
     if isinstance(rates, str) and rates:
         html += f"<p>{escape(rates)}</p>"

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,11 +12,18 @@ from tiny_run import tiny_run
 from mmfsdp import ParamError, launch, sweep
 from mmfsdp.cli import running
 from mmfsdp.data import records
+from mmfsdp.data.loader import batches
+from mmfsdp.params import load
+from mmfsdp.params.numbers import size
+from mmfsdp.predict.recordings import Recordings
+from mmfsdp.run.folder import read_json, write_json
 from mmfsdp.run.launch import start as real_start
 from mmfsdp.run.record import TRAIN
 from mmfsdp.run.start import prepared
-from mmfsdp.train.job import different_units
-from mmfsdp.train.prepare import prepare
+from mmfsdp.train import data_batch
+from mmfsdp.train.job import different_units, write_plan
+from mmfsdp.train.meters import input_bytes
+from mmfsdp.train.prepare import cost_of, kept_model, peak_of, prepare, preview
 
 
 def test_a_mistake_that_only_a_plan_shows_starts_nothing(tmp_path):
@@ -81,6 +89,57 @@ def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_pa
     for printed in (by_command, by_run):
         places = [" ".join(printed.split()).index(message[:60]) for message in told]
         assert all(before < after for before, after in pairwise(places))
+
+
+def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts(tmp_path):
+    params = tiny_run(tmp_path, **{"train.seed": 3, "launch.ranks": 2, "data.max_length": 30})
+    plan, cost = preview(params)
+    model, processor = kept_model(params)
+    stream = batches(params.data, processor, batch_size=2, seed=3)
+    largest = max((next(stream).inputs() for _ in range(8)), key=input_bytes)
+    assert cost.batch == "the largest of the data's first 8 batches"
+    assert cost.batch_peak_bytes == peak_of(params, plan, largest)["bytes"] < cost.peak_bytes
+    assert cost.to_dict()["batch_peak_bytes"] == cost.batch_peak_bytes
+    assert f"with {cost.batch} it is {size(cost.batch_peak_bytes)}" in str(cost)
+    assert prepare(params, activations=True).cost == cost, "whether the data are open or not"
+
+    alone = params.change(**{"launch.ranks": 1, "train.accumulation": 1})
+    one = peak_of(alone, preview(alone)[0], largest)["bytes"]
+    assert preview(alone)[1].batch_peak_bytes == one != cost.batch_peak_bytes
+    large = params.change(**{"train.batch_size": 100})
+    assert preview(large)[1].batch == "the data's first batch"
+
+
+def test_what_the_launch_knows_of_the_data_stays_in_the_plan_of_the_run(tmp_path):
+    params = tiny_run(tmp_path)
+    made = prepare(params, activations=True)
+    write_json(tmp_path / "plan.json", made.to_dict())
+    write_plan(tmp_path, replace(made, cost=cost_of(made.plan, made.params)))
+    found = read_json(tmp_path / "plan.json")["estimate"]
+    assert found["batch_peak_bytes"] == made.cost.batch_peak_bytes and found["batch"] == made.cost.batch
+
+
+def test_data_that_are_not_quick_to_read_are_named_and_leave_the_plan_as_it_is(tmp_path, monkeypatch):
+    params = tiny_run(tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{" * 100)
+    cases = {
+        "is not on this machine": {"data.path": str(tmp_path / "nowhere")},
+        "the hub is not asked": {"data.source": "hub", "data.path": "some/rows"},
+        "your own reader is not called": {"data.source": "own", "data.path": None, "data.reader": "rows.py:read"},
+        "rows.jsonl": {"data.source": "json", "data.path": str(rows)},
+    }
+    for words, changes in cases.items():
+        plan, cost = preview(params.change(**changes))
+        assert plan.memory_events and cost.peak_bytes and cost.batch_peak is None
+        assert words in cost.batch and "it is not known: the data were not looked at" in " ".join(str(cost).split())
+    monkeypatch.setattr(data_batch, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(data_batch, "MAX_BYTES", 10)
+    assert "more than 2 files" in data_batch.slow_to_read(params.data)
+    assert "has 100 B" in data_batch.slow_to_read(params.change(**cases["rows.jsonl"]).data)
+    assert not data_batch.slow_to_read(load("tiny").data)
+    no_tokenizer = data_batch.data_batch(params, None, Recordings())
+    assert no_tokenizer.inputs is None and "tokenizer is not on this machine" in no_tokenizer.words
 
 
 def test_a_job_may_be_submitted_from_a_machine_without_the_libraries_and_is_told_unplanned(tmp_path, monkeypatch):

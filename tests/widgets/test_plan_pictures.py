@@ -1,6 +1,7 @@
 """The pictures of a plan: what they show for each way to shard, their sizes, names and colors."""
 
 import re
+from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -244,6 +245,10 @@ def test_figures_tell_their_change_since_the_pinned_plan(plans):
     assert not any(figure.change for figure in plan_figures(*pinned))
     changes = [Figure(nbytes, "", 1000).change for nbytes in (1540, 9_990, 64_300, 1004, 10)]
     assert changes == ["+54 %", "+899 %", "× 64", "+0.4 %", "−99 %"] and Figure(1, "", 0).change == "from 0 B"
-    *_, ran = plan_figures(*pinned, ran=(2**20, 2**21))
+    batch = replace(costs["SHARD"].peak, activations=0)
+    of_data = {name: replace(cost, batch="the first batch", batch_peak=batch) for name, cost in costs.items()}
+    *_, peak, first = plan_figures(plans["REPLICATE"], of_data["REPLICATE"], pinned=(pinned[0], of_data["SHARD"]))
+    assert first == Figure(batch.bytes, "peak of the first batch", batch.bytes) and first.change == "same"
+    *_, peak, ran = plan_figures(plans["SHARD"], of_data["SHARD"], ran=(2**20, 2**21))
     assert "largest batch that ran; measured 2 MiB" in ran.label and "greatest length" in peak.label
     assert "&lt;" in figures_html([Figure(1, "<b>")])

@@ -55,8 +55,13 @@ def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
     assert "- - predicted" not in report_html(finished_run), "nothing was"
     found["estimate"] |= {"peak_bytes": 95 << 20, "peak_when": "backward of head"}
     (finished_run / "plan.json").write_text(json.dumps(found))
+    assert "first 8 batches" not in report_html(finished_run)
+    batch = {"parameters": 7 << 20, "module_buffers": 0, "activations": 1 << 20, "when": "backward of head"}
+    found["estimate"] |= {"batch_peak": batch, "batch": "the largest of the data's first 8 batches"}
+    (finished_run / "plan.json").write_text(json.dumps(found))
     text = report_html(finished_run)
     assert "predicted 95" not in text
+    assert "<b>8 MiB</b>peak of the largest of the data&#x27;s first 8 batches" in text
     result = json.loads((finished_run / "result.json").read_text())
     result["peak"] = {"bytes": 80 << 20, "when": "backward of head", "batch": "input_ids 2 x 5"}
     (finished_run / "result.json").write_text(json.dumps(result))
@@ -64,6 +69,7 @@ def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
     MetricsWriter(finished_run).write({"step": 21, "loss": 0.1, **measured})
     text = report_html(finished_run)
     assert "predicted 80" in text and "-25.0%" in text
+    assert "first 8 batches" not in text, "the largest that ran stands in its place"
 
 
 def test_texts_are_escaped_and_pictures_outside_the_folder_are_not_read(finished_run):
