@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from argparse import SUPPRESS, Namespace
+from argparse import SUPPRESS, Action, Namespace
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from typing import Any
 
 from ..params import ParamError, TrackerKind, preset_names
 from ..params.base import did_you_mean, without_controls
@@ -19,6 +20,7 @@ from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
 from ..run.record import advice
 from ..run.replay import DEFAULT_SPEED
+from ..site_check.check import WAIT_MIN
 from .checking import check
 from .course import course
 from .fetching import fetch
@@ -67,6 +69,7 @@ def build_parser() -> Parser:
         return command
 
     _add_course(add)
+    _add_checks(add)
     _add_what_starts_runs(add)
     _add_what_looks_at_runs(add)
     _add_benches(add)
@@ -79,6 +82,33 @@ def _add_course(add: Callable[..., Parser]) -> None:
     command.add_argument("folder", metavar="DIR", help="the folder to copy into; what is there is kept")
     command.add_argument("--student", action="store_true", help="without answers and slides, for the class")
     command.add_argument("--replace", action="store_true", help="overwrite files that differ from the course's")
+
+
+def _add_checks(add: Callable[..., Parser]) -> None:
+    """Add the commands that look for faults: of a machine or a cluster, and of a training."""
+    about = "check this machine, or a cluster by a job of a minute: exit code 1 for a fault"
+    command = add(check, about, usage="[--cluster NAME] [--config C] [flags]")
+    about = "by a Slurm job with this profile: --launch.executor slurm --launch.cluster NAME"
+    command.add_argument(
+        "--cluster", metavar="NAME", dest="launch.cluster", default=SUPPRESS, action=_Cluster, help=about
+    )
+    about = f"minutes that the job may wait in the queue (default: {WAIT_MIN:g})"
+    command.add_argument("--wait", type=count, default=WAIT_MIN, metavar="MIN", help=about)
+    about = "add the measured bandwidth to this profile as figures for plans; without FILE, print them"
+    command.add_argument("--write", nargs="?", const="", metavar="FILE", help=about)
+    command.add_argument("--json", action="store_true", help="print JSON on stdout, for programs")
+    add_flags(command)
+
+    command = add(verify, "check a training on two CPU ranks: exit code 1 for a fault", usage="[--config C] [flags]")
+    add_flags(command)
+
+
+class _Cluster(Action):
+    """Chooses the profile of a cluster, and Slurm with it."""
+
+    def __call__(self, parser: object, namespace: Namespace, values: Any, option_string: object = None) -> None:
+        setattr(namespace, "launch.executor", "slurm")
+        setattr(namespace, "launch.cluster", values)
 
 
 def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
@@ -94,15 +124,6 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
 
     command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
     command.add_argument("--machine", metavar="NAME", help="add the seconds of a step, and every mesh, on this machine")
-    add_flags(command)
-
-    command = add(verify, "check a training on two CPU ranks: exit code 1 for a fault", usage="[--config C] [flags]")
-    add_flags(command)
-
-    about = "check this machine, or a cluster by a job of a minute: exit code 1 for a fault"
-    command = add(check, about, usage="[--cluster NAME] [--config C] [--json] [flags]")
-    command.add_argument("--cluster", metavar="NAME", help="by a Slurm job with this profile, as --launch.cluster")
-    command.add_argument("--json", action="store_true", help="print JSON on stdout, for programs")
     add_flags(command)
 
     command = add(run, "plan, launch, watch, caption, report", usage="[--config C] [flags]")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 from ..checks.lines import Line
+from ..params import ParamError
 from ..params.base import without_controls
 from ..params.flags import params_of
+from ..site_check.check import SiteReport, heading
 from ..site_check.check import check as check_site
-from ..site_check.check import heading
+from ..site_check.machine_figures import machine_block, write_machine
 from .planning import say
 
 
@@ -26,6 +29,24 @@ def check(values: Namespace) -> int:
     def tell(text: str) -> None:
         say(without_controls(text))
 
-    report = check_site(params_of(values), cluster=values.cluster, show=None if values.json else show, tell=tell)
+    params = params_of(values)
+    report = check_site(params, wait_min=values.wait, show=None if values.json else show, tell=tell)
     print(report.to_json() if values.json else report.summary())
+    if values.write is not None:
+        write_figures(report, values.write)
     return int(not report.ok)
+
+
+def write_figures(report: SiteReport, file: str) -> None:
+    """Add what was measured to a profile, or print it where no file is named. Raises ParamError if there is none."""
+    if not report.machine:
+        raise ParamError(
+            "--write", "the ranks have measured no bandwidth; correct what is wrong above, and check again"
+        )
+    about = next((line.text for line in report.lines if line.check == "bandwidth"), "")
+    block = machine_block(report.machine, about)
+    if not file:
+        print(block, end="")
+        return
+    write_machine(Path(file), block)
+    say(f"{file} has the measured figures")

@@ -76,7 +76,7 @@ def mesh_table(choices: list[Mesh], machine: Machine) -> str:
     """Return the meshes as text, the best first."""
     ranks = machine.gpus_per_node
     lines = [f"meshes: what a rank holds, of {size(machine.capacity)}, and sends in a step"]
-    lines.append(f"within its node of {ranks} ranks and to other nodes")
+    lines.append(f"within its node of {ranks:g} ranks and to other nodes")
     if machine.context or machine.fragmentation:
         lines.append("it fits with what a GPU needs beyond its tensors: " + machine.margin)
     lines.append("replicate x shard      holds     within    between     a step  bound by")

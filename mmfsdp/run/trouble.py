@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from ..params.base import without_controls
@@ -51,6 +52,13 @@ FIXES = {
 """Pattern of a reason -> what to do. The first that matches counts."""
 OF_A_RANK = "its last lines are below: correct what they name, then resume"
 """What to do about any other error of a rank."""
+
+
+OF_THE_SITE = re.compile(
+    "no rank reaches|has no address on|nobody answers at|the job left no log|can its node see|before it started"
+    "|NCCL error|ncclSystemError|ncclRemoteError|DistNetworkError|DistStoreError|Unable to find address for"
+)
+"""Reasons that lie in a machine or a cluster rather than in a training."""
 
 
 def troubles(folder: PathLike, state: RunState, *, ranks: Sequence[RankProgress] | None = None) -> list[Trouble]:
@@ -96,6 +104,10 @@ def _failure(folder: Path, record: RunRecord | None, state: RunState) -> Trouble
     text, fix = cause_and_fix(failure.reason, failure.rank)
     if not text:
         text = "it failed without a reason"
+    if OF_THE_SITE.search(failure.reason):
+        fix = (
+            f"{fix}; `mmfsdp check --config {quote(str(folder / 'params.yaml'))}` looks for what is wrong with the site"
+        )
     return Trouble(FAILED, failure.rank, text, fix)
 
 

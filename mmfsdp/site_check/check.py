@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from html import escape
 
-from ..checks.lines import WRONG, Line, Report, to_plain
-from ..params import ParamError, RunParams, load
+from ..checks.lines import NOTE, WRONG, Line, Report, to_plain
+from ..params import Executor, ParamError, RunParams, load
 from ..params.base import without_controls
 from ..params.variables import with_variables
 from ..run.interrupt import interruptible
+from .check_job import job_lines
 from .check_run import LOCAL_WAIT_S, CheckRun
+from .judge import figures_of
 from .places import RUN_FOLDER
+from .slurm_commands import command_lines
 from .this_machine import machine_lines
 
 MACHINE = "this machine"
+WAIT_MIN = 10.0
 COLORS = {"ok": "#1a7f37", "wrong": "#b42318", "note": "#6b7280"}
 
 Show = Callable[[str, Line], object]
@@ -35,6 +40,8 @@ class SiteReport(Report):
     """Of each line: where it was found."""
     folder: str = ""
     """The run folder of the ranks, with their logs and facts; empty if it is deleted."""
+    machine: Mapping[str, float] = field(default_factory=dict)
+    """Figures for plans that the ranks have measured, by the names of `predict.Machine`'s fields."""
 
     def __str__(self) -> str:
         text, before = [], ""
@@ -57,11 +64,12 @@ class SiteReport(Report):
         return without_controls(f"{len(self.wrong)} of {len(self.lines)} checks are wrong: {names}{logs}")
 
     def to_json(self) -> str:
-        """Return the report as JSON: ok, folder, and the lines, each with `where`."""
+        """Return the report as JSON: ok, folder, machine, and the lines, each with `where`."""
         lines = []
         for place, line in zip(self.places, to_plain(self.lines), strict=True):
             lines.append({"where": place, **line})
-        return json.dumps({"ok": self.ok, "folder": self.folder, "lines": lines}, indent=1)
+        values = {"ok": self.ok, "folder": self.folder, "machine": dict(self.machine), "lines": lines}
+        return json.dumps(values, indent=1)
 
     def _repr_html_(self) -> str:
         """Return a table of the lines."""
@@ -83,7 +91,12 @@ def heading(place: str) -> str:
 
 
 def check(
-    params: RunParams | str | None = None, *, cluster: str | None = None, show: Show | None = None, tell: Tell = print
+    params: RunParams | str | None = None,
+    *,
+    cluster: str | None = None,
+    wait_min: float = WAIT_MIN,
+    show: Show | None = None,
+    tell: Tell = print,
 ) -> SiteReport:
     """Check this machine, then ranks that are started as those of a run: here, or in a Slurm job of about a minute.
 
@@ -91,6 +104,7 @@ def check(
         params: The parameters of a run, or a preset or YAML file: where its ranks start, where it writes, what it needs
             of the Hugging Face hub. Default: two ranks here.
         cluster: The profile of a cluster: the ranks are a Slurm job with it.
+        wait_min: Minutes that the job may wait in the queue; then it is cancelled.
         show: Called with where a line was found, and the line, as soon as it is there.
         tell: Called with what takes the next seconds. Default: print.
 
@@ -103,24 +117,25 @@ def check(
     chosen = with_variables(load(params) if isinstance(params, str) else params or RunParams())
     if cluster is not None:
         chosen = chosen.change(**{"launch.executor": "slurm", "launch.cluster": cluster})
-    return SiteCheck(chosen, show or (lambda place, line: None), tell).report()
+    return SiteCheck(chosen, show or (lambda place, line: None), tell, 60 * wait_min).report()
 
 
 class SiteCheck:
     """One check, line after line."""
 
-    def __init__(self, params: RunParams, show: Show, tell: Tell):
-        self.params, self.show, self.tell = params, show, tell
+    def __init__(self, params: RunParams, show: Show, tell: Tell, wait_s: float):
+        self.params, self.show, self.tell, self.wait_s = params, show, tell, wait_s
         self.found: list[tuple[str, Line]] = []
         self.folder = ""
+        self.machine: dict[str, float] = {}
 
     def report(self) -> SiteReport:
         """Do all checks. An interrupt ends the ranks, too."""
         for line in machine_lines(self.params):
             self.add(MACHINE, line)
-        self.check_local_ranks()
+        self.check_ranks()
         places, lines = zip(*self.found, strict=True)
-        return SiteReport(lines=lines, places=places, folder=self.folder)
+        return SiteReport(lines=lines, places=places, folder=self.folder, machine=self.machine)
 
     def add(self, place: str, line: Line) -> None:
         """Keep a line, and show it."""
@@ -131,38 +146,59 @@ class SiteCheck:
         """Return True if this check has found a fault so far."""
         return any(line.check == check and line.state == WRONG for _, line in self.found)
 
-    def check_local_ranks(self) -> None:
-        """Check ranks on this machine, in a folder of their own if runs cannot be where they should."""
+    def check_ranks(self) -> None:
+        """Start ranks, here or in a job, and check them."""
+        is_job = self.params.launch.executor is Executor.SLURM
+        if is_job:
+            for line in command_lines():
+                self.add(MACHINE, line)
+            if self.is_wrong("sbatch") or self.is_wrong(RUN_FOLDER):
+                self.add(MACHINE, Line("job", NOTE, "none is submitted, because of what is wrong above"))
+                return
+        # Ranks on this machine are checked also where runs cannot be where they should.
         temporary = tempfile.mkdtemp(prefix="mmfsdp-check-") if self.is_wrong(RUN_FOLDER) else ""
         params = self.params.change(**{"launch.folder": temporary}) if temporary else self.params
         try:
-            started = CheckRun(params)
-            place = f"{started.asked.ranks} ranks on this machine"
-            self.tell(f"starting {started.asked.ranks} ranks on this machine")
-            started.start()
+            check_run = CheckRun(params)
+            check_run.check()
+            self.tell(f"starting {check_run.place}")
+            check_run.start()
         except (ParamError, OSError) as error:
             self.add(MACHINE, Line("ranks", WRONG, f"they cannot be started: {error}"))
             return
-        self.follow(started, place, LOCAL_WAIT_S)
+        self.follow(check_run, self.job_lines(check_run) if is_job else self.local_lines(check_run))
         if temporary and not self.folder:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def follow(self, started: CheckRun, place: str, limit_s: float) -> None:
-        """Wait for the ranks, add their lines, and delete their folder unless something is wrong."""
-        assert started.run is not None
+    def local_lines(self, check_run: CheckRun) -> Iterator[Line]:
+        """Yield the lines of ranks that are no job of their own."""
+        assert check_run.run is not None
+        state = check_run.wait(self.tell, LOCAL_WAIT_S)
+        if not state.done:
+            check_run.run.cancel()
+        yield from check_run.lines(state)
+
+    def job_lines(self, check_run: CheckRun) -> Iterator[Line]:
+        """Yield the lines of ranks that are a Slurm job."""
+        return job_lines(check_run, self.tell, self.wait_s)
+
+    def follow(self, check_run: CheckRun, lines: Iterator[Line]) -> None:
+        """Add the lines of the ranks, and delete their folder unless something is wrong. An interrupt ends them."""
+        assert check_run.run is not None
+        is_wrong = False
         try:
             with interruptible("the ranks of the check are ended"):
-                state = started.wait(self.tell, limit_s)
+                for line in lines:
+                    self.add(check_run.place, line)
+                    is_wrong = is_wrong or line.state == WRONG
         except BaseException:
-            started.run.cancel()
-            started.remove()
+            self.tell("ending the ranks")
+            with suppress(TimeoutError, ParamError):
+                check_run.run.cancel()
+                check_run.remove()
             raise
-        if not state.done:
-            started.run.cancel()
-        before = len(self.found)
-        for line in started.lines(state):
-            self.add(place, line)
-        if any(line.state == WRONG for _, line in self.found[before:]):
-            self.folder = str(started.run.path)
+        self.machine = figures_of(check_run.facts())
+        if is_wrong:
+            self.folder = str(check_run.run.path)
         else:
-            started.remove()
+            check_run.remove()

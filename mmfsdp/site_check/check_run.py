@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import time
@@ -14,15 +15,16 @@ import mmfsdp
 
 from ..checks.lines import OK, WRONG, Line
 from ..params import Executor, RunParams
-from ..run.folder import read_json, write_json
+from ..params.run import with_cluster
+from ..run.folder import make_inner_folder, read_json, touch, write_json
 from ..run.handle import Run
 from ..run.placement import count_gpus
-from ..run.record import SITE_CHECK, RunState, Status
-from ..run.site import settled
+from ..run.record import SITE_CHECK, RunState
+from ..run.site import sbatch_options, settled
 from ..run.start import start
 from ..run.trouble import cause_and_fix
 from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines
-from .rank_facts import FACTS, TOKEN
+from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
 from .this_machine import version_of
 
 TIME_LIMIT_MIN = 5
@@ -48,12 +50,43 @@ class CheckRun:
         versions["mmfsdp"] = mmfsdp.__version__
         self.asked = Asked(self.params, self.params.launch.world_size, self.token, versions)
 
+    @property
+    def place(self) -> str:
+        """Return where the ranks are, in words."""
+        launch = self.params.launch
+        if launch.executor is Executor.LOCAL:
+            return f"{self.asked.ranks} ranks on this machine"
+        kind = "a Slurm job" if launch.executor is Executor.SLURM else "a step of this Slurm job"
+        nodes = f"{launch.nodes} nodes" if launch.nodes > 1 else "1 node"
+        return f"{self.asked.ranks} ranks on {nodes}, {kind}"
+
+    def check(self) -> None:
+        """Raise ParamError for parameters that no job can be submitted with, or where there is no job for a step."""
+        if self.params.launch.executor is Executor.SLURM:
+            from ..run.slurm import sbatch_text  # imports submitit
+
+            sbatch_text(self.params)
+        elif self.params.launch.executor is Executor.SRUN:
+            from ..run.job_step import check_allocation
+
+            check_allocation(self.params)
+
     def start(self) -> None:
         """Start the ranks, and return. Raises ParamError if the run folder cannot be made."""
+        self.asks_requeue = self.params.launch.executor is Executor.SLURM and "requeue" in sbatch_options(
+            with_cluster(self.params.launch), 0
+        )
         self.made_parent = not Path(self.params.launch.folder).expanduser().exists()
         self.run = Run(start(self.params, SITE_CHECK, pretrain=False))
-        (self.run.path / FACTS).mkdir()
+        make_inner_folder(self.run.path / FACTS)
         write_json(self.run.path / FACTS / TOKEN, {"token": self.token})
+        if self.asks_requeue:
+            touch(self.run.path / FACTS / REQUEUE)
+
+    @property
+    def is_restarted(self) -> bool:
+        """Return True if Slurm has started the job once more."""
+        return self.run is not None and (self.run.path / FACTS / RESTARTED).exists()
 
     def facts(self) -> Ranks:
         """Return what the ranks have written down so far."""
@@ -65,13 +98,18 @@ class CheckRun:
                 found[rank] = values
         return found
 
-    def wait(self, tell: Callable[[str], object], limit_s: float) -> RunState:
-        """Wait until the ranks have ended, or for `limit_s` seconds. `tell` gets each new state in words."""
+    def wait(
+        self, tell: Callable[[str], object], limit_s: float, *, until: Callable[[RunState], bool] = lambda _: False
+    ) -> RunState:
+        """Wait until the ranks have ended, until a condition, or for `limit_s` seconds; return the state then.
+
+        tell: gets each new state in words.
+        """
         assert self.run is not None
         end, words = time.monotonic() + limit_s, ""
         while True:
             state = self.run.state()
-            if state.done or time.monotonic() > end:
+            if state.done or until(state) or time.monotonic() > end:
                 return state
             if state.reason and state.reason != words:
                 words = state.reason
@@ -89,14 +127,17 @@ class CheckRun:
         """Return whether all ranks have started and ended."""
         missing = missing_ranks(self.asked, ranks)
         nodes = ", ".join(f"{name}: {len(members)}" for name, members in nodes_of(ranks).items())
-        if state.status is Status.COMPLETED and not missing:
+        if not missing and all(of.get("doing") == DONE for of in ranks.values()):
             return Line("ranks", OK, f"{self.asked.ranks} have started and ended ({nodes})")
         cause, fix = cause_and_fix(state.reason, state.rank)
+        if field := re.match("launch.(setup|modules|python): ", cause):
+            return Line("batch script", WRONG, cause, f"correct {field[0].rstrip(': ')}; what it printed is in the log")
         if not state.done:
             cause = f"they have not ended in time ({state.reason or state.status})"
             fix = "run the check again; if it stays so, read their logs"
         if missing:
             cause = f"no word from rank {', '.join(map(str, missing))}: {cause}"
+            fix = _fix_of_silence(cause)
         return Line("ranks", WRONG, cause, fix)
 
     def remove(self) -> None:
@@ -106,3 +147,10 @@ class CheckRun:
         if self.made_parent:
             with suppress(OSError):  # there are runs in it meanwhile
                 self.run.path.parent.rmdir()
+
+
+def _fix_of_silence(cause: str) -> str:
+    """Return what to do where ranks have written nothing."""
+    if "No module named" in cause or "not found" in cause:
+        return "set launch.python to the Python that mmfsdp is installed in, in a folder that all nodes see"
+    return "if their nodes do not see launch.folder, put it on a file system that all nodes share; else read the log"

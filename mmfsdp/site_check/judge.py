@@ -11,6 +11,7 @@ from ..params import Device, Executor, RunParams
 from ..params.numbers import size
 from ..run.hub_cache import hub_weights, is_offline
 from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
+from .machine_figures import bandwidth_line, machine_figures
 from .places import RUN_FOLDER
 from .this_machine import hub_line, place_line
 
@@ -49,10 +50,31 @@ def rank_lines(asked: Asked, ranks: Ranks) -> Iterator[Line]:
     yield _address(asked, ranks)
     yield _group("gloo", ranks)
     yield _group("nccl", ranks)
+    if measured(ranks):
+        yield bandwidth_line(measured(ranks), figures_of(ranks), asked.params, _gpu_of(ranks).get("name", ""))
     for of in ranks.values():
         if asked.is_job and of.get("gloo", {}).get("times"):
             yield _clocks(of["gloo"]["times"])
             break
+
+
+def measured(ranks: Ranks) -> dict[str, Any]:
+    """Return the bandwidth that the ranks have measured; {} if they have not come so far."""
+    found = dict(ranks[min(ranks)].get("bandwidth", {})) if ranks else {}
+    return found if found.get("all") else {}
+
+
+def figures_of(ranks: Ranks) -> dict[str, float]:
+    """Return the figures for plans that the ranks have measured; {} if they have not come so far."""
+    found = measured(ranks)
+    memory = _gpu_of(ranks).get("memory", 0.0) if found.get("backend") == "nccl" else 0.0
+    return machine_figures(found, memory=memory) if found else {}
+
+
+def _gpu_of(ranks: Ranks) -> Mapping[str, Any]:
+    """Return the first GPU that the first rank sees; {} if it sees none."""
+    gpus = ranks[min(ranks)].get("torch", {}).get("gpus", ())
+    return gpus[0] if gpus else {}
 
 
 def where(ranks: Ranks, rank: int) -> str:
@@ -134,11 +156,12 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
 
 def _missing_gpus(asked: Asked, ranks: Ranks, wanting: Sequence[tuple[int, int, int, int]]) -> Line:
     rank, gpus, allocated, local_ranks = wanting[0]
-    words = f"{where(ranks, rank)} sees {gpus}, and {local_ranks} ranks are on its node"
+    words = f"{where(ranks, rank)} sees {gpus} of {local_ranks}"
     if allocated:
-        words += f", to which the job has given {allocated}"
+        words += f", and the job has {allocated} on that node"
     if len(wanting) > 1:
-        words += f"; so do {len(wanting) - 1} other ranks"
+        others = "another rank" if len(wanting) == 2 else f"{len(wanting) - 1} other ranks"
+        words += f"; it is the same for {others}"
     built = ranks[rank].get("torch", {})
     if not built.get("cuda"):
         fix = f"torch {built.get('version')} is a build for CPUs: install another one (`python3 install.py "
@@ -202,9 +225,9 @@ def _address(asked: Asked, ranks: Ranks) -> Line:
     """Return whether the name of the first node has an address on all nodes, and answers."""
     for rank, of in sorted(ranks.items()):
         if error := of.get("address", {}).get("error"):
-            # The message names the field to change itself, at its end.
+            # The message itself names the field to change, at its end (run/address.py).
             cause, _, fix = error.removeprefix("OSError: ").partition("; ")
-            return Line("address", WRONG, f"{where(ranks, rank)}: {cause}", fix.rstrip("."))
+            return Line("address", WRONG, f"{where(ranks, rank)}: {cause}", fix.removeprefix("rank 0 listens there. "))
     hosts = {str(of["address"].get("host")): of["address"] for of in ranks.values() if of.get("address")}
     if not hosts:
         return Line("address", NOTE, "not checked: no rank has come so far")

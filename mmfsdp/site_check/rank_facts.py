@@ -39,7 +39,11 @@ REQUEUE = "requeue"
 """File in it by which that process asks for a requeue of the job, as after a preemption."""
 RESTARTED = "restarted"
 """File in it that a rank writes if Slurm has started the job again."""
-WAIT_S = 45.0
+DONE = "done"
+"""What a rank does that has found all."""
+START_WAIT_S = 20.0
+"""Seconds by which one rank may start later than another: of one that is later, its node cannot see the folder."""
+WAIT_S = 60.0
 """Seconds that ranks wait for each other's address before they meet: some may be slow to import torch."""
 GROUP_TIMEOUT_S = 30.0
 """Seconds that they wait for each other in a group, and in a collective."""
@@ -69,6 +73,11 @@ class Facts:
         self._write()
         return found
 
+    def end(self) -> None:
+        """Write down that all is found."""
+        self.values["doing"] = DONE
+        self._write()
+
     def _write(self) -> None:
         write_json(self.folder / f"rank{self.rank}.json", self.values)
 
@@ -88,19 +97,24 @@ def write_facts(folder: Path) -> None:
     facts.add("hub", lambda: hub_facts(names, ask=int(os.environ["LOCAL_RANK"]) == 0))
     if wait_for_addresses(folder):
         check_group(facts, params)
+    facts.end()
     if (folder / FACTS / REQUEUE).exists() and rank == 0:
         touch(folder / "logs" / PREEMPTED_FILE)  # has the batch script requeue the job, as of a preempted run
 
 
 def check_group(facts: Facts, params: RunParams) -> None:
     """Find out with the other ranks what only they find together."""
+    from .bandwidth import bandwidth_facts
     from .group_facts import gloo_facts, leave_group, nccl_facts
 
     if facts.add("gloo", lambda: gloo_facts(GROUP_TIMEOUT_S))["error"]:
         return
     device = params.train.device
     wanted = device is Device.CUDA or (device is Device.AUTO and bool(facts.values["torch"].get("gpus")))
-    facts.add("nccl", lambda: nccl_facts(GROUP_TIMEOUT_S, wanted=wanted))
+    nccl = facts.add("nccl", lambda: nccl_facts(GROUP_TIMEOUT_S, wanted=wanted))
+    if not nccl["error"]:
+        on_gpus = "skipped" not in nccl
+        facts.add("bandwidth", lambda: bandwidth_facts(GROUP_TIMEOUT_S, on_gpus=on_gpus))
     leave_group()
 
 
@@ -161,16 +175,21 @@ def meet(folder: Path) -> dict[str, Any]:
 def wait_for_addresses(folder: Path) -> bool:
     """Wait until all ranks have tried the address. Return False if one could not: the others would wait for it.
 
-    True also where a rank is late, or its file is: the group itself waits, too.
+    False also where a rank does not start. True where it is only late: the group itself waits, too.
     """
-    end = time.monotonic() + WAIT_S
+    start = time.monotonic()
     left = set(range(int(os.environ["WORLD_SIZE"])))
-    while left and time.monotonic() < end:
+    while left and time.monotonic() < start + WAIT_S:
+        absent = False
         for rank in sorted(left):
-            found = (read_json(folder / FACTS / f"rank{rank}.json") or {}).get("address")
-            if found is not None:
+            facts = read_json(folder / FACTS / f"rank{rank}.json")
+            absent = absent or facts is None
+            address = (facts or {}).get("address")
+            if address is not None:
                 left.discard(rank)
-                if found.get("error"):
+                if address.get("error"):
                     return False
+        if absent and time.monotonic() > start + START_WAIT_S:
+            return False
         time.sleep(0.1)
     return True

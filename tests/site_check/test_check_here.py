@@ -7,6 +7,7 @@ import pytest
 import mmfsdp
 from mmfsdp.cli import main
 from mmfsdp.params import RunParams
+from mmfsdp.params.run import read_cluster
 
 pytestmark = pytest.mark.real
 
@@ -21,12 +22,18 @@ FAULTS = {
 
 
 def test_this_machine_is_fit_for_runs(tmp_path, capsys):
-    assert main(["check", "--json", "--train.device", "cpu", "--launch.folder", str(tmp_path / "runs")]) == 0
+    profile = tmp_path / "lab.yaml"
+    profile.write_text("partition: gpu")
+    words = ["--train.device", "cpu", "--launch.folder", str(tmp_path / "runs"), "--write", str(profile)]
+    assert main(["check", "--json", *words]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and not report["folder"]
     states = {line["check"]: line["state"] for line in report["lines"] if line["where"] == "2 ranks on this machine"}
     assert states["ranks"] == states["versions"] == states["address"] == states["gloo"] == "ok", states
     assert not (tmp_path / "runs").exists(), "the folder of the ranks, and that of runs, are deleted"
+    figures = read_cluster(str(profile)).machine
+    assert figures == pytest.approx(report["machine"], rel=0.01) and figures["bandwidth"] > 0
+    assert read_cluster(str(profile)).launch.partition == "gpu"
 
 
 def test_faults_of_a_machine_are_found_each_by_its_line(tmp_path, monkeypatch, capsys):

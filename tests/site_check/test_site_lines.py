@@ -1,9 +1,19 @@
 """Lines of a check made from facts: what somebody else has written stays text in a terminal and on a page."""
 
+import pytest
+from torch import nn
+
 from mmfsdp.checks.lines import Line
-from mmfsdp.params import RunParams
+from mmfsdp.core.make_plan import make_plan
+from mmfsdp.core.plan import ring_bytes
+from mmfsdp.params import FSDPParams, ParamError, RunParams
+from mmfsdp.params.run import read_cluster
+from mmfsdp.predict import machine_of_run
+from mmfsdp.predict.seconds import _sent as sent_seconds
+from mmfsdp.predict.wire import CollectiveCount
 from mmfsdp.site_check.check import SiteReport
 from mmfsdp.site_check.judge import Asked, rank_lines
+from mmfsdp.site_check.machine_figures import bandwidth_line, machine_block, machine_figures, write_machine
 from mmfsdp.site_check.places import SHM, probe
 from mmfsdp.site_check.this_machine import place_line
 
@@ -67,7 +77,7 @@ def test_a_job_that_was_promised_gpus_and_sees_none_is_wrong():
     asked = {"train.device": "auto", "launch.gpus_per_node": 1}
     given = {"environment": {"SLURM_GPUS_ON_NODE": "1"}}
     line = lines(rank(0, node=given), rank(1, node=given), **asked)["GPUs of ranks"]
-    assert line.state == "wrong" and "the job has given 1" in line.text and "is a build for CPUs" in line.fix
+    assert line.state == "wrong" and "sees 0 of 1, and the job has 1" in line.text and "is a build for CPUs" in line.fix
 
 
 def test_a_folder_is_probed_where_it_is_or_will_be(tmp_path):
@@ -77,6 +87,33 @@ def test_a_folder_is_probed_where_it_is_or_will_be(tmp_path):
     assert "Not a directory" in probe(str(tmp_path / "file/runs"))["error"]
     assert place_line(SHM, {"path": "/dev/shm", "free": 64 << 20}).state == "note"
     assert place_line(SHM, {"path": "/dev/shm", "free": 1 << 20}).state == "wrong"
+
+
+def test_figures_of_a_machine_are_those_by_which_a_plan_counts_seconds(tmp_path):
+    """Two nodes of two ranks each. Seconds of an ideal ring with known rates give these rates back."""
+    full, inside, between, latency = 32 << 20, 4e9, 1e9, 1e-4
+    small = {"bytes": 4096, "all_gather_s": 2 * latency, "reduce_scatter_s": 2 * latency}
+    seconds = full / 2 / 2 / between
+    large = {"bytes": full, "all_gather_s": seconds, "reduce_scatter_s": seconds}
+    of_node = {"bytes": full, "all_gather_s": full / 2 / inside, "reduce_scatter_s": full / 2 / inside}
+    found = {"backend": "nccl", "ranks": 4, "local_ranks": 2, "all": [small, large], "inside": [small, of_node]}
+    figures = machine_figures(found)
+    assert figures == pytest.approx({"bandwidth": between, "inside": inside, "latency": latency, "gpus_per_node": 2})
+    profile = tmp_path / "lab.yaml"
+    write_machine(profile, machine_block(figures, "four ranks\npartition: evil"))
+    params = RunParams().change(**{"launch.executor": "slurm", "launch.cluster": str(profile), "launch.ranks": 4})
+    machine = machine_of_run("a100-infiniband", params)
+    assert read_cluster(str(profile)).launch.partition is None, "the comment stays one"
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    plan = make_plan(model, FSDPParams(), world_size=4)
+    wire = CollectiveCount("all-gather", "forward", 1, full, ring_bytes("all-gather", full, 4))
+    _, _, predicted = sent_seconds(plan, wire, machine)
+    assert predicted == pytest.approx(seconds + 2 * latency)
+    with pytest.raises(ParamError, match="has a machine already; replace it by: # Measured"):
+        write_machine(profile, machine_block(figures, ""))
+    slow = bandwidth_line(found, figures, params.change(**{"launch.cluster": None}), "NVIDIA A100-SXM4-80GB")
+    assert slow.state == "note" and "a100-infiniband has bandwidth 2.5e+10, measured 1e+09" in slow.text
+    assert bandwidth_line(found, figures, params, "NVIDIA A100-SXM4-80GB").state == "ok", "as the profile says"
 
 
 def test_hostile_words_stay_text():

@@ -1,0 +1,111 @@
+"""Lines on the Slurm job of a check, in order: its submission, the queue, its ranks, a requeue, and its end by scancel.
+
+A job is requeued as after a preemption: rank 0 leaves the file by which the batch script calls `scontrol requeue`
+(run/slurm.py). Slurm holds a requeued job for two minutes, in which it is cancelled.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+from ..checks.lines import NOTE, OK, WRONG, Line
+from ..params import ParamError
+from ..run.folder import last_log_lines
+from ..run.record import RunState, Status
+from ..run.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING, current_state
+from ..run.trouble import cause_and_fix
+from .check_run import TIME_LIMIT_MIN, CheckRun
+
+WILL_NOT_START = "will not start: "
+"""Begins the reason of a job that Slurm would leave in the queue for ever (run/slurm_state.py)."""
+REQUEUE_WAIT_S = 60.0
+POLL_S = 0.5
+
+Tell = Callable[[str], object]
+
+
+def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
+    """Yield the lines of a check whose ranks are a job. wait_s: seconds that it may wait in the queue."""
+    run = check.run
+    assert run is not None
+    state = check.wait(tell, SUBMIT_TIMEOUT_S, until=lambda _: run.job is not None)
+    if run.job is None:
+        cause, fix = cause_and_fix(state.reason or "sbatch did not answer", None)
+        yield Line("submission", WRONG, cause, fix or "ask the administrators")
+        return
+    began = time.monotonic()
+    yield Line("submission", OK, f"job {run.job}")
+    state = check.wait(tell, wait_s, until=lambda state: _has_started(check, state) or _never_starts(state))
+    if not (state.done or _has_started(check, state)):
+        yield _queue_line(state, run.job, wait_s)
+        yield _scancel_line(check)
+        return
+    yield Line("queue", OK, f"job {run.job} has started after {time.monotonic() - began:.0f} s")
+    preempted = run.path / "logs" / PREEMPTED_FILE
+    state = check.wait(tell, 60.0 * (TIME_LIMIT_MIN + 1), until=lambda _: preempted.exists())
+    is_requeued = preempted.exists() and _is_requeued(check, run.job)
+    yield from check.lines(state)
+    if check.asks_requeue and check.facts():
+        yield _requeue_line(check, is_requeued)
+    elif not check.asks_requeue:
+        words = "launch.sbatch says no-requeue: a preempted run ends, and `mmfsdp resume` goes on"
+        yield Line("requeue", NOTE, words)
+    if is_requeued or not run.state().done:
+        yield _scancel_line(check)
+
+
+def _has_started(check: CheckRun, state: RunState) -> bool:
+    return state.status is not Status.QUEUED or bool(check.facts())
+
+
+def _never_starts(state: RunState) -> bool:
+    return state.reason.startswith(WILL_NOT_START)
+
+
+def _queue_line(state: RunState, job: str, wait_s: float) -> Line:
+    """Return the line of a job that does not start."""
+    if _never_starts(state):
+        match = re.fullmatch(rf"{WILL_NOT_START}(.*) \(job \S+: (.*)\)", state.reason)
+        fix, reason = match.groups() if match else ("ask the administrators", state.reason)
+        return Line("queue", WRONG, f"job {job} would never start: {reason}", fix)
+    words = f"after {wait_s / 60:.3g} min the job has not started: {state.reason}"
+    fix = "check again when the partition is less busy, with --wait MINUTES, or on another launch.partition"
+    return Line("queue", WRONG, words, fix)
+
+
+def _is_requeued(check: CheckRun, job: str) -> bool:
+    """Return whether Slurm puts the job into the queue again, once its batch script asks for that."""
+    assert check.run is not None
+    end = time.monotonic() + REQUEUE_WAIT_S
+    while time.monotonic() < end:
+        if check.is_restarted or current_state(job) in WAITING:
+            return True
+        if check.run.state().done:
+            return False
+        time.sleep(POLL_S)
+    return False
+
+
+def _requeue_line(check: CheckRun, is_requeued: bool) -> Line:
+    """Return whether a preempted run would be started again by itself."""
+    assert check.run is not None
+    if is_requeued:
+        return Line("requeue", OK, "the job was put into the queue again, as after a preemption")
+    # The batch script writes into rank 0's log, after that has ended.
+    said = [line.strip() for line in last_log_lines(check.run.path, 0).splitlines() if line.strip()]
+    words = f"the job is not put into the queue again: {said[-1][:300] if said else 'scontrol requeue had no effect'}"
+    fix = "ask the administrators whether users may call `scontrol requeue` on nodes; if not, add no-requeue to "
+    return Line("requeue", WRONG, words, f"{fix}launch.sbatch, and `mmfsdp resume` preempted runs yourself")
+
+
+def _scancel_line(check: CheckRun) -> Line:
+    """Cancel the job, and return whether that works."""
+    assert check.run is not None
+    try:
+        check.run.cancel()
+    except (TimeoutError, ParamError, OSError) as error:
+        fix = "ask the administrators whether you may call scancel; this job ends by itself as soon as it starts"
+        return Line("scancel", WRONG, f"{error}", fix)
+    return Line("scancel", OK, f"job {check.run.job} is cancelled")

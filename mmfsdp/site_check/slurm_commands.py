@@ -1,0 +1,42 @@
+"""Lines on Slurm's commands on the machine that `check` is called on: sbatch, squeue and sacct."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+from ..checks.lines import NOTE, OK, WRONG, Line
+from ..run.slurm_state import run_command
+
+NO_ACCOUNTING = "accounting storage is disabled"
+"""Part of sacct's words on a cluster that keeps no accounting, which a run can do without."""
+LOGIN_NODE = "run this on a login node of the cluster, or where its commands are on PATH (`module avail slurm`)"
+
+
+def command_lines() -> Iterator[Line]:
+    """Yield a line for each command of Slurm that the machine which launches calls."""
+    if shutil.which("sbatch"):
+        version = run_command("sbatch", "--version").stdout.strip()
+        yield Line("sbatch", OK, f"{version or 'it is there'} ({shutil.which('sbatch')})")
+    else:
+        words = "it is not on PATH here, so that no job can be submitted"
+        yield Line("sbatch", WRONG, words, f"{LOGIN_NODE}; in a job of yours, launch.executor srun needs none")
+    yield _asked("squeue", "--noheader", "--format=%i", f"--user={os.getuid()}")
+    yield _asked("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1minutes")
+
+
+def _asked(command: str, *options: str) -> Line:
+    """Return whether a command that knows the states of jobs answers."""
+    done = run_command(command, *options)
+    words = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
+    if done.returncode == 0:
+        return Line(command, OK, "it answers")
+    if command == "sacct":
+        without = "the state of a job that ended while nobody looked is then taken from its files"
+        if NO_ACCOUNTING in done.stderr.lower():
+            return Line(command, NOTE, f"this cluster keeps no accounting: {without}")
+        fix = f"ask the administrators whether slurmdbd runs; runs work without it: {without}"
+        return Line(command, WRONG, words[0], LOGIN_NODE if done.returncode == 127 else fix)
+    fix = LOGIN_NODE if done.returncode == 127 else "wait until Slurm's controller answers (`scontrol ping`)"
+    return Line(command, WRONG, f"{words[0]}: the state of runs is known from their files alone", fix)
