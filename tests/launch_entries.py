@@ -156,7 +156,7 @@ def member(folder: Path) -> None:
 def places(folder: Path) -> None:
     """Say where this rank is."""
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES PLACE"
-    names += " GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME"
+    names += " GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME HF_HUB_OFFLINE"
     print(*(f"{name}={os.environ.get(name)}" for name in names.split()), f"node={os.environ['SLURMD_NODENAME']}")
     print(f"port={os.environ['MASTER_PORT']}")
 

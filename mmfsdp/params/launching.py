@@ -70,7 +70,7 @@ SLURM_FIELDS = (
 )  # fmt: skip
 """The fields that have an effect on a Slurm cluster only."""
 
-STEP_FIELDS = ("cluster", "nodes", "gpus_per_node", "cpus_per_task", "host", "interface", "srun")
+STEP_FIELDS = ("cluster", "nodes", "gpus_per_node", "cpus_per_task", "host", "interface", "srun", "hub_offline")
 """Those of them that have an effect with executor srun, too."""
 
 CPUS_BESIDE_A_GPU = 8

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 
 import psutil
 
@@ -19,28 +21,44 @@ NO_ROUTE_TIMEOUT_S = 5.0
 """Seconds after which it counts that there is no way to that node."""
 
 
-def set_address(first_node: str, *, nodes: int) -> str:
-    """Set MASTER_ADDR, and the network interface that leads there. Return the name of the host that it stands for.
+def set_address(nodes: Sequence[str]) -> str:
+    """Set MASTER_ADDR, and the network interface of the ranks here. Return the name of the host that it stands for.
 
     In this order: a MASTER_ADDR that the person has exported; the loopback address for one node, since nothing outside
     it needs to connect; the address of launch.host; the first node's name. Raises OSError if the name does not resolve,
     rather than waiting minutes for it.
+
+    nodes: the names of the job's nodes.
     """
     pattern = os.environ.get(HOST_VARIABLE)
     if "MASTER_ADDR" in os.environ:
         host = os.environ["MASTER_ADDR"]
-        set_interface_to(address_of(host))
-    elif nodes == 1:
+    elif len(nodes) == 1:
         host = os.environ["MASTER_ADDR"] = LOOPBACK
-        set_interface_to(host)
     elif pattern:
-        host = pattern.replace("{host}", first_node)
+        host = pattern.replace("{host}", nodes[0])
         os.environ["MASTER_ADDR"] = address_of(host)
-        set_interface_to(os.environ["MASTER_ADDR"])
     else:
-        host = os.environ["MASTER_ADDR"] = first_node
-        set_interface_to(address_of(host))
+        host = os.environ["MASTER_ADDR"] = nodes[0]
+    set_interface_to(address_between(host, nodes))
     return host
+
+
+def address_between(host: str, nodes: Sequence[str]) -> str:
+    """Return an address by which the interface between the nodes is found: that of the host at which they meet.
+
+    On that host itself its name may lead to the loopback interface (127.0.1.1 in /etc/hosts, as Debian has it), by
+    which no other node reaches it. Then it is the address of another node. Raises OSError if the host has none.
+    """
+    address = address_of(host)
+    if not ip_address(address).is_loopback:
+        return address
+    for node in nodes:
+        with suppress(OSError):
+            other = address_of(node)
+            if not ip_address(other).is_loopback:
+                return other
+    return address  # all nodes are this machine
 
 
 def address_of(host: str) -> str:

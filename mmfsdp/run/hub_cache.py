@@ -68,9 +68,12 @@ def _has_parts(index: Path) -> bool:
 
 
 def is_offline(params: RunParams) -> bool:
-    """Return True if the ranks of a job will not ask the hub: launch.hub_offline allows it, and no own code may."""
+    """Return True if the ranks of a job, or of a step in one, will not ask the hub.
+
+    So it is unless launch.hub_offline is false, or there is own code, which may ask.
+    """
     launch = with_cluster(params.launch)
-    is_job = launch.executor is Executor.SLURM
+    is_job = launch.executor in (Executor.SLURM, Executor.SRUN)
     return is_job and launch.hub_offline is not False and not own_fields(params)
 
 

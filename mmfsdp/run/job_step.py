@@ -20,6 +20,7 @@ from submitit.core.utils import DelayedSubmission
 from ..params import Device, ParamError, RunParams
 from ..params.run import with_cluster
 from .address import HOST_VARIABLE
+from .hub_cache import is_offline
 from .local import processes_of
 from .placement import gpus_of_node, with_ranks
 from .rank import run_rank
@@ -91,6 +92,8 @@ def start_step(folder: Path, record: RunRecord) -> JobStep:
     (logs / f"{job}_submitted.pkl").chmod(0o600)
     environment = job_environment(()) | {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL"}
     environment |= {"PYTHONUNBUFFERED": "1", "MASTER_PORT": str(random.SystemRandom().randint(20_000, 31_999))}
+    if is_offline(params):
+        environment["HF_HUB_OFFLINE"] = "1"
     if launch.host:
         environment[HOST_VARIABLE] = launch.host
     if launch.interface:

@@ -134,7 +134,7 @@ def meet_first_node(job: JobEnvironment, record: RunRecord) -> None:
     """
     if record.executor == "local":
         return  # the supervisor has set it
-    host = set_address(job.hostnames[0], nodes=job.num_nodes)
+    host = set_address(job.hostnames)
     if job.global_rank > 0 and host != LOOPBACK:
         check_answers(host, int(os.environ["MASTER_PORT"]))
 

@@ -131,9 +131,11 @@ def check_place(params: RunParams) -> None:
 
         check_slurm(params)
     elif params.launch.executor is Executor.SRUN:
+        from .hub_cache import check_cached
         from .job_step import check_allocation
 
         check_allocation(params)
+        check_cached(params)
     else:
         params.fsdp.check_machine()
         check_gpus(params)

@@ -36,4 +36,6 @@ def test_a_job_does_not_ask_the_hub_unless_somebody_says_so_or_has_own_code():
     assert "export HF_HUB_OFFLINE=1\n" in sbatch_text(job)
     for changes in ({"launch.hub_offline": False}, {"train.callbacks": ["my_module:say"]}):
         assert "HF_HUB_OFFLINE" not in sbatch_text(job.change(**changes))
+    step = load("tiny").change(**{"launch.executor": "srun"})
+    assert is_offline(step) and not is_offline(step.change(**{"launch.hub_offline": False}))
     assert not is_offline(load("tiny")), "here"

@@ -9,12 +9,13 @@ import sys
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 from PIL import Image
 
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.data import Sample
-from mmfsdp.run.address import address_of, check_answers
+from mmfsdp.run.address import address_of, check_answers, set_address
 from mmfsdp.run.folder import MetricsWriter, add_event, read_json
 from mmfsdp.run.local import process_start, processes_of, stop_processes
 from mmfsdp.run.record import RunRecord, RunState, Status
@@ -135,6 +136,33 @@ def test_an_address_that_nobody_answers_is_named_and_a_refused_connection_is_an_
             check_answers("127.0.0.9", port, timeout_s=1)
     with pytest.raises(OSError, match=r"no rank reaches 0nowhere: '0nowhere' has no address on .*launch.host, such as"):
         address_of("0nowhere")
+
+
+def test_the_first_node_takes_the_interface_to_the_others_where_its_own_name_is_loopback(monkeypatch):
+    """Debian writes the name of a machine into its /etc/hosts, as 127.0.1.1."""
+    outside = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        for item in addresses:
+            if item.family == socket.AF_INET and not item.address.startswith("127."):
+                outside[item.address] = name
+    assert outside, "a machine with a network"
+    address, interface = next(iter(outside.items()))
+    hosts = {"node1": "127.0.1.1", "node2": address}
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *words, **more: resolve(hosts.get(host, host), *words, **more)
+    )
+    for nodes, expected in ((["node1", "node2"], interface), (["node1", "127.0.0.2"], "lo"), (["node1"], "lo")):
+        for variable in ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MMFSDP_HOST"):
+            monkeypatch.setenv(variable, "")  # so that it is as before when the test is over
+            monkeypatch.delenv(variable)
+        host = set_address(nodes)
+        assert host == os.environ["MASTER_ADDR"] == ("node1" if len(nodes) > 1 else "127.0.0.1")
+        assert os.environ["GLOO_SOCKET_IFNAME"] == expected
+        assert os.environ["NCCL_SOCKET_IFNAME"] == f"={expected}"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    set_address(["node1", "node2"])
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0", "the person has named it"
 
 
 @pytest.mark.real

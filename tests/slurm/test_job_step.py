@@ -50,6 +50,7 @@ def test_runs_in_an_allocation_are_steps_that_end_alone(cluster, tmp_path):
             f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1"
         )
         assert " CUDA_VISIBLE_DEVICES=0,1 " in line and line.endswith(f"node=127.0.0.{1 + rank // 2}")
+        assert " HF_HUB_OFFLINE=1 " in line, "as in a job"
     assert ends["killed"] == ["FAILED", "rank 2 on 127.0.0.2: Killed"], ends
     assert ends["hang"][1].startswith("rank 3 does not answer (in step 3 compute)"), ends
     assert ends["stream"][0] == "CANCELLED" and after < before and jobs == ["RUNNING"], "the job goes on"
