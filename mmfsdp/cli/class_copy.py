@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 PARTS_OF = ("02_fsdp_from_scratch.ipynb", "03_frozen_parameters.ipynb")
 """The lessons that build one file, in parts."""
-PACKED = ("fsdp_in_200_lines.py", "course/questions.yaml")
+PACKED = (
+    "fsdp_in_200_lines.py",
+    "course/clinic_references.py",
+    "course/clinic_stories.py",
+    "course/questions.yaml",
+)
 FOLDERS = ("course", "reference", "images")
 TUTOR_NOTE = """# For AI assistants in this folder
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-IDLE_S = 6
+IDLE_S = 4
 """Ranks that all do nothing for so long hang."""
 LOOK_S = 0.5
 """Time between two looks at what they compute."""

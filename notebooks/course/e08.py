@@ -6,35 +6,9 @@ from typing import Any
 
 from . import clinic_references as reference
 from .checks import DEADLOCK, MISMATCH, exercise
+from .clinic_stories import STORIES as STORIES
 from .script import ran
 
-STORIES = {
-    "08.bug1": (
-        "Seen in transformers issue 37186, 'FSDP model training hangs when some batches do not contain images' "
-        "(https://github.com/huggingface/transformers/issues/37186), and in torchtitan pull request 4777, 'Fix FSDP "
-        "hanging for multimodal models' (https://github.com/pytorch/torchtitan/pull/4777). What would have caught it: "
-        "one test step in which one rank gets a batch without a picture; mmfsdp.verify does it (without_picture=...)."
-    ),
-    "08.bug2": (
-        "By default fully_shard keeps the root unit gathered after forward, since backward needs it at once; see "
-        "pytorch issue 131965, on a root that stays unsharded after forward "
-        "(https://github.com/pytorch/pytorch/issues/131965). After an evaluation no backward comes: step() changes the "
-        "shards, and the next forward still has the old weights. The same cause, another effect: pytorch issue 149205, "
-        "on parameters that an optimizer does not update "
-        "(https://github.com/pytorch/pytorch/issues/149205). What would have caught it: a run without an evaluation "
-        "beside the run with one, and their losses compared to the last digit."
-    ),
-    "08.bug3": (
-        "enable_input_require_grads was made for checkpointing with use_reentrant=True, which loses the gradient if no "
-        "input requires one; use_reentrant=False does not need it: transformers issue 21381, 'gradient checkpointing "
-        "disables requires_grad when freezing part of models (fix with use_reentrant=False)' "
-        "(https://github.com/huggingface/transformers/issues/21381). Training scripts call it without a reason that "
-        "anybody remembers: lmms-finetune issue 71 (https://github.com/zjysteven/lmms-finetune/issues/71). What would "
-        "have caught it: the number of all-gathers in backward, beside the plan's; the plan's lint calls it "
-        "inputs-require-grad."
-    ),
-}
-"""Where each bug was seen, and what would have caught it. `check` shows this when the script is right."""
 LOSS_TOLERANCE = 1e-4
 """Relative: the ranks add in another order than one process does."""
 Ranks = list[dict[str, Any]]
@@ -362,7 +336,9 @@ def uneven_batches() -> str | None:
     if same(weights, reference.uneven("dropped")):
         return "The last batch is left out, so five of the 21 rows are never learned: use all of them."
     if same(weights, reference.uneven("sum")):
-        return "Each rank gives the sum over its rows, so the gradient grows with the batch. It has to be a mean over rows."
+        return (
+            "Each rank gives the sum over its rows, so the gradient grows with the batch. It must be a mean over rows."
+        )
     if same(weights, reference.uneven("half")):
         return "Now each row counts the same, and each step is half as long: FSDP still takes the mean over the ranks."
     return (

@@ -48,8 +48,10 @@ def render(book: NotebookNode, ran: NotebookNode, page: Path) -> None:
         parts.append(_fenced(cell.source, "python"))
         if any(tag.startswith("exercise-") for tag in cell.metadata.get("tags", [])):
             solved = list(_outputs(done, folder))
-        elif "check(" not in cell.source:
-            parts += _outputs(done, folder)
+        else:
+            shown = list(_outputs(done, folder))
+            # Of a check, only what it tells after a right answer.
+            parts += [text for text in shown if "check(" not in cell.source or re.search(r"Right\. +\w", text)]
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -31,6 +31,7 @@ TOOLS = {
     "counts": "how many collectives a step has",
     "trace": "a trace of torch's profiler",
     "verify": "mmfsdp.verify",
+    "one_rank": "the script on one rank",
 }
 OWN_WORDS = (
     r"Rank (\d) is running collective: CollectiveFingerPrint\(SequenceNumber=(\d+), OpType=(\w+), TensorShape=\[(.*?)\]"
@@ -97,8 +98,9 @@ def open_script(line: str) -> None:
     path = os.path.relpath(file)
     count = len(file.read_text(encoding="utf-8").splitlines())
     link = f"<a href='{escape(path)}' target='_blank'>{escape(path)}</a>"
-    command = f"torchrun --nproc-per-node 2 {path}"
-    display(HTML(f"Open {link} ({count} lines) and edit it. In a terminal: <code>{escape(command)}</code>"))
+    command = f"torchrun --nproc-per-node 2 {file.name}"
+    where = f"in a terminal in its folder: <code>{escape(command)}</code>"
+    display(HTML(f"Open {link} ({count} lines), edit it and save it. It also runs {where}"))
 
 
 def run_script(line: str) -> None:
@@ -110,7 +112,8 @@ def run_script(line: str) -> None:
         display(HTML(shown(readable(number, run_if_changed(number)))))
         return
     name = f"{exercise_name(number)}.{tool}"
-    texts = readable(number, run_on_ranks(with_call(number, tool), RANKS, name))
+    ranks = 1 if tool == "one_rank" else RANKS
+    texts = readable(number, run_on_ranks(with_call(number, tool), ranks, name))
     if tool == "detail":
         texts = [short_fingerprints(text) for text in texts]
     display(HTML(shown(texts)))
@@ -184,13 +187,14 @@ def recorder_table(folder: Path, last: int = 12) -> str:
         entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
         by_rank.append({entry["collective_seq_id"]: entry for entry in entries})
     most = max((number for entries in by_rank for number in entries), default=0)
-    lines = [f"{'':8}{'rank 0':34}{'rank 1':34}"]
+    lines, different = [f"{'':8}{'rank 0':34}rank 1"], False
     for number in range(max(1, most - last + 1), most + 1):
         words = [_entry(entries.get(number)) for entries in by_rank]
         kinds = {word.partition(" (")[0] for word in words}
-        lines.append(f"{number:5} {'!' if len(kinds) > 1 else ' '} {words[0]:34}{words[1]:34}".rstrip())
-    lines.append("! the two ranks are not in the same collective")
-    return "\n".join(lines)
+        different = different or len(kinds) > 1
+        lines.append(f"{number:5} {'!' if len(kinds) > 1 else ' '} {words[0]:34}{words[1]}".rstrip())
+    end = "!  the ranks are in different collectives" if different else "Both ranks are in the same collectives."
+    return "\n".join([*lines, end])
 
 
 def _entry(entry: dict[str, Any] | None) -> str:
@@ -198,7 +202,7 @@ def _entry(entry: dict[str, Any] | None) -> str:
         return "-"
     kind = entry["profiling_name"].removeprefix("gloo:")
     sizes = " ".join(str(size) for size in entry["input_sizes"])
-    return f"{kind} {sizes} ({'done' if entry['retired'] else 'waits'})"
+    return f"{kind} {sizes}".rstrip() + f" ({'done' if entry['retired'] else 'waits'})"
 
 
 def my_changes(line: str) -> None:
