@@ -22,7 +22,7 @@ PACKED = (
     "course/clinic_stories.py",
     "course/questions.yaml",
 )
-FOLDERS = ("course", "reference", "images")
+FOLDERS = ("course", "reference", "images", "measured")
 TUTOR_NOTE = """# For AI assistants in this folder
 
 This is a student's copy of a course on FSDP, the sharded data-parallel training of PyTorch. The person who works here

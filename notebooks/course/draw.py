@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from mmfsdp.widgets.markup import width_of
-from mmfsdp.widgets.style import ACTIVATIONS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, RUN_COLORS, TRAINABLE
+from mmfsdp.widgets.style import ACTIVATIONS, FROZEN, GATHERED, INK, OPTIMIZER, REDUCED, TRAINABLE
 
 RANK_COLORS = (FROZEN, TRAINABLE, GATHERED, REDUCED)
 LEDGER_COLORS = {"parameters": FROZEN, "gradients": REDUCED, "optimizer": OPTIMIZER, "activations": ACTIVATIONS}
@@ -166,24 +166,6 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str) -> Pictu
     return Picture(
         f"{head}height='{height:.0f}' role='img' aria-label='{escape(label)}' style='{style}'>{''.join(parts)}</svg>"
     )
-
-
-def curves(lines: Mapping[str, Sequence[float]], *, title: str = "loss") -> Picture:
-    """Values over the steps, a line for each name, with the package's own chart."""
-    from mmfsdp.widgets.markup import path, svg, text
-    from mmfsdp.widgets.static_chart import HEIGHT, WIDTH, Curve, draw
-
-    drawn, legend = [], []
-    x, y = 0.0, HEIGHT + 30.0
-    for (name, values), color in zip(lines.items(), RUN_COLORS, strict=False):
-        drawn.append(Curve(name, range(1, len(values) + 1), values, color))
-        width = 46 + width_of(name, 12)
-        if x + width > WIDTH:
-            x, y = 0.0, y + 18
-        legend += [path([(x, y - 4), (x + 22, y - 4)], color, width=2), text(x + 28, y, name, size=12)]
-        x += width
-    picture = draw(title, drawn, from_zero=True, label_newest=False).replace("<svg ", '<svg x="0" y="0" ', 1)
-    return Picture(svg(WIDTH, y + 8, f"runs compared: {', '.join(lines)}", picture, *legend))
 
 
 def shares(rows: Mapping[str, Mapping[str, float]]) -> Picture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .checks import exercise, is_number, run_of
+from .checks import exercise, run_of, saved
 
 
 @exercise("06.sbatch")
@@ -48,33 +48,19 @@ def drill() -> str | None:
     return None
 
 
-@exercise("06.sweep")
-def sweep(best: float) -> str | None:
-    """Three members that ended, and the rate of the one with the lowest loss."""
-    from mmfsdp.params import ParamError
-    from mmfsdp.run.sweep import Sweep
-    from mmfsdp.widgets.ranks_magic import artifacts
-
-    try:
-        rows = Sweep.open(artifacts("runs") / "rates").rows()
-    except ParamError:
-        return "There is no sweep named `rates` yet: run the cell that calls `sweep`."
-    losses = {row["train.lr"]: row["loss"] for row in rows}
-    if sorted(losses) != [1e-4, 1e-2, 1e-1]:
-        return f"The sweep has the rates {list(losses)}; the question names 1e-4, 1e-2 and 1e-1, as numbers."
-    for row in rows:  # a member that still runs has the loss of its newest step
-        if row["state"] != "COMPLETED":
-            why = row["why"] or row["state"]
-            return f"Member {row['name']} has not completed ({why}). `.wait()` waits until all members have ended."
-    if isinstance(best, dict):
-        return "That is a whole row of the table. Its rate is what is asked for."
-    choices = f"Give one of {list(losses)}, as a number."
-    if not is_number(best):
-        return choices
-    lowest = min(losses.values())
-    rate = next((rate for rate in losses if abs(float(best) - rate) <= 0.01 * rate), None)
-    if rate is None:
-        return "That is its loss; which rate has it?" if abs(float(best) - lowest) < 0.01 else choices
-    if losses[rate] > lowest:
-        return f"With {rate:g} the last loss is {losses[rate]:.4f}. Another rate ends lower: look at the table again."
-    return None
+@exercise("06.agree")
+def agree() -> str | None:
+    """Both ranks stop after step 2."""
+    found = saved("06.agree")
+    if isinstance(found, str):
+        return found
+    done = [values["done"] for values in found]
+    if done == [[0, 1, 2], [0, 1, 2]]:
+        return None
+    if done[0] != done[1]:
+        return f"Rank 0 stops after step {done[0][-1]}, rank 1 after step {done[1][-1]}: let them exchange what they know."
+    if len(done[0]) == 6:
+        return (
+            "Neither rank stops, although rank 1 was signaled: *any* rank's signal counts, as a maximum over the ranks."
+        )
+    return f"Both stop after step {done[0][-1]}; rank 1 is signaled in step 2, and no rank before."

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from .checks import exercise, run_of, unanswered
+from .checks import exercise, run_of, saved
 
 
-@exercise("07.contents")
-def contents(needed: Mapping[str, object]) -> str | None:
-    """All but activations and frozen weights."""
-    if hint := unanswered(needed):
-        return hint
-    if not needed["the optimizer's moments"]:
-        return "Without its moments, AdamW's next steps are those of a fresh start: too long, in other directions."
-    if not needed["the position in the learning rate schedule"]:
-        return "Without it, the learning rate begins again with its warm-up."
-    if not needed["the random state of every rank"]:
-        return "Dropout and augmentation draw numbers. From another state they draw others, and the losses differ."
-    if not needed["the position in the data"]:
-        return "Without it, the run sees its first samples twice and others never."
-    if needed["the activations of the last step"]:
-        return "Each step makes its own. What is between two steps is what counts."
-    if needed["the frozen weights themselves"]:
-        return "They are in the backbone's own files and do not change: a name and a checksum are enough."
-    return None
+@exercise("07.dcp")
+def dcp() -> str | None:
+    """The resumed losses are the unbroken ones, bit by bit."""
+    found = saved("07.dcp")
+    if isinstance(found, str):
+        return found
+    unbroken, resumed = found[0]["unbroken"], found[0]["resumed"]
+    if not any(name.endswith(".distcp") for name in found[0]["files"]):
+        return "Nothing was saved: `dcp.save({...}, checkpoint_id=folder)`, on every rank."
+    if resumed == unbroken:
+        return None
+    if resumed[0] != unbroken[0]:
+        return (
+            f"The first loss is {resumed[0]:.4f} instead of {unbroken[0]:.4f}: the model has not got the weights. Give it "
+            "what was loaded, with `set_state_dict`."
+        )
+    return (
+        "The first loss is right, so the weights are; the later ones are not. The optimizer's moments are missing: save "
+        "them, load them, and give them back."
+    )
 
 
 @exercise("07.resume")
@@ -59,18 +58,3 @@ def reshard() -> str | None:
     if params.fsdp.sharding_strategy.name != "SHARD_GRAD_OP":
         return f"Its strategy is {params.fsdp.sharding_strategy.name}; SHARD_GRAD_OP was asked for."
     return None if state.ok and len(run.metrics()) == params.train.steps else f"It has not completed: {state}."
-
-
-@exercise("07.damage")
-def damage(folder: str | Path) -> str | None:
-    """The one before the newest."""
-    name = Path(folder).name
-    whole = run_of("whole")
-    if isinstance(whole, str):
-        return whole
-    steps = sorted(path.name for path in whole.path.glob("checkpoints/step_*"))
-    if name == steps[-1]:
-        return "That is the damaged one. Which one does the message offer?"
-    if name in steps[:-2]:
-        return "That one is whole, but a newer one is, too: a resume from it loses fewer steps."
-    return None if name == steps[-2] else f"Read the end of the message: it is one of {', '.join(steps)}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from .checks import exercise, number
+from .checks import exercise
 
 
 @exercise("09.freeze")
@@ -34,55 +34,74 @@ def patterns(given: Sequence[str]) -> str | None:
 
 
 @exercise("09.lora")
-def lora(count: float) -> str | None:
-    """8 x (128 + 256)."""
-    near = {
-        8 * 128 * 256: "The two matrices are thin: 128 x 8 and 8 x 256. What is multiplied are matrices, not counts.",
-        128 * 256: "That is the frozen matrix itself.",
-        8 * 128: "That is the first of the two matrices; the second goes back up to 256.",
-        8 * 256: "That is the second of the two matrices; the first comes down from 128.",
-        128 + 256: "That would be rank 1.",
-    }
-    return number(count, 8 * (128 + 256), near, "what the matrices 128 x rank and rank x 256 have together.")
+def lora(module: Callable[..., Any]) -> str | None:
+    """At first the frozen layer; then with the product of both; only those two train."""
+    import torch
+
+    if not isinstance(module, type):
+        return "Give the class itself: `check('09.lora', LoRA)`."
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(128, 256), torch.randn(3, 5, 128)
+    before = linear(x).detach()
+    layer: Any = module(linear, 8, 16.0)
+    for name, shape in (("A", (8, 128)), ("B", (256, 8))):
+        p = getattr(layer, name, None)
+        if not isinstance(p, torch.nn.Parameter):
+            return f"`self.{name}` should be an `nn.Parameter`: only parameters are trained."
+        if p.shape != shape:
+            return f"From 128 features to 256, with r = 8: {name} should have the shape {shape}, not {tuple(p.shape)}."
+    found = layer(x)
+    if found is None:
+        return "`forward` returns nothing yet."
+    if found.shape != before.shape or not torch.equal(found.detach(), before):
+        return "At first nothing should change: B begins with zeros, and is multiplied with A."
+    layer.B.data.normal_()
+    found = layer(x)
+    beside = x @ layer.A.T @ layer.B.T
+    if torch.allclose(found, before + beside, atol=1e-3):
+        return "The scale is missing: alpha / r."
+    if not torch.allclose(found, before + 2 * beside, atol=1e-3):
+        return "With other numbers in B, x W should get alpha / r times x A B beside it (transposed as they have to be)."
+    found.square().sum().backward()
+    if any(p.grad is None for p in (layer.A, layer.B)) or any(p.grad is not None for p in linear.parameters()):
+        return "A and B should get gradients, and the linear layer none."
+    return None
+
+
+TEXTS = (
+    "there <image> red <|endofchunk|> <image> blue <|endofchunk|>",
+    "<image> a cat <|endofchunk|> and more <image> dogs",
+    "no picture <|endofchunk|> at all",
+)
 
 
 @exercise("09.labels")
-def labels(tokens: Sequence[str], learned: Sequence[bool]) -> str | None:
+def labels(learned: Callable[[list[str]], Any]) -> str | None:
     """Text after a picture, up to the end of its chunk."""
-    if isinstance(learned, str) or len(learned) != len(tokens):
-        return f"One True or False for each of the {len(tokens)} tokens."
-    want, learning = [], False
-    for token in tokens:
-        learning = learning or token == "<image>"
-        want.append(learning and token != "<image>")
-        learning = learning and token != "<|endofchunk|>"
-    first = tokens.index("<image>")
-    if any(learned[:first]):
-        return "Before the first picture no text is about a picture: no loss there."
-    if any(bool(a) for a, token in zip(learned, tokens, strict=True) if token == "<image>"):
-        return "The model does not predict where a picture stands: no loss on `<image>`."
-    if not all(a for a, token in zip(learned, tokens, strict=True) if token == "<|endofchunk|>"):
-        return "The model must learn when to stop: `<|endofchunk|>` carries loss."
-    wrong = next((i for i, (a, b) in enumerate(zip(learned, want, strict=True)) if bool(a) != b), None)
-    return None if wrong is None else f"Token {wrong + 1}, {tokens[wrong]!r}: is it said of a picture?"
+    if not callable(learned):
+        return "A function is wanted here, not what it returns."
+    for text in TEXTS:
+        tokens = text.split()
+        found = learned(list(tokens))
+        if found is None:
+            return "It returns nothing yet."
+        if len(found) != len(tokens):
+            return f"One True or False for each of the {len(tokens)} tokens, not {len(found)}."
+        said, learning = [bool(each) for each in found], False
+        for i, token in enumerate(tokens):
+            learning = learning or token == "<image>"
+            if said[i] != (learning and token != "<image>"):
+                return f"{text}: {_why(token, tokens[:i])}"
+            learning = learning and token != "<|endofchunk|>"
+    return None
 
 
-@exercise("09.prompt")
-def prompt(given: str, said: str) -> str | None:
-    """Two pictures named by their shape, the third to be named."""
-    if not isinstance(given, str):
-        return "A string: pictures as `<image>`, words, and `<|endofchunk|>` after each example."
-    if given.count("<image>") != 3:
-        return f"{given.count('<image>')} times `<image>`; there are three pictures."
-    if not given.rstrip().endswith("<image>"):
-        return "Leave the last picture's word to the model: the prompt ends with its `<image>`."
-    shots = re.findall(r"<image>\s*(.*?)\s*<\|endofchunk\|>", given)
-    if len(shots) != 2:
-        return "Each example ends with `<|endofchunk|>`, as the documents of the training did."
-    if any(len(shot.split()) != 1 for shot in shots):
-        return f"One word after each picture, as in the training: not {max(shots, key=len)!r}."
-    if [shot.rstrip("s") for shot in shots] == ["red", "black"]:
-        return "Those examples show colors, so the model goes on with a color. It is the shape that is wanted."
-    if shots != ["circles", "hearts"]:
-        return f"The words after the first two pictures are {shots}: look at what they show (`gallery` has it)."
-    return None if said == "stars" else f"The examples are right; but this model said {said!r}: train it for longer."
+def _why(token: str, before: list[str]) -> str:
+    """Return the hint for a token that is labelled wrongly."""
+    if token == "<image>":
+        return "the model does not predict where a picture stands: no loss on `<image>`."
+    if "<image>" not in before:
+        return f"{token!r} comes before the first picture, and so is about none: no loss there."
+    if token == "<|endofchunk|>":
+        return "the model must learn when to stop: `<|endofchunk|>` carries loss."
+    return f"{token!r}, token {len(before) + 1}: is it said of a picture?"

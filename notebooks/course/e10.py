@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .checks import exercise, number, power_of_two
+from .checks import exercise
+from .e05 import MODELS, Answer, as_large, number_of
 
 Spans = list[tuple[float, float]]
 CASES: list[tuple[Spans, Spans, float, str]] = [
@@ -36,53 +37,79 @@ def exposed(function: Callable[[Spans, Spans], Any]) -> str | None:
     return None
 
 
-@exercise("10.gain")
-def gain(percent: float) -> str | None:
-    """30 of 330."""
-    near = {
-        100 * 200 / 330: "Most of the 200 ms overlap with compute: without those the step would be no shorter.",
-        100 * 30 / 200: "Of the communication, yes; of the *step* it is less.",
-        100 * 170 / 330: "The 170 ms are those that are hidden already.",
-        10.0: "30 of 330, not of 300: the step it is now.",
-        30 / 330: "In percent.",
-    }
-    return number(percent, 100 * 30 / 330, near, "what is exposed, over the whole step.", tolerance=0.015)
+@exercise("10.lanes")
+def lanes(function: Answer) -> str | None:
+    """The events of a small trace, sorted."""
+    if not callable(function):
+        return "A function is wanted here, not what it returns."
+    names = {"aten::mm": (0.0, 10.0), "gloo:all_gather": (5.0, 20.0), "fsdp::split_with_sizes_copy": (30.0, 1.0)}
+    found = function([{"name": name, "ts": ts, "dur": dur} for name, (ts, dur) in names.items()])
+    if found is None:
+        return "It returns nothing yet."
+    if len(found) != 2:
+        return "Two lists are wanted: compute, communication."
+    compute, communication = [[tuple(map(float, span)) for span in spans] for spans in found]
+    if (len(compute), len(communication)) == (1, 2):
+        return "The order is compute, then communication; and `fsdp::` operators compute: they copy."
+    if (len(compute), len(communication)) != (2, 1):
+        return f"Of two events that compute and one that communicates, it finds {len(compute)} and {len(communication)}."
+    start, end = communication[0]
+    if as_large(end, 20e-6):
+        return "`dur` is the duration: the end is `ts` + `dur`."
+    if as_large(end, 25):
+        return "Those are microseconds: divide by 1e6."
+    if as_large(start, 5e-6) and as_large(end, 25e-6) and as_large(compute[1][1], 31e-6):
+        return None
+    return f"The all-gather runs from 5 to 25 microseconds, and you say from {start:g} to {end:g} s."
 
 
 @exercise("10.tokens")
-def tokens(count: int) -> str | None:
-    """The smallest power of two that is not bound by the network."""
-    from mmfsdp.predict import on_mesh, step_time
+def tokens(hidden_from: Answer) -> str | None:
+    """Bytes over rate, times operations in a second, over operations of a token."""
+    from mmfsdp.predict import machine_of
 
-    from .lessons import planned
-
-    most = power_of_two(count)
-    if most is None:
-        return "A power of two, as a whole number."
-    plan = on_mesh(planned("openflamingo_9b", 8, frozen_policy="SHARD"), 1, 1024)
-
-    def bound(some: int) -> tuple[str, str]:
-        found = step_time(plan, machine="h100-infiniband", tokens=some)
-        figures = f"compute {1e3 * found.compute:.0f} ms, network {1e3 * found.network:.0f} ms"
-        return found.bound, figures
-
-    limit, figures = bound(most)
-    if limit == "network":
-        return f"With {most:,} tokens the step is still bound by the network: {figures}."
-    if bound(most // 2)[0] != "network":
-        return f"Half as many are enough: {most // 2:,} tokens, {bound(most // 2)[1]}."
+    gpu = machine_of("h100-infiniband")
+    for model in MODELS:
+        for policy, of_each in {"SHARD": (2, 4), "KEEP": (2, 2), "REPLICATE": (0, 0)}.items():
+            found = number_of(hidden_from, *model, policy, gpu, 1e11)
+            if isinstance(found, str):
+                return found
+            sent = of_each[0] * model.F_e + of_each[1] * model.F_b + 8 * model.T
+            needed = 2 * (model.F_e + 2 * model.F_b + 3 * model.T)
+            right = sent / 1e11 * gpu.flops * gpu.efficiency / needed
+            near = {
+                right / gpu.efficiency: "That is at the peak. A step reaches the share `gpu.efficiency` of it.",
+                sent / 1e11 * gpu.flops * gpu.efficiency / (6 * sum(model)): "That counts 6 operations for each "
+                "parameter, as if all of them trained.",
+                1 / right: "That is the other way round: tokens = seconds of the network over seconds of a token.",
+            }
+            if as_large(found, right):
+                continue
+            for slip, hint in near.items():
+                if as_large(found, slip):
+                    return hint
+            return (
+                f"{policy}: {found:,.0f} tokens, and it should be {right:,.0f}. The network takes {sent / 1e11:.3f} s for "
+                f"{model}, and a token {1e6 * needed / (gpu.flops * gpu.efficiency):.1f} microseconds."
+            )
     return None
 
 
-@exercise("10.cache")
-def cache(gigabytes: float) -> str | None:
-    """524."""
-    right = 1e6 * 256 * 1024 * 2 / 1e9
-    near = {
-        right * 2: "bf16 has 2 bytes, not 4.",
-        right / 2: "bf16 has 2 bytes, not 1.",
-        right / 256: "Each picture has 256 tokens.",
-        right * 1e9 / 2**30: "Those are GiB; GB are 10⁹ bytes.",
-        right * 1e9: "In GB, please.",
-    }
-    return number(gigabytes, right, near, "pictures x tokens x width x bytes of a number.")
+@exercise("10.share")
+def share(shared_by: Answer) -> str | None:
+    """GPUs over sequences, rounded up, at least 1."""
+    for gpus, step, sequence in ((16384, 2**24, 8192), (16384, 2**24, 131072), (64, 2**22, 2048), (12, 40960, 8192)):
+        found = number_of(shared_by, gpus, step, sequence)
+        if isinstance(found, str):
+            return found
+        sequences = step // sequence
+        right = max(1, -(-gpus // sequences))
+        what = f"{gpus:,} GPUs, {sequences:,} sequences in a step: "
+        if found == right:
+            continue
+        if found == max(1, gpus // sequences):
+            return f"{what}{found:g} is too few, some GPUs would have none. Round up."
+        if as_large(found, gpus / sequences):
+            return f"{what}a whole number is wanted, and at least 1, not {found:g}."
+        return f"{what}{right} GPUs share each, and you say {found:g}."
+    return None

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-import shutil
-import timeit
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,37 +36,13 @@ def small_projector_model(width: int = 64) -> tuple[nn.Module, dict[str, Any]]:
     return random_model(params), batch.inputs()
 
 
-@torch.no_grad()
-def attention_of(model: Any, example: dict[str, Any], *, layer: int) -> torch.Tensor:
-    """Where the first sample's tokens look in one cross-attention: (tokens, media tokens), the mean over its heads."""
-    crossing = [each.cross_attention for each in model.layers if each.cross_attention is not None][layer].attn
-    given: list[Any] = []
-    with crossing.register_forward_pre_hook(lambda _, args: given.extend(args)):
-        model(**example)
-    text, media, mask = given
-    q = crossing.to_q(crossing.norm(text))[0].unflatten(-1, (crossing.heads, -1)).transpose(0, 1)  # (heads, L, d)
-    k = crossing.to_kv(media)[0].chunk(2, dim=-1)[0].unflatten(-1, (crossing.heads, -1)).transpose(0, 1)
-    scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
-    return scores.masked_fill(~mask[0], float("-inf")).softmax(-1).nan_to_num().mean(0)
-
-
-def overfit(learning_rate: float, *, steps: int) -> list[float]:
-    """Losses of a small Flamingo that sees one batch over and over."""
-    if learning_rate is ...:
-        return []
+def confident_flamingo() -> tuple[nn.Module, dict[str, Any]]:
+    """A small Flamingo whose head is as confident as a trained one's, and one batch: a random head says all softly."""
     model, example = small_flamingo()
     for name, p in model.named_parameters():
         if name.endswith("lm_head.table.weight"):
-            p.data *= 20  # as sure of itself as a trained one; a random head cannot say anything loudly
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
-    losses = []
-    for _ in range(steps):
-        loss = model(**example).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+            p.data *= 20
+    return model, example
 
 
 def encoder_plan(layer_class: str) -> Any:
@@ -82,10 +54,6 @@ def encoder_plan(layer_class: str) -> Any:
         model = nn.TransformerEncoder(layer, 12)
     layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls": layer_class}
     return make_plan(model, FSDPParams(**layers), world_size=8)
-
-
-SIX_MACHINES = ("h100-nvlink", "h100-infiniband", "a100-nvlink", "a100-infiniband", "a100-ethernet", "rtx4090-pcie")
-"""Of the machines that mmfsdp knows, those of which lesson 05 asks."""
 
 
 @cache
@@ -153,71 +121,6 @@ def train(params: RunParams, name: str, *, until: int | None = None) -> Run:
     run = launch(params.change(**{"launch.name": name, "launch.replace": True, **steps}))
     run.wait()
     return run
-
-
-def profiled(policy: str) -> dict[str, Any]:
-    """What rank 0's profile says of three steps of the demo's model under a frozen policy, and a step's wire bytes."""
-    from .senses import pretrained
-
-    changes = {"fsdp.frozen_policy": policy, "train.steps": 5, "train.warmup_steps": 1, "train.profile": 3}
-    params = pretrained().change(**changes, **{"train.batch_size": 16, "launch.folder": str(artifacts("runs"))})
-    run = train(params, f"profile_{policy.lower()}")
-    found = json.loads((run.path / "profile" / "rank0.json").read_text())
-    return found | {"wire_bytes": run.metrics()[-1]["wire_bytes"]}
-
-
-def cached() -> str:
-    """What rank 0 says of its pictures' features after some epochs of a run over a new cache."""
-    folder = artifacts("features")
-    shutil.rmtree(folder, ignore_errors=True)
-    params = small_run(**{"data.augment": False, "data.feature_cache": str(folder), "train.steps": 24})
-    log = train(params, "cached").logs(0)
-    return next(line.strip() for line in log.splitlines() if "features of" in line)
-
-
-def operations() -> dict[str, int]:
-    """How often each operation runs in one decoder layer's forward, views apart; `mm` are the matrix products."""
-    from collections import Counter
-
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counting(TorchDispatchMode):
-        found: Counter[str] = Counter()
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            is_product = name in ("mm", "addmm", "bmm", "baddbmm") or "dot_product" in name
-            if not func.is_view and name != "_unsafe_view":
-                self.found["mm" if is_product else name] += 1
-            return func(*args, **(kwargs or {}))
-
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
-
-    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
-    config._attn_implementation = "sdpa"
-    layer, x = LlamaDecoderLayer(config, 0), torch.randn(2, 16, 64)
-    place = LlamaRotaryEmbedding(config)(x, torch.arange(16)[None])
-    with torch.no_grad(), Counting() as counting:
-        layer(x, position_embeddings=place)
-    return dict(counting.found.most_common())
-
-
-def fused() -> None:
-    """Say how long a norm and a gated activation take as they are, and compiled into one kernel."""
-
-    def eager(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
-        return x * torch.sigmoid(x) * y
-
-    if not shutil.which(os.environ.get("CXX", "g++")):
-        print("there is no C++ compiler here, which torch.compile needs on a CPU (Debian: sudo apt install g++)")
-        return
-    x, y = torch.randn(2, 2048, 512)
-    compiled = torch.compile(eager)
-    assert torch.allclose(eager(x, y), compiled(x, y), atol=1e-5)
-    for name, function in (("eager", eager), ("compiled", compiled)):
-        print(f"{name:9} {1e3 * min(timeit.repeat(lambda: function(x, y), number=1, repeat=20)):6.2f} ms")  # noqa: B023
 
 
 def _write_parts(folder: Path) -> None:

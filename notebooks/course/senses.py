@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
@@ -255,44 +255,3 @@ def _png(image: Any) -> str:
 def _wave(wave: np.ndarray) -> str:
     points = [(i * 96 / len(wave), 48 - 80 * float(wave[i])) for i in range(0, len(wave), 4)]
     return svg(96, 96, "a sound", path(points, FROZEN, width=0.7))
-
-
-STYLES: dict[str, Callable[[Combination], str]] = {
-    "color": lambda it: it.color,
-    "shape": lambda it: str(replace(it, count=2)).split()[-1],  # in the plural
-}
-
-
-def document(index: int, *, pictures: int = 4, style: str = "", split: str = "train") -> Sample:
-    """Pictures, each followed by a word about it: in one document always its color, in another always its shape."""
-    rng = random.Random(f"document/{split}/{index}")
-    style = style or rng.choice(list(STYLES))
-    scenes = [draw_scene(rng, split_combinations()[0]) for _ in range(pictures)]
-    said = f"{END_OF_CHUNK}".join(f"{IMAGE} {STYLES[style](s.groups[0].combination)}" for s in scenes)
-    images = tuple(render(scene, 48) for scene in scenes)
-    return Sample.of(IMAGE, said.removeprefix(IMAGE).strip(), images, f"{style}/{split}/{index}")
-
-
-@torch.no_grad()
-def right_by_shots(model: Any, processor: Any, seen: Seen) -> list[float]:
-    """Share of documents whose word after picture i is right, given the i pictures and words before it."""
-    logits = model(**seen.batch.inputs()).logits.argmax(-1)
-    ids = seen.batch.input_ids
-    places = (ids == processor.image_id).nonzero()[:, 1].unflatten(0, (len(ids), -1))
-    right = logits.gather(1, places) == ids.gather(1, places + 1)
-    return right.float().mean(0).tolist()
-
-
-def three() -> Sample:
-    """Three new pictures, to be asked about."""
-    rng = random.Random("three")
-    kinds = (("red", "circle", 2), ("black", "heart", 1), ("blue", "star", 3))
-    scenes = [draw_scene(rng, (Combination(count, "large", color, shape),)) for color, shape, count in kinds]
-    return Sample.of("", "red circles, a black heart, blue stars", tuple(render(scene, 48) for scene in scenes))
-
-
-def ask(model: Any, processor: Any, prompt: Any, pictures: Sample) -> str:
-    """What the model says after a prompt with these pictures; nothing to a prompt that does not fit them."""
-    if not isinstance(prompt, str) or prompt.count(IMAGE) != len(pictures.images):
-        return ""
-    return captions(model, processor, [pictures.with_prompt(prompt)])[0]

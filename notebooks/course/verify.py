@@ -1,4 +1,4 @@
-"""`python -m course.verify [NOTEBOOK ...]`, in notebooks/: run lessons with their solutions; write cards and pages.
+"""`python -m course.verify [NOTEBOOK ...]`, in notebooks/: run lessons with their solutions; write the day and pages.
 
 `python -m course.verify --class FOLDER` makes the notebooks of the class's copy instead, as `mmfsdp course DIR
 --student` does: no solutions, no outputs, and checks and quizzes in which nobody reads an answer by chance.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -30,30 +28,30 @@ def lessons() -> list[Path]:
     return sorted(HERE.glob("[0-9][0-9]_*.ipynb"))
 
 
-def with_card(text: str, *, minutes: float | None, day: str) -> str:
-    """A card's text, with what this machine needed, if that is known."""
-    if minutes is not None:
-        needed = f"{max(1, round(minutes))} minute{'s' if round(minutes) > 1 else ''}"
-        text = re.sub(r"the machine needs .*? for all of it", f"the machine needs {needed} for all of it", text)
+def with_minutes(text: str, minutes: int) -> str:
+    """Return a card's text with the machine's minutes, which `course.measure` measures."""
+    needed = f"{minutes} minute{'s' if minutes > 1 else ''}"
+    return re.sub(r"the machine needs .*? for all of it", f"the machine needs {needed} for all of it", text)
+
+
+def with_day(text: str, day: str) -> str:
+    """Return a card's text with the day on which the lesson ran, and the torch."""
     return re.sub(r"(\| \*\*Last verified\*\* \|).*", rf"\1 {day} |", text)
 
 
 def verify(path: Path) -> None:
-    """Run a lesson with its solutions; write minutes and day into its card, and its page for the web. A machine that
-    does much else says nothing about minutes: then the card keeps its own. A cell that raises, raises."""
+    """Run a lesson with its solutions; write the day into its card, and its page for the web. A cell that raises,
+    raises."""
     import torch
 
     book = nbformat.read(path, as_version=4)
-    busy = os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
-    began = time.monotonic()
     here = {"metadata": {"path": str(HERE)}}
     ran = NotebookClient(solved(book), timeout=1200, kernel_name="python3", resources=here).execute()
-    minutes = (time.monotonic() - began) / 60
     day = f"{datetime.date.today().isoformat()}, torch {torch.__version__.split('+')[0]}"
-    book.cells[0].source = with_card(book.cells[0].source, minutes=None if busy else minutes, day=day)
+    book.cells[0].source = with_day(book.cells[0].source, day)
     nbformat.write(book, path)
     render(book, ran, HERE / "rendered" / f"{path.stem}.md")
-    print(f"{path.name}: {minutes:.1f} minutes{', beside much else' if busy else ''}")
+    print(f"{path.name}: as its solutions say")
 
 
 def main() -> int:

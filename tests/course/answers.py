@@ -15,14 +15,13 @@ from mmfsdp.params import ShardingStrategy
 FILES = Path(__file__).resolve().parent.parent / "files"
 DATA = yaml.safe_load((FILES / "answers.yaml").read_text(encoding="utf-8"))
 SCRIPTS = yaml.safe_load((FILES / "clinic_answers.yaml").read_text(encoding="utf-8"))
-CELLS, PARTS, RUNS = DATA["cells"], DATA["parts"], DATA["runs"]
+CELLS, PARTS, FUNCTIONS, RUNS = DATA["cells"], DATA["parts"], DATA["functions"], DATA["runs"]
 
 Given = tuple[Any, ...]
 MIXED = ["(root)", *(f"language_model.model.layers.{i}" for i in (1, 3, 5))]
-MASK = [(0, 0), (1, 0), (1, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
+FALLING = [2.0 * 0.9**step for step in range(40)]
 MENDED = {"frozen_policy": "REPLICATE", "mixed_precision": "bf16", "frozen_dtype": "bf16"}
 ZERO2 = {"sharding_strategy": "SHARD_GRAD_OP"}
-BOUND = ["h100-nvlink", "h100-infiniband", "a100-nvlink", "a100-infiniband"]
 SBATCH = {"partition": "gpu", "account": "lab7", "nodes": 2, "ranks": 8, "cpus_per_task": 8, "timeout_min": 120}
 
 
@@ -58,10 +57,7 @@ RIGHT: dict[str, list[Any]] = {
         MENDED | ZERO2 | {"auto_wrap_policy": "FROZEN_AWARE", "backend": "FSDP2"},
         MENDED | {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP},
     ],
-    "04.perceiver": [(2, 3, 64, 1024), [2, 3, 64, 1024], torch.Size([2, 3, 64, 1024])],
-    "04.mask": [MASK, [[bool(v) for v in pair] for pair in MASK], torch.tensor(MASK)],
-    "04.overfit": [[2.0, 0.05], (2.0, 0.09), np.array([2.0, 0.05])],
-    "05.bound": [BOUND, set(BOUND), tuple(reversed(BOUND))],
+    "04.overfit": [FALLING, tuple(FALLING), np.array(FALLING)],
     "06.sbatch": [sbatch(), sbatch(gpus_per_node=4), sbatch(mem="100G")],
     "08.class": [
         "TransformerEncoderLayer",
@@ -72,6 +68,11 @@ RIGHT: dict[str, list[Any]] = {
 }
 """Right answers of exercises that take one value."""
 WRONG: dict[str, dict[str, Any]] = {
+    "04.overfit": {
+        "steps are too long": [2.0] * 20 + [9.0] * 19 + [5.0],
+        "too slowly": [2.0] * 20 + [1.5] * 20,
+        "Nothing is learned": [2.0] * 40,
+    },
     "06.sbatch": {
         "--ntasks-per-node=2": sbatch(ranks=4),
         "two hours": sbatch(timeout_min=2),
@@ -85,7 +86,7 @@ WRONG: dict[str, dict[str, Any]] = {
     },
 }
 """Words of a hint, and the wrong answer that gets it."""
-VALUES = DATA["values"] | {name: {"wrong": {}} for name in WRONG}
+VALUES = {name: {"wrong": {}} for name in WRONG} | DATA["values"]
 
 
 def right_answers(name: str) -> list[Given]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from answers import CELLS, PARTS, RUNS, SCRIPTS, VALUES, right_answers, wrong_answers
+from answers import CELLS, FUNCTIONS, PARTS, RUNS, SCRIPTS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
 from course.file_parts import lesson_parts, own_file, write_parts
@@ -29,11 +29,10 @@ SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(pat
 
 
 def test_each_check_has_three_wrong_answers_and_three_forms_of_the_right_one():
-    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(PARTS) | set(SCRIPTS) | set(RUNS)
+    assert set(SOLUTIONS) == set(VALUES) | set(CELLS) | set(PARTS) | set(SCRIPTS) | set(FUNCTIONS) | set(RUNS)
     counts = {name: (len(right_answers(name)), len(wrong_answers(name))) for name in VALUES}
-    for name, cell in (
-        CELLS | PARTS | SCRIPTS
-    ).items():  # the solution itself is the third, here and below: tests/notebooks
+    # The solution itself is the third, here and below: tests/notebooks.
+    for name, cell in (CELLS | PARTS | SCRIPTS | FUNCTIONS).items():
         counts[name] = (len(cell["right"]) + 1, len(cell["wrong"]))
     for name, steps in RUNS.items():
         wrong = sum("hint" in step for step in steps)
@@ -67,6 +66,22 @@ def hint_for_change(name, change):
     first, code = changed(name, change, CELLS[name].get("line"))
     ranks_magic.run_on_ranks(code, int(first.split()[1]), name)
     return hint_for(name)
+
+
+def hint_for_function(name, change):
+    """The hint for the function of a solution in which one thing is changed."""
+    old = change.get("old", FUNCTIONS[name]["line"])
+    assert old in SOLUTIONS[name], old
+    names = {"torch": torch, "nn": torch.nn}  # which the lessons import
+    exec(SOLUTIONS[name].replace(old, change["new"], 1), names)
+    return hint_for(name, names[FUNCTIONS[name]["give"]])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name):
+    right, wrong = FUNCTIONS[name]["right"], FUNCTIONS[name]["wrong"]
+    assert_meant([hint_for_function(name, change) for change in wrong], [change["hint"] for change in wrong])
+    assert [hint_for_function(name, change) for change in right] == [None] * len(right)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The class's copy, the cards, and the table of contents."""
 
+import ast
 import json
 import re
 
@@ -8,7 +9,8 @@ import pytest
 from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
-from course.verify import main, with_card
+from course.measure import MODES, minutes
+from course.verify import main, with_day, with_minutes
 
 from mmfsdp.cli.class_copy import for_class, solutions, solved, tagged
 from tests.processes import in_fresh_python
@@ -78,13 +80,52 @@ def test_a_solved_copy_leaves_no_blank_in_an_exercise():
                 assert not re.search(r"^\s*\.\.\.|[=:(,] \.\.\.", code, re.MULTILINE), cell.source
 
 
-def test_cards_say_what_a_run_of_verify_measured():
+def test_cards_say_what_was_measured():
+    measured = json.loads((FOLDER / "measured" / "lessons.json").read_text(encoding="utf-8"))
     for path in LESSONS:
         card = read(path).cells[0].source
-        assert re.search(r"the machine needs \d+ minutes? for all of it", card), path.name
+        assert card == with_minutes(card, minutes(measured[path.stem])), "run `python -m course.measure`"
+        assert re.search(r"about \d+ minutes to read and do; the machine needs \d+ minutes? for all of it", card), path
         assert re.search(r"\*\*Last verified\*\* \| \d{4}-\d\d-\d\d, torch \d", card), path.name
-    assert "needs 3 minutes for all" in with_card("the machine needs ? for all of it", minutes=3.2, day="2026-01-01")
-    assert "needs ? for all" in with_card("the machine needs ? for all of it", minutes=None, day="2026-01-01")
+    assert "needs 3 minutes for all" in with_minutes("the machine needs ? for all of it", 3)
+    assert with_day("| **Last verified** | ? |", "2026-01-01") == "| **Last verified** | 2026-01-01 |"
+
+
+def test_run_all_takes_at_most_three_minutes():
+    measured = json.loads((FOLDER / "measured" / "lessons.json").read_text(encoding="utf-8"))
+    for lesson, row in measured.items():
+        for mode in MODES:
+            # Two cores: the work takes at least half of its CPU time. Where nothing else ran, the wall time says it.
+            assert row[mode]["wall_s" if row[mode]["quiet"] else "cpu_s"] <= 180, (lesson, mode)
+
+
+def test_each_exercise_says_its_minutes_and_they_fit_into_the_lesson():
+    for path in LESSONS:
+        text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+        said = re.findall(r"\*\*Exercise [\w.-]+\.\*\* \((\d+) minutes, (?:easy|medium|hard)\)", text)
+        assert len(said) == text.count("**Exercise "), path.name
+        assert sum(map(int, said)) <= int(re.search(r"about (\d+) minutes", text)[1]), path.name
+
+
+def is_code(given: str, solution: str) -> bool:
+    """Return True for a solution that writes more than a value: a statement, a function or a call."""
+    kinds = (ast.Call, ast.FunctionDef, ast.For, ast.With, ast.BinOp, ast.Return)
+    counts = []
+    for code in (given, solution):
+        tree = ast.parse(re.sub(r"^%%.*\n", "", code))
+        counts.append(sum(isinstance(node, kinds) for node in ast.walk(tree)))
+    return counts[1] - counts[0] >= 3 or "def " in solution
+
+
+def test_three_of_five_exercises_are_code():
+    code, count = [], 0
+    for path in LESSONS:
+        book = read(path)
+        given = {tagged(cell, "exercise"): cell.source for cell in book.cells if tagged(cell, "exercise")}
+        for name, solution in solutions(book).items():
+            count += 1
+            code += [name] if is_code(given[name], solution) else []
+    assert len(code) >= 0.6 * count, (len(code), count, code)
 
 
 def test_contents_name_every_lesson_and_count_what_is_passed():
