@@ -148,4 +148,6 @@ def overfit(losses: Sequence[float]) -> str | None:
         return what + "The loss jumps: the steps are too long. Try a tenth of this rate."
     if abs(last - first) < 1e-3:
         return what + "Nothing is learned: are there `backward()` and `step()`, and which parameters has the optimizer?"
-    return what + "The loss falls, but too slowly for 40 steps: try a larger rate; and is the gradient zeroed each time?"
+    return (
+        what + "The loss falls, but too slowly for 40 steps: try a larger rate; and is the gradient zeroed each time?"
+    )

@@ -58,7 +58,8 @@ def _held(found: float, frozen: float, trains: float, ranks: int, policy: str) -
     """Return the hint for so many bytes."""
     near = {
         2 * frozen + 16 * trains: "those are the bytes of all ranks together. What is sharded is divided by them.",
-        2 * frozen + 16 * trains / ranks: "at rest KEEP holds a share, as SHARD does. It keeps from forward to backward.",
+        2 * frozen
+        + 16 * trains / ranks: "at rest KEEP holds a share, as SHARD does. It keeps from forward to backward.",
         2 * frozen / ranks + 16 * trains / ranks: "a replicated weight is whole on every rank.",
         16 * (frozen + trains) / ranks: "a frozen weight has no gradient and no moments: 2 bytes, in bf16.",
     }
@@ -127,8 +128,8 @@ def _network(seconds: float, right: float, policy: str) -> str | None:
     if as_large(seconds, right * 64):
         return "Network: that multiplies by W - 1, and forgets to divide by W."
     return (
-        f"Network, {policy}: {seconds:.3g} s, and it should be {right:.3g}. How often is a frozen weight gathered, with "
-        "grad flow and without, under this policy? And a trainable one takes 8 bytes."
+        f"Network, {policy}: {seconds:.3g} s, and it should be {right:.3g}. How often is a frozen weight gathered, "
+        "with grad flow and without, under this policy? And a trainable one takes 8 bytes."
     )
 
 
@@ -211,7 +212,6 @@ def link(fit: Answer) -> str | None:
                 return "The slope is seconds for each byte. Bandwidth is bytes per second: 1 / slope."
             if as_large(mine[0], bandwidth) or as_large(mine[0], 1 / bandwidth):
                 return "The order is latency, then bandwidth. `polyfit` returns the slope first."
-            return (
-                f"For latency {latency:g} s and {bandwidth:g} bytes per second it returns {mine[0]:.3g} and {mine[1]:.3g}."
-            )
+            what = f"latency {latency:g} s and {bandwidth:g} bytes per second"
+            return f"For {what} it returns {mine[0]:.3g} and {mine[1]:.3g}."
     return None

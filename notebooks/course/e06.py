@@ -58,7 +58,9 @@ def agree() -> str | None:
     if done == [[0, 1, 2], [0, 1, 2]]:
         return None
     if done[0] != done[1]:
-        return f"Rank 0 stops after step {done[0][-1]}, rank 1 after step {done[1][-1]}: let them exchange what they know."
+        return (
+            f"Rank 0 stops after step {done[0][-1]}, rank 1 after step {done[1][-1]}: let them exchange what they know."
+        )
     if len(done[0]) == 6:
         return (
             "Neither rank stops, although rank 1 was signaled: *any* rank's signal counts, as a maximum over the ranks."

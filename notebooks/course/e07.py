@@ -18,12 +18,12 @@ def dcp() -> str | None:
         return None
     if resumed[0] != unbroken[0]:
         return (
-            f"The first loss is {resumed[0]:.4f} instead of {unbroken[0]:.4f}: the model has not got the weights. Give it "
-            "what was loaded, with `set_state_dict`."
+            f"The first loss is {resumed[0]:.4f} instead of {unbroken[0]:.4f}: the model has not got the weights. Give "
+            "it what was loaded, with `set_state_dict`."
         )
     return (
-        "The first loss is right, so the weights are; the later ones are not. The optimizer's moments are missing: save "
-        "them, load them, and give them back."
+        "The first loss is right, so the weights are; the later ones are not. The optimizer's moments are missing: "
+        "save them, load them, and give them back."
     )
 
 

@@ -61,7 +61,9 @@ def lora(module: Callable[..., Any]) -> str | None:
     if torch.allclose(found, before + beside, atol=1e-3):
         return "The scale is missing: alpha / r."
     if not torch.allclose(found, before + 2 * beside, atol=1e-3):
-        return "With other numbers in B, x W should get alpha / r times x A B beside it (transposed as they have to be)."
+        return (
+            "With other numbers in B, x W should get alpha / r times x A B beside it (transposed as they have to be)."
+        )
     found.square().sum().backward()
     if any(p.grad is None for p in (layer.A, layer.B)) or any(p.grad is not None for p in linear.parameters()):
         return "A and B should get gradients, and the linear layer none."

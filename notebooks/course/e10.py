@@ -52,7 +52,9 @@ def lanes(function: Answer) -> str | None:
     if (len(compute), len(communication)) == (1, 2):
         return "The order is compute, then communication; and `fsdp::` operators compute: they copy."
     if (len(compute), len(communication)) != (2, 1):
-        return f"Of two events that compute and one that communicates, it finds {len(compute)} and {len(communication)}."
+        return (
+            f"Of two events that compute and one that communicates, it finds {len(compute)} and {len(communication)}."
+        )
     start, end = communication[0]
     if as_large(end, 20e-6):
         return "`dur` is the duration: the end is `ts` + `dur`."
@@ -89,8 +91,8 @@ def tokens(hidden_from: Answer) -> str | None:
                 if as_large(found, slip):
                     return hint
             return (
-                f"{policy}: {found:,.0f} tokens, and it should be {right:,.0f}. The network takes {sent / 1e11:.3f} s for "
-                f"{model}, and a token {1e6 * needed / (gpu.flops * gpu.efficiency):.1f} microseconds."
+                f"{policy}: {found:,.0f} tokens, and it should be {right:,.0f}. The network takes {sent / 1e11:.3f} s "
+                f"for {model}, and a token {1e6 * needed / (gpu.flops * gpu.efficiency):.1f} microseconds."
             )
     return None
 

@@ -1,5 +1,6 @@
-"""`python -m course.measure [NOTEBOOK ...]`, in notebooks/: measure how long a machine needs for Run All of each lesson,
-as it stands and with its solutions, each in a fresh kernel. Writes measured/lessons.json and the minutes on the cards.
+"""`python -m course.measure [NOTEBOOK ...]`, in notebooks/: measure how long a machine needs for Run All of each
+lesson, as it stands and with its solutions, each in a fresh kernel. Writes measured/lessons.json and the minutes on the
+cards.
 
 On a machine that does other things, too, the wall time says little; then the seconds of CPU, of the kernel and all that
 it starts, stand for it: they are the time that one core alone would need to compute, without what it waits.

@@ -1,7 +1,7 @@
 """`python -m course.shots`, in notebooks/: how a Flamingo learns from examples in its prompt.
 
-Documents of four pictures train it: in one document the word after each picture is its color, in another its shape. Only
-the words so far tell which.
+Documents of four pictures train it: in one document the word after each picture is its color, in another its shape.
+Only the words so far tell which.
 """
 
 from __future__ import annotations

@@ -109,10 +109,12 @@ def test_each_exercise_says_its_minutes_and_they_fit_into_the_lesson():
 
 def is_code(given: str, solution: str) -> bool:
     """Return True for a solution that writes more than a value: a statement, a function or a call."""
+    if solution.startswith("%%"):  # a cell of ranks, a part of the own file, a changed script
+        return True
     kinds = (ast.Call, ast.FunctionDef, ast.For, ast.With, ast.BinOp, ast.Return)
     counts = []
     for code in (given, solution):
-        tree = ast.parse(re.sub(r"^%%.*\n", "", code))
+        tree = ast.parse(code)
         counts.append(sum(isinstance(node, kinds) for node in ast.walk(tree)))
     return counts[1] - counts[0] >= 3 or "def " in solution
 
