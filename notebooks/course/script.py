@@ -29,6 +29,7 @@ TOOLS = {
     "detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL",
     "recorder": "torch's flight recorder",
     "counts": "how many collectives a step has",
+    "describe": "mmfsdp's plan of the wrapped model, with its lint",
     "trace": "a trace of torch's profiler",
     "verify": "mmfsdp.verify",
     "one_rank": "the script on one rank",

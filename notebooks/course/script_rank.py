@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from mmfsdp import describe
 from mmfsdp.train.cpu_memory import silent
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.profile import summary, work_events
@@ -48,6 +49,8 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
     save(rows=numbers, weights=whole_weights(model), counts=counts)
     if tool == "counts":
         show_counts(counts, len(rows))
+    if tool == "describe" and dist.get_rank() == 0:
+        print(describe(model))
 
 
 def join_with_detail() -> None:
