@@ -46,8 +46,8 @@ def batch_of(step, rank):
 
 def state_of(model, optimizer):
     """Return what a checkpoint has, as a copy: training may go on while it is written."""
-    weights, moments = get_state_dict(model, optimizer)
-    return copy.deepcopy({"model": weights, "optimizer": moments})
+    weights, optimizer_state = get_state_dict(model, optimizer)
+    return copy.deepcopy({"model": weights, "optimizer": optimizer_state})
 
 
 def train(model, optimizer, steps):
