@@ -35,6 +35,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "verify": "checks.own_loop",
     "check": "site_check.check",
     "Sweep": "run.sweep",
+    "name_hang": "hangs.name_own",
 }
 
 __all__ = [*_HOME, "__version__"]

@@ -10,7 +10,7 @@ from tests import processes
 
 # Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries"
+os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries,tests.hang_entries"
 """Modules with functions that ranks of tests may call, beside the package's own; they find them by PYTHONPATH."""
 os.environ["PYTHONPATH"] = f"{Path(__file__).resolve().parent.parent}:{os.environ.get('PYTHONPATH', '')}"
 

@@ -12,9 +12,11 @@ from tests.processes import in_fresh_python
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
-ROOMS = "params core predict checkpoint data run models shapes train compat bench checks site_check widgets cli".split()
+ROOMS = (
+    "params core predict checkpoint data hangs run models shapes train compat bench checks site_check widgets cli"
+).split()
 """From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
-NO_TORCH = ("params", "run", "site_check", "widgets", "cli")
+NO_TORCH = ("params", "hangs", "run", "site_check", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("core", "predict"), ("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
 LATE |= {("bench", "widgets")}
@@ -87,7 +89,9 @@ def test_core_imports_torch_and_params_only():
 
 @pytest.mark.parametrize("room", NO_TORCH)
 def test_light_rooms_do_not_import_torch(room):
-    modules = [f"mmfsdp.{room}"] + [f"mmfsdp.{room}.{path.stem}" for path in files(room) if room in ("run", "widgets")]
+    modules = [f"mmfsdp.{room}"] + [
+        f"mmfsdp.{room}.{path.stem}" for path in files(room) if room in ("hangs", "run", "widgets")
+    ]
     code = "import sys, importlib\n"
     code += f"for name in {[m for m in modules if not m.endswith('__')]}: importlib.import_module(name)\n"
     code += "print([m for m in ('torch', 'transformers', 'open_clip') if m in sys.modules])"

@@ -27,12 +27,12 @@ def light(folder: Path, **changes) -> RunParams:
 
 
 @contextlib.contextmanager
-def runs_of(params: RunParams) -> Iterator[Callable[..., Run]]:
-    """A function that launches an entry of `launch_entries` with changes; what is left of the runs is stopped."""
+def runs_of(params: RunParams, entries: str = "launch_entries") -> Iterator[Callable[..., Run]]:
+    """A function that launches an entry of a file of entries with changes; what is left of the runs is stopped."""
     started = []
 
     def go(entry: str, **changes) -> Run:
-        started.append(launch(params.change(**changes), entry=f"tests.launch_entries:{entry}"))
+        started.append(launch(params.change(**changes), entry=f"tests.{entries}:{entry}"))
         return started[-1]
 
     yield go

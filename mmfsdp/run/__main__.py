@@ -1,6 +1,7 @@
 """`python -m mmfsdp.run FOLDER`: supervise a local run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
 
-`... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER sweep`: start the runs of a sweep.
+`... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER asker PID`: ask the ranks of this node, of
+which PID is one, when they hang. `... FOLDER sweep`: start the runs of a sweep.
 `... FOLDER replay SPEED RECORDING`: play a recording.
 `... FOLDER backbones`: pretrain the backbones of a run. `... FOLDER track KIND ...`: hand the metrics of a run, or of a
 sweep's runs, to trackers.
@@ -17,6 +18,10 @@ if role == "watchdog":
     from .hang import watch_job
 
     watch_job(folder, rank0_pid=int(sys.argv[3]))
+elif role == "asker":
+    from .ask_ranks import wait_for_request
+
+    wait_for_request(folder, rank_pid=int(sys.argv[3]))
 elif role == "sweep":
     from .sweep import run_sweep
 

@@ -16,8 +16,12 @@ import sys
 import time
 from pathlib import Path
 
+from ..hangs.recorder import remove
+from ..hangs.stacks import main_stack
+from .ask_ranks import sockets_here
 from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch
 from .local import JOB_VARIABLE, process_start, signal_rank
+from .named_hang import name_hang_of
 from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
 from .slurm_state import scancel
 from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
@@ -74,13 +78,26 @@ class HangDetector:
         newest = max(self.changed)
         if not newest or now - max(newest, self.awake_since) < self._allowed_s():
             return None  # as long as one rank goes on, so do the others: they meet in every step
-        rank = min(range(self.record.ranks), key=lambda rank: progress_of(self.activities[rank]))
-        dump_stack(self.folder, self.record, rank)
-        reason = f"rank {rank} does not answer (in {self.activities[rank]}): it hangs"
-        reason += f"; the limit is launch.silence_s, {self.limit_s:g} s"
-        if SHARED_MEMORY_FULL.search(last_log_lines(self.folder, rank, size=20_000)):
+        return self._state_of_hang()
+
+    def _state_of_hang(self) -> RunState:
+        """Return the FAILED state: by what the ranks have entered, else by what they last reported."""
+        slowest = min(range(self.record.ranks), key=lambda rank: progress_of(self.activities[rank]))
+        named = name_hang_of(self.folder, self.record)
+        rank = slowest if named is None else named.rank
+        if rank is not None:
+            dump_stack(self.folder, self.record, rank)
+        log = "" if rank is None else last_log_lines(self.folder, rank, size=20_000)
+        if named is None:
+            reason = f"rank {rank} does not answer (in {self.activities[slowest]}): it hangs"
+            reason += f"; the limit is launch.silence_s, {self.limit_s:g} s"
+        else:
+            where = self.activities[slowest if rank is None else rank]
+            reason = f"{named.words(main_stack(log))}; no rank has reported for launch.silence_s, {self.limit_s:g} s"
+            reason += f" (rank {slowest if rank is None else rank}: {where})"
+        if SHARED_MEMORY_FULL.search(log):
             reason += MORE_SHARED_MEMORY  # a data worker that cannot hand over its batch says so, and goes on
-        return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank))
+        return RunState(Status.FAILED, reason, rank, "" if rank is None else last_log_lines(self.folder, rank))
 
     def _read_heartbeats(self, now: float) -> None:
         for rank in range(self.record.ranks):
@@ -138,5 +155,8 @@ def watch_job(folder: Path, *, rank0_pid: int) -> None:
         if failure:
             write_status(folder, failure, finished=time.time())
         if failure or (folder / "cancel").exists():
-            return os.kill(rank0_pid, signal.SIGKILL)
+            os.kill(rank0_pid, signal.SIGKILL)
+            break
         time.sleep(min(1.0, record.hang_timeout_s / 10))
+    if sockets := sockets_here():
+        remove(sockets)

@@ -17,6 +17,7 @@ from submitit import JobEnvironment
 
 from ..params.own import OwnCodeError
 from .address import check_answers, set_address
+from .ask_ranks import keep_entered, prepare_sockets, start_asker
 from .folder import add_event, last_row, touch, write_json
 from .hang import Heartbeat, start_watchdog
 from .local import LOOPBACK, RUN_VARIABLE, process_start
@@ -60,8 +61,8 @@ def run_rank(folder: str) -> None:
         if record.entry != SITE_CHECK:  # `check` tells itself what is wrong with the address
             meet_first_node(job, record)
         report(state="running")
+        start_helpers(path, record, job)
         if record.executor == "slurm" and job.global_rank == 0:
-            start_watchdog(path)
             restarts = os.environ.get(RESTART_COUNT, "0")
             if restarts != "0":
                 text = f"Slurm has started the job again (restart {restarts})"
@@ -76,6 +77,7 @@ def run_rank(folder: str) -> None:
             touch(path / "logs" / PREEMPTED_FILE)
         raise SystemExit(0) from None
     except BaseException as error:
+        keep_entered(path, job.global_rank)
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         lines = traceback.format_exc()
         if isinstance(error, OwnCodeError):
@@ -85,6 +87,17 @@ def run_rank(folder: str) -> None:
         report(state="failed", error=text[:500], traceback=lines[-20_000:])
         raise
     report(state="done")
+
+
+def start_helpers(folder: Path, record: RunRecord, job: JobEnvironment) -> None:
+    """Start what watches a Slurm job from outside the ranks: the watchdog, and an asker on each node without it."""
+    if record.executor == "local":
+        return  # the supervisor has set what its ranks need, and watches them
+    sockets = prepare_sockets(record)
+    if record.executor == "slurm" and job.global_rank == 0:
+        start_watchdog(folder)
+    elif job.local_rank == 0 and sockets is not None:
+        start_asker(folder)
 
 
 def enter_step() -> None:

@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import submitit
 
+from ..hangs.recorder import remove
+from ..hangs.stacks import main_stack
 from .address import set_interface
+from .ask_ranks import prepare_sockets
 from .folder import add_event, last_bytes, last_log_lines, last_row, read_heartbeat
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
+from .named_hang import name_departure_of
 from .pretraining import pretrain_first
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
+    DIFFERENT_COLLECTIVES,
     LESS_MEMORY,
     RunRecord,
     RunState,
@@ -66,6 +71,8 @@ def supervise(folder: Path) -> None:
     if supervisor and supervisor.step:
         supervisor.step.end()
     stop_processes(record, folder)
+    if supervisor and supervisor.sockets:
+        remove(supervisor.sockets)
     write_status(folder, state, finished=time.time())
     if state.status is Status.FAILED:
         add_event(folder, "failed", step=last_row(folder).get("step", 0), text=state.reason)
@@ -93,6 +100,7 @@ class Supervisor:
         self.received_signal: int | None = None
         self.step: JobStep | None = None
         self.oom_kills = oom_kills()
+        self.sockets = prepare_sockets(record) if record.executor == "local" else None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._receive)
 
@@ -135,7 +143,7 @@ class Supervisor:
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
                 touched = time.monotonic()
             if state := self.stop_requested() or self.failure():
-                return state
+                return self.with_departure(state)
             statuses = rank_statuses(self.folder, self.record)
             if all(status.get("state") in ("done", "preempted") for status in statuses):
                 break
@@ -188,6 +196,17 @@ class Supervisor:
             reason += f"; then {reported.reason}"
         log = last_log_lines(self.folder, rank) or last_bytes(self.folder / "logs" / "supervisor.log")
         return RunState(Status.FAILED, reason, rank, log)
+
+    def with_departure(self, state: RunState) -> RunState:
+        """Return the state with the rank that was in another collective than the others, where that is the cause."""
+        if DIFFERENT_COLLECTIVES not in state.reason:
+            return state
+        named = name_departure_of(self.folder, self.record)
+        if named is None or named.rank is None:
+            return state
+        log = last_log_lines(self.folder, named.rank, size=64_000)
+        words = named.words(main_stack(log))
+        return replace(state, reason=f"{words}; then {state.reason}", rank=named.rank)
 
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""

@@ -40,6 +40,13 @@ class Trouble(NamedTuple):
 
 
 FIXES = {
+    r"the process of rank \d+ .* waits? for it": "find out who stopped that process (`kill -CONT` lets it go on), or "
+    "what it waits for; then resume",
+    "and it does not end": "look at the network between the nodes, and at the GPUs; then resume",
+    "never entered .* instead": "run forward and backward of the same units on all ranks, in one order: look for a "
+    "batch without a picture, a skipped backward, and a call that only some ranks make, such as an evaluation",
+    "never entered": "look at the line where it is: slow or broken data, a lock, or code that only some ranks run; if "
+    "it is slow by nature, raise launch.silence_s; then resume",
     "does not answer .*: it hangs": "read its stack below; if this work is slow by nature, raise launch.silence_s; "
     "then resume",
     "was ended by a library": "read its last lines below, correct what they name, then resume",

@@ -25,6 +25,7 @@ from ..core.wrap import apply_plan
 from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
 from ..data.sources import open_for
+from ..hangs.recorder import serve_here
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
@@ -104,6 +105,7 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
     else:
         # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    serve_here()
     backend = "nccl" if device.type == "cuda" else "gloo"
     join_group(backend, device if device.type == "cuda" else None)
     if dist.get_rank() == 0:

@@ -50,7 +50,14 @@ FAULTS = {
     "hangs at its start": Fault(
         "hangs_1_start", "rank 1 does not answer (in building): it hangs", 5 * SILENT, "in hangs"
     ),
-    "hangs": Fault("hangs_1_step", "rank 1 does not answer (in step 4 data): it hangs", SILENT, "in hangs"),
+    "hangs": Fault(
+        "hangs_1_step",
+        "rank 1 never entered the all-reduce of token counts at the start of a step (collective ...), in which rank 0 "
+        "waits; it is in hangs (fault_entries.py, line ...); no rank has reported for launch.silence_s, 4 s (rank 1: "
+        "step 4 data)",
+        SILENT,
+        "in hangs",
+    ),
     "has no memory": Fault("memoryless_1_step", f"rank 1: RuntimeError{ANY}{LESS_MEMORY}", traceback="allocate memory"),
     "is killed for lack of memory": Fault(
         "starved_1_step",

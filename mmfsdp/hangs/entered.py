@@ -1,0 +1,137 @@
+"""The collectives that a rank has entered, as its flight recorder lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+ITEMSIZE = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Bool": 1, "Long": 8, "Int": 4}
+"""Bytes of an element, by the name of a dtype in C++; a dtype of float8 has 1."""
+KINDS = {"allreduce": "all-reduce", "allgather": "all-gather"}
+MAX_ENTRIES = 1000
+"""The newest that are kept: more than a step of most models has."""
+DEFAULT_GROUP = "0"
+"""The name of the group of all ranks."""
+
+
+class Entry(NamedTuple):
+    """A collective that a rank has entered."""
+
+    group: str
+    """Name of the process group, the same on all ranks."""
+    number: int
+    """Of the collective in its group, from 1."""
+    kind: str
+    """all-gather, reduce-scatter, all-reduce, broadcast, barrier, ... gloo's reduce-scatter is listed as all-reduce."""
+    nbytes: int
+    """Of the full tensor, the parts of all ranks together."""
+    done: bool
+    """It has ended on this rank."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """Hold what is known of a rank that may hang."""
+
+    rank: int
+    entries: tuple[Entry, ...] = ()
+    """The newest, in the order in which it entered them; empty if it did not answer."""
+    process: str = ""
+    """The state of a process that did not answer, as psutil names it: stopped, disk-sleep, ...; "" if it answered."""
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name of a group -> its ranks, where torch tells (not for gloo)."""
+
+    @property
+    def waits_in(self) -> Entry | None:
+        """The first collective that it has entered and that has not ended."""
+        return next((entry for entry in self.entries if not entry.done), None)
+
+    def last_number(self, group: str) -> int:
+        """Return the number of the last collective of a group that it entered; 0 for none."""
+        return max((entry.number for entry in self.entries if entry.group == group), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        groups = {name: list(ranks) for name, ranks in self.groups.items()}
+        return {"rank": self.rank, "entries": self.entries, "process": self.process, "groups": groups}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RankRecord:
+        """Return the record whose `to_dict` gave these values. Raises ValueError for anything else."""
+        try:
+            entries = tuple(
+                Entry(str(group), int(number), str(kind), int(nbytes), bool(done))
+                for group, number, kind, nbytes, done in values["entries"]
+            )
+            groups = {str(name): tuple(map(int, ranks)) for name, ranks in values["groups"].items()}
+            return cls(int(values["rank"]), entries, str(values["process"]), groups)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no record of a rank: {error}") from error
+
+
+def parse(rank: int, *answers: bytes) -> RankRecord:
+    """Return what a rank's server answered, which is JSON. Raises ValueError for anything else.
+
+    answers: torch keeps NCCL's collectives in a list of their own.
+    """
+    rows: list[dict[str, Any]] = []
+    ranks_of_groups: dict[str, tuple[int, ...]] = {}
+    for answer in answers:
+        values = json.loads(answer)
+        if not isinstance(values, dict):
+            raise ValueError("no list of collectives")
+        rows += values.get("entries", [])
+        ranks_of_groups |= _ranks_of_groups(values.get("pg_config"))
+    rows.sort(key=lambda row: row.get("time_created_ns", 0))
+    entries: dict[tuple[str, int], Entry] = {}
+    groups: dict[str, int] = {}
+    for row in rows:
+        try:
+            entry, group_id, is_p2p = _entry(row), int(row["pg_id"]), bool(row["is_p2p"])
+        except (KeyError, TypeError, IndexError):
+            continue  # a later version of torch
+        if is_p2p:
+            continue
+        if groups.setdefault(entry.group, group_id) != group_id:  # that group was destroyed: this is another one
+            entries = {key: older for key, older in entries.items() if key[0] != entry.group}
+            groups[entry.group] = group_id
+        entries.setdefault((entry.group, entry.number), entry)  # coalesced collectives share a number
+    return RankRecord(rank, tuple(entries.values())[-MAX_ENTRIES:], groups=ranks_of_groups)
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    nbytes = max(
+        _nbytes(row["input_sizes"], row["input_dtypes"]),
+        _nbytes(row["output_sizes"], row["output_dtypes"]),
+    )
+    done = row["retired"] or row["state"] == "completed"  # gloo has no states
+    group = row["process_group"][0]
+    return Entry(str(group), int(row["collective_seq_id"]), kind_of(row["profiling_name"]), nbytes, bool(done))
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a collective by its name in the list, such as all-gather of `nccl:_all_gather_base`."""
+    words = name.partition(":")[2].strip("_").lower()
+    for ending in ("_base", "_coalesced", "_into_tensor", "_tensor"):
+        words = words.removesuffix(ending)
+    return KINDS.get(words, words.replace("_", "-"))
+
+
+def _nbytes(sizes: Iterable[Iterable[int]], dtypes: Iterable[str]) -> int:
+    return sum(prod(size) * ITEMSIZE.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False))
+
+
+def _ranks_of_groups(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group. torch writes them as a text such as `[0, 1]`."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for name, group in (config or {}).items():
+        try:
+            ranks = tuple(map(int, json.loads(group["ranks"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+        if name and ranks:
+            groups[name] = ranks
+    return groups

@@ -1,0 +1,177 @@
+"""Compare what the ranks have entered: which rank is missing, in which collective the others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .entered import DEFAULT_GROUP, Entry, RankRecord
+
+MISSING, DIFFERENT, STOPPED, NO_END = "missing", "different", "stopped", "no end"
+"""Kinds of hang: a rank never entered a collective; it is in another one; its process does not run; all have entered
+the same collective, which does not end."""
+SAME_BYTES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
+"""Collectives in which the full tensor has the same size on all ranks."""
+STOPPED_PROCESS = ("stopped", "tracing-stop", "disk-sleep", "dead", "zombie")
+
+LAST_ENTRIES = 3
+"""Collectives that a rank may have started since the one that failed."""
+
+Fit = Callable[[Sequence[Entry]], int]
+"""How many of the last entries of a list follow each other in the plan; 0 if the last one is not in it."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A hang, and the rank that the others wait for."""
+
+    kind: str
+    missing: tuple[int, ...]
+    """The ranks that the others wait for; none where all wait in the same collective."""
+    waiting: tuple[int, ...]
+    """The ranks that wait in the collective."""
+    history: tuple[Entry, ...] = ()
+    """What the first of them has entered; the last is the collective in which it waits. Empty if nobody waits."""
+    instead: tuple[Entry, ...] = ()
+    """What the missing rank has entered, up to the collective that differs. Empty if it is in none, or not known."""
+    process: str = ""
+    """The state of the process of a rank that is stopped."""
+
+    @property
+    def rank(self) -> int | None:
+        """The first of the ranks that the others wait for."""
+        return self.missing[0] if self.missing else None
+
+
+def find_hang(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
+    """Return who is missing among the ranks of a run that hangs; None if the lists do not tell.
+
+    records: by rank, of all ranks. fit: how well a list of entries fits the plan.
+    """
+    answered = {rank: record for rank, record in records.items() if record.entries}
+    for rank, record in records.items():
+        if record.process in STOPPED_PROCESS:
+            return _stopped(rank, record, answered)
+    if len(answered) < len(records) or len(answered) < 2:
+        return None
+    return _different(answered, fit) or _missing(answered)
+
+
+def find_departure(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
+    """Return which rank left the others' order, where the ranks have failed and some of them cannot be asked any more.
+
+    gloo ends a process that gets more bytes than it awaits, as in a collective of another size.
+    """
+    answered = {rank: record for rank, record in records.items() if record.entries}
+    if len(answered) > 1 and (hang := _different(answered, fit)):
+        return hang
+    for rank, record in answered.items():
+        others = tuple(other for other in records if other != rank)
+        for end in range(max(1, len(record.entries) - LAST_ENTRIES), len(record.entries)):
+            before, entry = record.entries[:end], record.entries[end]
+            expected = expected_next(before)
+            if expected is not None and _signature(expected) != _signature(entry):
+                expected = expected._replace(number=entry.number)
+                return Hang(DIFFERENT, (rank,), others, (*before, expected), (*before, entry))
+    silent = tuple(rank for rank in records if rank not in answered)
+    if not answered or not silent:
+        return None
+    # Those that could tell did what they had done in earlier steps.
+    return Hang(DIFFERENT, silent, tuple(answered), next(iter(answered.values())).entries)
+
+
+def expected_next(history: Sequence[Entry]) -> Entry | None:
+    """Return what came after these entries the last time that as many as possible of them came in this order."""
+    best, longest = None, 0
+    for end in range(len(history) - 1, 0, -1):
+        length = 0
+        while length < end and _signature(history[end - 1 - length]) == _signature(history[-1 - length]):
+            length += 1
+        if length > longest:
+            best, longest = history[end], length
+    return best
+
+
+def _stopped(rank: int, record: RankRecord, answered: Mapping[int, RankRecord]) -> Hang:
+    waiting = _waiting(answered)
+    history = _until(answered[waiting[0]].entries, answered[waiting[0]].waits_in) if waiting else ()
+    return Hang(STOPPED, (rank,), waiting, history, process=record.process)
+
+
+def _different(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
+    """Return the first collective of a group in which the ranks have entered different ones under one number."""
+    by_number: dict[tuple[str, int], dict[int, Entry]] = {}
+    for rank, record in records.items():
+        for entry in record.entries:
+            by_number.setdefault((entry.group, entry.number), {})[rank] = entry
+    for entries in by_number.values():  # in the order in which the first rank has entered them
+        if len({_signature(entry) for entry in entries.values()}) < 2:
+            continue
+        histories = {rank: _until(records[rank].entries, entry) for rank, entry in entries.items()}
+        alike: dict[tuple[str, int], list[int]] = {}
+        for rank, entry in entries.items():
+            alike.setdefault(_signature(entry), []).append(rank)
+        # Right is what came next in earlier steps; else what follows the plan for longest; else what most have entered.
+        order = sorted(
+            alike.values(),
+            key=lambda ranks: (repetition(histories[ranks[0]]), fit(histories[ranks[0]]), len(ranks)),
+            reverse=True,
+        )
+        right, wrong = order[0], order[-1]
+        return Hang(DIFFERENT, tuple(wrong), tuple(right), histories[right[0]], histories[wrong[0]])
+    return None
+
+
+def repetition(history: Sequence[Entry]) -> int:
+    """Return 1 if the last entry is what came next in earlier steps, else 0."""
+    expected = expected_next(history[:-1])
+    return int(expected is not None and _signature(expected) == _signature(history[-1]))
+
+
+def _signature(entry: Entry) -> tuple[str, int]:
+    return entry.kind, entry.nbytes if entry.kind in SAME_BYTES else 0
+
+
+def _missing(records: Mapping[int, RankRecord]) -> Hang | None:
+    """Return the rank at the end of the chain of those that wait for each other."""
+    waiting = _waiting(records)
+    if not waiting:
+        return None
+    first, seen = waiting[0], set()
+    while first not in seen:
+        seen.add(first)
+        entry = records[first].waits_in
+        assert entry is not None
+        absent = [
+            rank for rank in _members(records, entry.group) if records[rank].last_number(entry.group) < entry.number
+        ]
+        if not absent:
+            return Hang(NO_END, (), waiting, _until(records[first].entries, entry))
+        free = [rank for rank in absent if records[rank].waits_in is None]
+        if free:
+            in_it = tuple(rank for rank in records if rank not in absent and records[rank].waits_in == entry)
+            # The first collective that the rank lacks: others may have started more than one before they wait.
+            return Hang(MISSING, tuple(free), in_it or (first,), _until(records[first].entries, entry))
+        first = absent[0]
+    return None
+
+
+def _waiting(records: Mapping[int, RankRecord]) -> tuple[int, ...]:
+    return tuple(rank for rank, record in records.items() if record.waits_in is not None)
+
+
+def _members(records: Mapping[int, RankRecord], group: str) -> list[int]:
+    """Return the ranks of a group; where torch does not tell, those that have entered one of its collectives."""
+    if group == DEFAULT_GROUP:
+        return list(records)
+    named = {rank for record in records.values() for rank in record.groups.get(group, ())}
+    members = []
+    for rank, record in records.items():
+        if rank in named or record.last_number(group):
+            members.append(rank)
+    return members
+
+
+def _until(entries: Sequence[Entry], last: Entry | None) -> tuple[Entry, ...]:
+    """Return the entries up to one of them."""
+    return tuple(entries[: entries.index(last) + 1]) if last is not None else ()

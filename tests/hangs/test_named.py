@@ -1,0 +1,299 @@
+"""Who is missing, by what ranks have entered; in which unit's collective, by the plan; what it does, by its stack."""
+
+import json
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mmfsdp.core.make_plan import make_plan
+from mmfsdp.hangs import recorder
+from mmfsdp.hangs.entered import Entry, RankRecord, kind_of, parse
+from mmfsdp.hangs.find import DIFFERENT, MISSING, NO_END, STOPPED, find_departure, find_hang
+from mmfsdp.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
+from mmfsdp.hangs.recorder import ask, ask_lists, ranks_in, serve, socket_folder
+from mmfsdp.hangs.stacks import main_stack, own_frame, waits_for_workers
+from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
+from mmfsdp.params import TrainParams
+from tests.tiny import tiny_flamingo
+
+GATHER, REDUCE = "all-gather", "all-reduce"
+KEY = f"a run {os.getpid()}"
+STEP = [(REDUCE, 16), (GATHER, 64), (GATHER, 96), (GATHER, 96), (GATHER, 96), (REDUCE, 96), (REDUCE, 24)]
+"""Counts; the gathers of a, b, c; b again in backward; its reduce-scatter, as gloo lists it; figures."""
+ORDER = StepOrder(
+    (
+        Planned(REDUCE, COUNTS, "", 16),
+        Planned(GATHER, "a", "forward", 64),
+        Planned(GATHER, "b", "forward", 96),
+        Planned(GATHER, "c", "forward", 96),
+        Planned(GATHER, "b", "backward", 96),
+        Planned("reduce-scatter", "b", "backward", 96),
+        Planned(REDUCE, FIGURES, "", 24),
+    ),
+    in_order=True,
+)
+
+
+def record(rank: int, collectives, *, waits: int = 0, group: str = "0") -> RankRecord:
+    """A rank that has entered these; the last `waits` have not ended."""
+    entries = []
+    for number, (kind, nbytes) in enumerate(collectives, start=1):
+        entries.append(Entry(group, number, kind, nbytes, done=number <= len(collectives) - waits))
+    return RankRecord(rank, tuple(entries))
+
+
+def named(*records: RankRecord, order=ORDER):
+    hang = find_hang({record.rank: record for record in records}, order.fit)
+    return hang, hang_words(hang, order)
+
+
+@pytest.mark.parametrize(
+    "reached, words",
+    [
+        (0, "the all-reduce of token counts at the start of a step (collective 15)"),
+        (1, "the all-gather of a in forward (collective 16)"),
+        (2, "the all-gather of b in forward (collective 17)"),
+        (3, "the all-gather of c in forward (collective 18)"),
+        (4, "the all-gather of b in backward (collective 19)"),
+        (5, "the reduce-scatter of b in backward (collective 20)"),
+        (6, "the all-reduce of loss and gradient norm at the end of a step (collective 21)"),
+    ],
+)
+def test_a_rank_that_entered_less_is_missing_in_the_unit_that_comes_next(reached, words):
+    """Though b and c are of one size, by what came before."""
+    both = 2 * STEP + STEP[:reached]
+    hang, text = named(record(0, [*both, STEP[reached]], waits=1), record(1, both))
+    assert hang.kind == MISSING and text == f"rank 1 never entered {words}, in which rank 0 waits"
+
+
+def test_a_prefetched_collective_is_not_the_one_that_is_waited_for():
+    hang, text = named(record(0, STEP + STEP[:4], waits=2), record(1, STEP + STEP[:2]))
+    assert "the all-gather of b in forward (collective 10)" in text
+
+
+def test_a_loop_with_collectives_of_its_own_and_without_ours_has_its_units_named_too():
+    loop = [STEP[1], STEP[2], STEP[3], (REDUCE, 4), STEP[4], STEP[5], ("barrier", 0)]
+    _, text = named(record(0, [*loop, *loop[:2]], waits=1), record(1, [*loop, loop[0]]))
+    assert "the all-gather of b in forward (collective 9)" in text
+    _, text = named(record(0, [*loop, *loop[:5]], waits=1), record(1, [*loop, *loop[:4]]))
+    assert "the all-gather of b in backward (collective 12)" in text
+
+
+def test_a_size_that_is_not_in_the_plan_names_no_unit():
+    _, text = named(record(0, [*STEP, (GATHER, 100)], waits=1), record(1, STEP))
+    assert text == "rank 1 never entered the all-gather of 100 B (collective 8), in which rank 0 waits"
+    unordered = StepOrder(tuple(p._replace(phase="") for p in ORDER.collectives), in_order=False)
+    _, text = named(record(0, STEP[:3], waits=1), record(1, STEP[:2]), order=unordered)
+    assert "the all-gather of 96 B (collective 3)" in text, "b or c"
+    _, text = named(record(0, STEP[:2], waits=1), record(1, STEP[:1]), order=unordered)
+    assert "the all-gather of a (collective 2)" in text
+
+
+def test_of_two_collectives_under_one_number_the_one_of_earlier_steps_is_right():
+    """A loop of one's own has collectives that no plan knows, here of 4 bytes; rank 0 evaluates after a step."""
+    step = [*STEP[1:6], (REDUCE, 4)]
+    before = step + step[:-1]
+    hang, text = named(record(0, [*before, (GATHER, 64)], waits=1), record(1, [*before, (REDUCE, 4)], waits=1))
+    assert hang.kind == DIFFERENT and hang.missing == (0,) and hang.waiting == (1,)
+    assert text == (
+        "rank 0 never entered the all-reduce of 4 B (collective 12), in which rank 1 waits; "
+        "it is in the all-gather of a in forward instead"
+    )
+
+
+def test_in_the_first_step_the_plan_tells_what_is_right_and_without_one_the_most_ranks():
+    skipped = record(0, [*STEP[:1], (GATHER, 96)], waits=1)
+    right = [record(rank, STEP[:2], waits=1) for rank in (1, 2)]
+    for order in (ORDER, NO_ORDER):
+        hang, _ = named(skipped, *right, order=order)
+        assert hang.missing == (0,) and hang.waiting == (1, 2)
+    assert named(skipped, right[0])[0].missing == (0,)
+
+
+def departed(*records: RankRecord):
+    hang = find_departure({record.rank: record for record in records}, ORDER.fit)
+    return hang and hang_words(hang, ORDER)
+
+
+def test_of_ranks_that_gloo_has_ended_the_one_that_left_the_order_of_earlier_steps_is_named():
+    left, stayed = [*STEP, *STEP, *STEP[:1], *STEP[2:4]], [*STEP, *STEP, *STEP[:2]]
+    never = "rank 1 never entered the all-gather of a in forward (collective 16), in which rank 0 waits; it is in "
+    assert departed(RankRecord(0), record(1, left)) == f"{never}an all-gather of 96 B instead"
+    assert departed(record(0, stayed), RankRecord(1)) == f"{never}another collective instead"
+    assert departed(record(0, stayed), record(1, left)) == f"{never}an all-gather of 96 B instead"
+    assert departed(RankRecord(0), RankRecord(1)) is None is departed(record(0, stayed), record(1, stayed))
+
+
+def test_ranks_that_wait_for_each_other_lead_to_the_one_that_waits_for_nobody():
+    """Two groups of two, as replicas have: 0 waits for 1, which waits for 3."""
+    waits = Entry("shard", 5, GATHER, 8, done=False)
+    other = Entry("replicas", 2, REDUCE, 8, done=False)
+    done = Entry("shard", 4, GATHER, 8, done=True), Entry("replicas", 1, REDUCE, 8, done=True)
+    groups = {"shard": (0, 1), "replicas": (1, 3)}
+    records = [
+        RankRecord(0, (done[0], waits), groups=groups),
+        RankRecord(1, (*done, other), groups=groups),
+        RankRecord(3, done[1:], groups=groups),
+    ]
+    hang, text = named(*records)
+    assert text == (
+        "rank 3 never entered the all-reduce of 8 B (collective 2 of process group replicas), in which rank 1 waits"
+    )
+
+
+def test_a_stopped_rank_is_named_by_its_silence_and_all_in_one_collective_by_that():
+    hang, text = named(record(0, STEP, waits=1), RankRecord(1, process="stopped"))
+    assert hang.kind == STOPPED and hang.rank == 1
+    assert text.startswith("the process of rank 1 is stopped (SIGSTOP); rank 0 waits for it in the all-reduce of loss")
+    hang, text = named(record(0, STEP, waits=1), record(1, STEP, waits=1))
+    assert hang.kind == NO_END and hang.rank is None and "all ranks have entered the all-reduce of loss" in text
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record(0, STEP, waits=1), RankRecord(1)],
+        [record(0, STEP), record(1, STEP)],
+        [RankRecord(0), RankRecord(1)],
+        [record(0, [], group="1"), record(1, STEP)],
+    ],
+)
+def test_nobody_is_named_where_the_lists_do_not_tell(records):
+    assert find_hang({each.rank: each for each in records}, ORDER.fit) is None
+
+
+def test_many_ranks_are_told_in_few_words():
+    assert ranks_words([3]) == "rank 3" and ranks_words([0, 2]) == "ranks 0 and 2"
+    assert ranks_words(range(7)) == "ranks 0 to 6" and ranks_words([*range(9), 99]) == "10 ranks"
+
+
+def test_the_order_of_a_plan_has_each_collective_of_a_step():
+    plan = make_plan(tiny_flamingo(), world_size=2)
+    without_example = step_order(plan, TrainParams())
+    assert not without_example.in_order and {p.what for p in without_example.collectives} <= {
+        u.name for u in plan.units
+    }
+
+
+STACK = """noise
+Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1 in run
+
+Current thread 0x00007f (most recent call first):
+  File "/x/lib/python3.11/site-packages/torch/distributed/c10d.py", line 7 in all_reduce
+  File "/home/me/data.py", line 41 in collate
+  File "/x/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 3 in __next__
+  File "/home/me/train.py", line 9 in main
+"""
+
+
+def test_the_line_of_a_persons_own_code_is_found_in_the_newest_stack_of_the_main_thread():
+    assert str(own_frame(main_stack(STACK.replace("collate", "older") + STACK))) == "collate (data.py, line 41)"
+    assert main_stack("no stack") == [] and own_frame([]) is None
+    waits = STACK.replace("/home/me/data.py", "/x/site-packages/torch/utils/data/dataloader.py")
+    waits = waits.replace("collate", "_try_get_data")
+    assert waits_for_workers(main_stack(waits)) and not waits_for_workers(main_stack(STACK))
+    assert own_frame(main_stack(waits)).function == "main"
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("nccl:_all_gather_base", GATHER),
+        ("nccl:_reduce_scatter_base", "reduce-scatter"),
+        ("gloo:all_reduce", REDUCE),
+        ("nccl:all_reduce_coalesced", REDUCE),
+        ("nccl:barrier", "barrier"),
+    ],
+)
+def test_collectives_have_one_name_in_all_backends(name, kind):
+    assert kind_of(name) == kind
+
+
+def row(number: int, **changes):
+    values = {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": number, "is_p2p": False}
+    values |= {"profiling_name": "nccl:_all_gather_base", "state": "completed", "retired": False}
+    sizes = {
+        "input_sizes": [[4]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[2, 4]],
+        "output_dtypes": ["BFloat16"],
+    }
+    return values | sizes | changes
+
+
+def test_a_list_is_read_without_what_is_no_collective_or_of_an_older_group():
+    rows = [row(1, state="started"), row(9), row(1, pg_id=2), row(0, is_p2p=True), {"new": 1}]
+    rows.append(row(2, pg_id=2, state="started"))
+    config = {"0": {"ranks": "[0, 1]"}, "": {"ranks": "oops"}}
+    made = parse(3, json.dumps({"entries": rows, "pg_config": config}).encode())
+    assert made.entries == (Entry("0", 1, GATHER, 16, True), Entry("0", 2, GATHER, 16, False))
+    assert made.groups == {"0": (0, 1)} and RankRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    for damaged in (b"[]", b"oops"):
+        with pytest.raises(ValueError):
+            parse(0, damaged)
+    with pytest.raises(ValueError):
+        RankRecord.from_dict({"rank": 1, "entries": [[1]], "process": "", "groups": {}})
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A short path: one of pytest's is too long for a socket."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(recorder.tempfile, "gettempdir", lambda: folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def sockets(place):
+    return socket_folder(KEY)
+
+
+def test_a_rank_answers_what_it_has_entered(sockets, place):
+    """Also while Python does nothing: the server is torch's, in C++."""
+    assert sockets.parent == place and sockets.stat().st_mode & 0o777 == 0o700
+    assert sockets == socket_folder(KEY) != socket_folder("another")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert serve(sockets, 0) and ranks_in(sockets) == [0]
+        before = len(parse(0, *ask_lists(sockets, 0)).entries)
+        dist.all_reduce(torch.ones(3, dtype=torch.float64))
+        (entry,) = parse(0, *ask_lists(sockets, 0)).entries[before:]
+        assert entry == Entry("0", entry.number, REDUCE, 24, True)
+        with pytest.raises(LookupError):
+            ask(sockets, 0, "nothing")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_rank_that_does_not_answer_and_one_that_is_not_there(sockets, monkeypatch):
+    monkeypatch.setattr(recorder, "ANSWER_TIMEOUT_S", 0.1)
+    with pytest.raises(FileNotFoundError):
+        ask_lists(sockets, 7)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(sockets / "rank1.sock"))
+        with pytest.raises(ConnectionRefusedError):
+            ask_lists(sockets, 1)
+        silent.listen()
+        with pytest.raises(TimeoutError):
+            ask_lists(sockets, 1)
+
+
+@pytest.mark.parametrize("what", ["open to others", "a link", "too long"])
+def test_a_folder_that_cannot_hold_sockets_is_passed_over(what, sockets, place, monkeypatch):
+    if what == "open to others":
+        sockets.chmod(0o755)
+    elif what == "a link":
+        sockets.rmdir()
+        sockets.symlink_to(place)
+    else:
+        monkeypatch.setattr(recorder.tempfile, "gettempdir", lambda: str(place / ("d" * 90)))
+        (place / ("d" * 90)).mkdir()
+    other = socket_folder(KEY)
+    assert other.parent == Path("/tmp") and other.stat().st_mode & 0o777 == 0o700, "the next place"
+    other.rmdir()
