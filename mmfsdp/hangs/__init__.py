@@ -2,7 +2,7 @@
 
 | step | file |
 |---|---|
-| each rank serves torch's flight recorder, the list of the collectives that it entered | recorder.py |
+| each rank serves torch's flight recorder, the list of the collectives that it entered | rank_server.py |
 | a process outside of the ranks asks them, and compares the lists | entered.py, find.py |
 | the missing collective is found in the order of the plan | order.py |
 | the words | words.py, stacks.py |

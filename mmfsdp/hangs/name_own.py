@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.plan import WrapPlan, plan_of
-from .recorder import SOCKETS_VARIABLE, serve_here
+from .rank_server import SOCKETS_VARIABLE, serve_here
 
 if TYPE_CHECKING:
     from torch import nn

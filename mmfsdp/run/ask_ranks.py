@@ -1,6 +1,6 @@
 """Ask the ranks of a run that hangs which collectives they have entered, on all their nodes.
 
-A rank answers on a socket of its node (hangs/recorder.py). The supervisor of a local run asks by itself. In a Slurm job
+A rank answers on a socket of its node (hangs/rank_server.py). A local run is asked by its supervisor. In a Slurm job
 the first rank of each node starts an asker, a process that waits for a request in the run folder and writes the answers
 there: only the folder is shared by all nodes.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from ..hangs.entered import RankRecord, parse
-from ..hangs.recorder import (
+from ..hangs.rank_server import (
     PICKLED_LIST,
     SOCKETS_VARIABLE,
     ask,

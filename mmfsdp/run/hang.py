@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..hangs.recorder import remove
+from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack
 from .ask_ranks import sockets_here
 from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch

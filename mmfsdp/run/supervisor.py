@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import submitit
 
-from ..hangs.recorder import remove
+from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack
 from .address import set_interface
 from .ask_ranks import prepare_sockets

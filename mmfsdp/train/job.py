@@ -25,7 +25,7 @@ from ..core.wrap import apply_plan
 from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
 from ..data.sources import open_for
-from ..hangs.recorder import serve_here
+from ..hangs.rank_server import serve_here
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from mmfsdp.core.make_plan import make_plan
-from mmfsdp.hangs import recorder
+from mmfsdp.hangs import rank_server
 from mmfsdp.hangs.entered import Entry, RankRecord, kind_of, parse
 from mmfsdp.hangs.find import DIFFERENT, MISSING, NO_END, STOPPED, find_departure, find_hang
 from mmfsdp.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
-from mmfsdp.hangs.recorder import ask, ask_lists, ranks_in, serve, socket_folder
+from mmfsdp.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
 from mmfsdp.hangs.stacks import main_stack, own_frame, waits_for_workers
 from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
@@ -245,7 +245,7 @@ def test_a_list_is_read_without_what_is_no_collective_or_of_an_older_group():
 def place(monkeypatch):
     """A short path: one of pytest's is too long for a socket."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(recorder.tempfile, "gettempdir", lambda: folder)
+        monkeypatch.setattr(rank_server.tempfile, "gettempdir", lambda: folder)
         yield Path(folder)
 
 
@@ -272,7 +272,7 @@ def test_a_rank_answers_what_it_has_entered(sockets, place):
 
 
 def test_a_rank_that_does_not_answer_and_one_that_is_not_there(sockets, monkeypatch):
-    monkeypatch.setattr(recorder, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(rank_server, "ANSWER_TIMEOUT_S", 0.1)
     with pytest.raises(FileNotFoundError):
         ask_lists(sockets, 7)
     with socket.socket(socket.AF_UNIX) as silent:
@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_hold_sockets_is_passed_over(what, sockets, place, 
         sockets.rmdir()
         sockets.symlink_to(place)
     else:
-        monkeypatch.setattr(recorder.tempfile, "gettempdir", lambda: str(place / ("d" * 90)))
+        monkeypatch.setattr(rank_server.tempfile, "gettempdir", lambda: str(place / ("d" * 90)))
         (place / ("d" * 90)).mkdir()
     other = socket_folder(KEY)
     assert other.parent == Path("/tmp") and other.stat().st_mode & 0o777 == 0o700, "the next place"
