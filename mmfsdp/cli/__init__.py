@@ -210,7 +210,7 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
 
 def _add_benches(add: Callable[..., Parser]) -> None:
     """Add `mmfsdp bench` with its benches."""
-    command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step,redraw} [--help]")
+    command = add(bench, "measure ways to shard a model on this machine", usage="{wrap,step,redraw,panel} [--help]")
     benches = command.add_subparsers(metavar="BENCH", title="benches", required=True, prog="mmfsdp bench")
     for name, about in (
         ("wrap", "bytes, memory and seconds of a step, by several ways to shard"),
@@ -229,6 +229,11 @@ def _add_benches(add: Callable[..., Parser]) -> None:
     redraw.set_defaults(bench="redraw", parser=redraw)
     redraw.add_argument("--preset", metavar="NAME", help="to plan (default: openflamingo_9b)")
     redraw.add_argument("--ranks", type=count, metavar="N", help="of the plan (default: 64)")
+    about = "the time from a question of a run's page to its answer"
+    panel = benches.add_parser("panel", help=about, description=f"Measure {about}.")
+    panel.set_defaults(bench="panel", parser=panel)
+    panel.add_argument("--rows", type=count, metavar="N", help="steps of the run (default: 100,000)")
+    panel.add_argument("--rounds", type=count, metavar="N", help="times that each is asked (default: 20)")
 
 
 def _add_best(command: Parser) -> None:

@@ -109,6 +109,8 @@ def bench(values: Namespace) -> int:
     """Measure a step with `bench_NAME.py`, print its table, and write it to a JSON file."""
     if values.bench == "redraw":
         say("measuring: plans are made and drawn, and no ranks are started")
+    elif values.bench == "panel":
+        say("measuring: the metrics of a long run are written and drawn, and no ranks are started")
     else:
         say(f"measuring: `bench {values.bench}` runs each way to shard on real ranks, for a minute or more")
     import torch
@@ -118,7 +120,7 @@ def bench(values: Namespace) -> int:
     name = values.bench
     module = import_module(f"mmfsdp.bench.bench_{name}")
     options = {}
-    for option in ("ranks", "rounds", "width", "samples", "preset"):
+    for option in ("ranks", "rounds", "width", "samples", "preset", "rows"):
         if getattr(values, option, None) is not None:
             options[option] = getattr(values, option)
     result = getattr(module, f"bench_{name}")(**options)

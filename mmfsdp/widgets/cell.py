@@ -35,9 +35,8 @@ class CellWidget(w.VBox):
     """A widget with its style sheets, whose input takes effect while a cell runs."""
 
     def __init__(self, children: Sequence[w.Widget], **traits: Any):
-        sheets = w.HTML(STYLE + WIDGET_STYLE + f"<style>{cockpit_sheet()}</style>", layout=w.Layout(display="none"))
         labels = w.Box([InputLabels()], layout=w.Layout(display="none"))
-        super().__init__([sheets, *children, labels], **traits)
+        super().__init__([_style_sheets(), *children, labels], **traits)
         self.add_class("mm-widget")
         receive_while_busy(self)
 
@@ -65,6 +64,18 @@ class CellWidget(w.VBox):
                 older.close()
             widgets = []
         _widgets_of_cell[cell, type(self)] = (execution, [*widgets, self])
+
+
+_sheets: list[w.HTML] = []
+"""The style sheets of all widgets of this kernel: one model with a view in each, so that a page gets them once."""
+
+
+def _style_sheets() -> w.HTML:
+    """Return the style sheets; made anew where somebody has closed all widgets."""
+    if not _sheets or _sheets[0].comm is None:
+        html = STYLE + WIDGET_STYLE + f"<style>{cockpit_sheet()}</style>"
+        _sheets[:] = [w.HTML(html, layout=w.Layout(display="none"))]
+    return _sheets[0]
 
 
 class ViewerPresence:
@@ -124,6 +135,8 @@ def _children_changed(change: Any) -> None:
 def close_all(widget: Any) -> None:
     """Close a widget and all inside it, in the browser and in the kernel."""
     for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if part in _sheets:
+            continue  # others show it, too
         if isinstance(part, CellWidget):
             part.close()
         elif isinstance(part, w.Widget):

@@ -58,7 +58,7 @@ class Choices(w.VBox):
                 children.append(control)
             if name == "launch.ranks":
                 children.append(self._crowded)
-        fits = w.VBox([self.machine, self._fit])
+        fits = w.VBox([self.machine, self._fit], layout=w.Layout(grid_gap="4px"))
         super().__init__([*children, fits, self.data])
         self.add_class("mm-choices")
         self._budget = by_name["fsdp.memory_budget_gib"]

@@ -25,6 +25,7 @@ SHOWN = 3
 THUMBNAIL = 40
 """Pixels of the longer side."""
 MAX_TEXT = 60
+OWN_READER = "read by your own code: press Try beside data.reader in All choices"
 IMAGE_SIZE = 64
 """Pixels of generated pictures."""
 
@@ -46,8 +47,12 @@ class DataLook(Control):
     def fill(self, value: Any, params: RunParams) -> None:
         """Show the path of these parameters, and look at their data if they are others than before."""
         self._path.value = value or ""
-        if params.data != self._shown and params.data.source is not DataSource.OWN:
-            self._shown = params.data
+        if params.data == self._shown:
+            return
+        self._shown = params.data
+        if params.data.source is DataSource.OWN:  # a person's code runs when they ask for it
+            self._start(lambda: setattr(self._look, "value", note(OWN_READER)))
+        else:
             self._start(lambda: self._look_at(params))
 
     def wait(self) -> str:

@@ -66,6 +66,16 @@ def test_bench_redraw_records_a_model_once_for_every_policy_and_number_of_ranks(
     assert max(row["page_bytes"] for row in rows.values()) < 120_000, "both pictures, and the table of units"
 
 
+def test_bench_panel_sends_a_page_what_it_lacks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "panel", "--rows", "5000", "--rounds", "2"]) == 0
+    result, text = json.loads((tmp_path / "bench_panel.json").read_text()), capsys.readouterr().out
+    rows = {row["what"]: row for row in result["rows"]}
+    assert list(rows) == ["first show", "a row more", "a resize", "a zoom"] and all(name in text for name in rows)
+    assert rows["a row more"]["sent_bytes"] < rows["first show"]["sent_bytes"] / 4 < rows["a resize"]["sent_bytes"]
+    assert all(row["seconds"] > 0 for row in rows.values())
+
+
 @pytest.mark.real
 def test_bench_step_shows_every_method(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

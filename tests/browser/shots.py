@@ -17,6 +17,10 @@ from .lab import ROOT, SHOTS, chromium, jupyterlab, open_notebook, run_cell, set
 
 SIZES = {"1440x900": {"width": 1440, "height": 900}, "1280x720": {"width": 1280, "height": 720}}
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+ROWS = """from PIL import Image
+def read():
+    return [{"image": Image.new("RGB", (8, 8)), "text": f"row {i}"} for i in range(40)]
+"""
 CELLS = {
     "import": "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
     "from mmfsdp import RunParams, launch, sweep\nfrom mmfsdp.params import load\n"
@@ -87,6 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         folder, home = Path(directory) / "root", Path(directory) / "home"
         folder.mkdir()
+        (folder / "my_rows.py").write_text(ROWS)
         (folder / "course").symlink_to(ROOT / "notebooks/course")
         write_notebook(folder / "views.ipynb", CELLS)
         with jupyterlab(folder, home) as (base, token), chromium() as page:
@@ -115,9 +120,15 @@ def _cockpit(views: Views) -> None:
         views.take("cockpit-choices", cockpit)
         page.get_by_placeholder("search all parameters").fill("reader")
         page.get_by_placeholder("search all parameters").press("Enter")
-        page.locator(".mm-form").get_by_role("button", name="Try").first.click()
-        page.wait_for_timeout(1000)
+        row = page.locator(".mm-form .mm-row", has=page.get_by_label("reader", exact=True)).first
+        row.get_by_label("reader", exact=True).fill("my_rows:read")
+        row.get_by_label("reader", exact=True).press("Tab")
+        row.get_by_role("button", name="Try").click()
+        expect(row).to_contain_text("rows to train on")
         views.take("cockpit-try", cockpit)
+        page.get_by_label("source", exact=True).first.select_option("shapes")
+        page.get_by_placeholder("search all parameters").fill("")
+        page.get_by_placeholder("search all parameters").press("Enter")
         _press(page, "All choices")
         _press(page, "YAML, command, sbatch")
         views.take("cockpit-share", cockpit)

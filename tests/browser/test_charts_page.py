@@ -22,9 +22,13 @@ CELLS = {
     "charts": "from mmfsdp.widgets.charts import Charts\n"
     "charts = Charts('measured', total=5000, predicted={'memory_bytes': 60 << 20})\ncharts",
     "panel": "from mmfsdp.widgets import RunPanel\nRunPanel('measured')",
+    "slow": "import mmfsdp.widgets.charts as module\n"
+    "wait = 'if (!window.mmWaited) { window.mmWaited = true; await new Promise(done => setTimeout(done, 3000)); }'\n"
+    "module._MODULE = wait + module._MODULE\nslow = module.Charts('measured')\nslow",
     "more": "import time\nfrom mmfsdp.run.folder import MetricsWriter\n"
     "MetricsWriter('measured').write({'step': 5001, 'time': 1501.0, 'loss': 0.125})\ntime.sleep(4)\n"
     "print('asked while busy', charts.rows)",
+    "renewed": "print('given anew', slow._renewals)",
 }
 
 
@@ -118,6 +122,12 @@ def test_crosshair_zoom_scales_files_and_rows_that_come_while_a_cell_runs(lab):
         set_theme(page, "JupyterLab Dark")
         shot(page, "charts-dark")
         set_theme(page, "JupyterLab Light")
+
+        # anywidget drops what it gets for a widget whose script took more than 2 s to load.
+        run_cell(page, "slow")
+        expect(page.locator(".mm-live-charts canvas")).to_have_count(12)
+        run_cell(page, "renewed")
+        expect(page.locator(".jp-OutputArea-output", has_text="given anew")).to_contain_text(re.compile("[1-5]"))
         assert page.problems == []
 
 

@@ -146,7 +146,6 @@ def test_each_metric_has_its_chart_and_only_what_was_measured_is_drawn():
 def test_a_page_that_does_not_ask_gets_pictures_until_it_asks(tmp_path, monkeypatch):
     write(tmp_path, [{"step": step, "loss": 1 / step, "memory_bytes": 5 << 20} for step in range(1, 6)])
     charts = Charts(tmp_path, total=5, predicted={"memory_bytes": 8 << 20})
-    charts._timer.cancel()
     charts.draw()
     assert charts.pictures.value == "", "the page may still ask"
     monkeypatch.setattr(charts_module, "NO_ANSWER_S", 0.0)
@@ -154,10 +153,33 @@ def test_a_page_that_does_not_ask_gets_pictures_until_it_asks(tmp_path, monkeypa
     words = charts.pictures.value
     assert "pip install anywidget" in words and "predicted 8 MiB" in words
     assert "training: 1 at first, 0.2 now" in words
-    asked(charts)
+    asked(charts, heard=True)
     assert charts.pictures.value == ""
     charts.draw()
     assert charts.pictures.value == "", "it has just asked"
+    charts.close()
+
+
+def test_a_page_that_asks_but_gets_no_answers_is_given_its_charts_anew_until_it_hears(tmp_path, monkeypatch):
+    write(tmp_path, [{"step": step, "loss": 1 / step} for step in range(1, 6)])
+    charts = Charts(tmp_path, total=5)
+    monkeypatch.setattr(charts_module, "NO_ANSWER_S", 0.0)
+    monkeypatch.setattr(charts_module, "UNHEARD_S", 0.0)
+    first = charts.live
+    asked(charts)
+    charts.draw()
+    assert charts.live is not first and charts.live.spec == first.spec and first.comm is None, "another in its place"
+    assert "too busy to load" in charts.pictures.value and "pip install" not in charts.pictures.value
+    for _ in range(20):
+        asked(charts)
+        charts.draw()
+    assert charts._renewals == charts_module.MAX_RENEWALS, "not for ever"
+    asked(charts)
+    charts.live._handle_custom_msg({"heard": True}, [])
+    assert charts.pictures.value == ""
+    heard = charts.live
+    charts.draw()
+    assert charts.live is heard
     charts.close()
 
 

@@ -3,13 +3,14 @@
 // mmCharts(root, spec, source) fills the element `root`.
 //   spec: {total, predicted: {key: value}, colors, compact}; the page's choices are kept in spec.state if it is there
 //   source.ask(request): asks for points; the answer comes by the returned object's `take(reply)`
+//   source.heard(): says that the first answer has come; may be missing
 //   reply: {charts: [...], tables: [{name, epoch, bucket, first, end, rows, at, step, time, values}], ended}
 // The element's property `mmCharts` lets tests read what is drawn.
 function mmCharts(root, spec, source) {
   const POLL_MS = 1000, HIDDEN_MS = 10000, SILENT_MS = 15000, FONT = "12px system-ui, sans-serif";
   const state = { x: "step", log: false, smooth: 0, zoom: null };
   const tables = new Map(); // by the run's name
-  let charts = [], plots = [], cursorX = null, ended = false, asked = 0, request = "", requests = 0, timer = 0, closed = false;
+  let charts = [], plots = [], cursorX = null, ended = false, asked = 0, request = "", requests = 0, timer = 0, closed = false, heard = false;
   const syncKey = "mm" + Math.random().toString(36).slice(2);
 
   // Elements ---------------------------------------------------------------------------------------------------------
@@ -317,10 +318,11 @@ function mmCharts(root, spec, source) {
     const have = {};
     for (const [name, { epoch, bucket, first, end }] of tables) have[name] = { epoch, bucket, first, end };
     const pixels = Math.round(width() * Math.min(2, devicePixelRatio || 1));
-    source.ask({ request, x: state.x, low: state.zoom && state.zoom[0], high: state.zoom && state.zoom[1], pixels, have });
+    source.ask({ request, x: state.x, low: state.zoom && state.zoom[0], high: state.zoom && state.zoom[1], pixels, have, heard });
   };
   const take = reply => {
     if (closed || reply.request !== request) return; // an answer to an earlier question
+    if (!heard) { heard = true; source.heard?.(); }
     asked = 0;
     let changed = false;
     for (const { name, at, step, time, values, ...facts } of reply.tables) {
