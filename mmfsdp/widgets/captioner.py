@@ -32,7 +32,7 @@ STYLE = f"""<style>
 .mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
 .mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
 .mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
-.mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8}}
+.mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8; font-size: 12px}}
 </style>"""
 
 

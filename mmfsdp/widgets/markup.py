@@ -72,7 +72,7 @@ def svg(width: float, height: float, description: str, *parts: str, role: str = 
 
 
 def text(
-    x: float, y: float, words: str, *, size: float = 11, anchor: str = "start", color: str = "currentColor"
+    x: float, y: float, words: str, *, size: float = 12, anchor: str = "start", color: str = "currentColor"
 ) -> str:
     """Return a line of text with its baseline at y and its anchor (start, middle, end) at x."""
     look = f'font-size="{size:g}" text-anchor="{anchor}" fill="{color}"'
@@ -92,7 +92,7 @@ def path(points: Sequence[Point], color: str, *, width: float = 1.6, dash: str =
     return f'<path d="{data}" fill="none" {look}/>'
 
 
-def width_of(words: str, size: float = 11) -> float:
+def width_of(words: str, size: float = 12) -> float:
     """Return the approximate width of a text in pixels."""
     narrow = sum(letter in _NARROW_LETTERS for letter in words)
     return size * (0.32 * narrow + 0.6 * (len(words) - narrow))

@@ -14,7 +14,7 @@ from .markup import path, short_number, svg, text, ticks
 from .style import INK, RUN_COLORS
 
 WIDTH, HEIGHT = 330, 150
-LEFT, TOP, RIGHT, BOTTOM = 52, 22, 12, 20
+LEFT, TOP, RIGHT, BOTTOM = 60, 22, 12, 20
 """Pixels of a chart, and of its margins."""
 
 
@@ -151,7 +151,7 @@ def draw(
     if predicted:
         _, y = axes.pixel(0, predicted)
         parts.append(path([(LEFT, y), (WIDTH - RIGHT, y)], INK, width=1.4, dash="6 4"))
-        parts.append(text(WIDTH - RIGHT, y + 13, f"predicted {number(predicted, unit)}", size=11, anchor="end"))
+        parts.append(text(WIDTH - RIGHT, y + 13, f"predicted {number(predicted, unit)}", size=12, anchor="end"))
     for curve, drawn in zip(curves, parts_of, strict=True):
         for part in drawn:
             points = [axes.pixel(*point) for point in part]
@@ -160,7 +160,7 @@ def draw(
             parts.append(path(points, curve.color, dash="5 3" if curve.dashed else "none"))
     if label_newest and len(curves) <= 2:
         newest = [f"{curve.label} {curve.newest()}" if len(curves) > 1 else curve.newest() for curve in curves]
-        parts.append(text(WIDTH, 12, ", ".join(newest), size=11, anchor="end"))
+        parts.append(text(WIDTH, 12, ", ".join(newest), size=12, anchor="end"))
     words = "; ".join(curve.words() for curve in curves)
     return svg(WIDTH, HEIGHT, words if title in words else f"{title}. {words}", *parts)
 
@@ -171,10 +171,10 @@ def _frame(axes: Axes, unit: str) -> list[str]:
     for value in ticks(axes.low, axes.high, 3):
         _, y = axes.pixel(0, value)
         parts.append(path([(LEFT, y), (WIDTH - RIGHT, y)], f"{INK}55", width=1))
-        parts.append(text(LEFT - 5, y + 4, number(value, unit), size=11, anchor="end"))
+        parts.append(text(LEFT - 5, y + 4, number(value, unit), size=12, anchor="end"))
     for step in ticks(0, axes.last_step, 3):
         x, _ = axes.pixel(step, 0)
-        parts.append(text(x, HEIGHT - 5, short_number(step), size=11, anchor="middle"))
+        parts.append(text(x, HEIGHT - 5, short_number(step), size=12, anchor="middle"))
     return parts
 
 

@@ -23,6 +23,7 @@ LIGHT = {
     "activations": "#2F8FC7",
     "more": "#B42318",
     "less": "#0F6B39",
+    "warn": "#8A4B00",
 }
 DARK = {
     "frozen": "#3A9AD9",
@@ -34,19 +35,29 @@ DARK = {
     "activations": "#8CCBF0",
     "more": "#FF8D7D",
     "less": "#57D98D",
+    "warn": "#FFB454",
 }
 FILL = {name: f"var(--mm-{name},{color})" for name, color in LIGHT.items()}
 """What holds memory or is sent -> its color in the pictures of a plan, at least 3:1 on the page in both themes. Where
 the sheet is missing, as in a picture on its own, it is the light theme's."""
-FILL["page"] = "var(--jp-layout-color0,Canvas)"
+FILL["page"] = "var(--mm-page,var(--jp-layout-color0,Canvas))"
 
 
 def _theme(colors: dict[str, str]) -> str:
     return "".join(f"--mm-{name}: {color};" for name, color in colors.items())
 
 
-THEMES = f':root {{{_theme(LIGHT)}}} [data-jp-theme-light="false"], .vscode-dark, html[theme="dark"] {{{_theme(DARK)}}}'
-"""Of notebooks: JupyterLab, VS Code and Colab. A report follows the system instead: see markup.py."""
+THEMES = f"""
+:root {{{_theme(LIGHT)} --mm-page: Canvas}}
+[data-jp-theme-light="false"], .vscode-dark, .vscode-high-contrast, html[theme="dark"] {{{_theme(DARK)}}}
+[data-jp-theme-light] {{--mm-page: var(--jp-layout-color0)}}
+.vscode-light, .vscode-dark, .vscode-high-contrast {{--mm-page: var(--vscode-editor-background, Canvas)}}
+html[theme="dark"] {{--mm-page: #383838}}
+.cell-output-ipywidget-background {{{_theme(LIGHT)} --mm-page: #fff; color: #111}}
+"""
+"""Of notebooks: JupyterLab; VS Code, which lays widgets on white in dark themes, too (issue 7161 of
+github.com/microsoft/vscode-jupyter); Colab, whose dark pages have this grey. A report follows the system instead: see
+markup.py."""
 DARK_PAGE = f"@media (prefers-color-scheme: dark) {{:root {{{_theme(DARK)}}}}}"
 
 STYLE = f"""<style>

@@ -3,15 +3,33 @@
 import shutil
 
 import pytest
-from lab import chromium, serious_findings, shot
+from lab import chromium, serious_findings, shot, smallest_text
 
 from mmfsdp.params import RunParams
 from mmfsdp.run.folder import read_json, write_json
+from mmfsdp.run.state import RankProgress
+from mmfsdp.run.trouble import Trouble
+from mmfsdp.widgets.banner import banner, tracebacks
+from mmfsdp.widgets.charts_page import charts_html
 from mmfsdp.widgets.compare import write_comparison
+from mmfsdp.widgets.markup import note
+from mmfsdp.widgets.rank_grid import rank_grid
 from mmfsdp.widgets.report import write_report
+from mmfsdp.widgets.static_files import cockpit_sheet
+from mmfsdp.widgets.style import STYLE, WIDGET_STYLE
 
 pytestmark = pytest.mark.real
 
+HOSTS = {
+    "no theme": "<html><body>PARTS</body></html>",
+    "Colab, dark": '<html theme="dark"><body style="background:#383838;color:#fff">PARTS</body></html>',
+    "VS Code, dark": '<html><body class="vscode-dark" style="--vscode-editor-background:#1f1f1f;background:#1f1f1f;'
+    'color:#ccc">PARTS</body></html>',
+    "VS Code, dark, a widget": '<html><body class="vscode-dark" style="--vscode-editor-background:#1f1f1f;'
+    'background:#1f1f1f;color:#ccc"><div class="cell-output-ipywidget-background" style="background:white">'
+    "PARTS</div></body></html>",
+}
+"""Pages without JupyterLab's variables and attributes. VS Code lays widgets on white, whatever its theme is."""
 SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
 
 
@@ -57,4 +75,40 @@ def test_a_comparison_sorts_by_a_click_and_filters(finished_run):
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         shot(page, "comparison-dark")
         assert serious_findings(page) == []
+        assert page.problems == []
+
+
+def parts_of_a_cockpit(run):
+    """The HTML of a cockpit and of a run in trouble, as it is outside JupyterLab: without ipywidgets' own inputs."""
+    ranks = [RankProgress(0, "failed", error="no", traceback="the cause"), RankProgress(1, "quiet", age_s=9.0)]
+    found = [Trouble("failed", 0, "rank 0 failed", "lower train.lr"), Trouble("skipped", None, "2 steps skipped")]
+    log = '<pre class="mm-log">a line <b class="mm-level-1">WARNING</b> <b class="mm-level-2">Error</b></pre>'
+    many = [RankProgress(rank, "running", tokens_per_s=9.0 + rank) for rank in range(20)]
+    html = banner(found) + rank_grid(ranks, found) + rank_grid(many) + tracebacks(ranks, found) + log
+    html += note("wrong", "error") + note("careful", "warning") + charts_html([run])
+    report = write_report(run).read_text()
+    plan = report[report.index('<div class="mm-plan">') :].partition("<h2")[0].partition("</section>")[0]
+    figures = '<div class="mm-cockpit-figures"><div class="mm-figures"><div><b>4 MiB <span class="mm-more">+2 %</span>'
+    figures += ' <span class="mm-less">−9 %</span></b>peak</div></div></div>'
+    body = f'<main class="mm-widget mm-cockpit mm-run"><h1>A run</h1>{figures}{plan}{html}</main>'
+    return f"<title>run</title>{STYLE}{WIDGET_STYLE}<style>{cockpit_sheet()}</style>{body}"
+
+
+def test_a_page_without_jupyterlabs_colors_is_legible(finished_run, tmp_path):
+    parts = parts_of_a_cockpit(finished_run)
+    with chromium(viewport=SCREENS["desk"], offline=True) as page:
+        for name, host in HOSTS.items():
+            path = tmp_path / "host.html"
+            path.write_text("<!doctype html>" + host.replace("<html", '<html lang="en"').replace("PARTS", parts))
+            page.goto(path.as_uri())
+            assert page.locator("canvas").count() and page.locator(".mm-rank-failed").count()
+            shot(page, f"host-{name}")
+            assert serious_findings(page) == [], name
+            assert smallest_text(page, "main") >= 12
+            behind = page.locator(".mm-cockpit-figures").evaluate("e => getComputedStyle(e).backgroundColor")
+            around = page.locator("main").evaluate(
+                """e => { while (e && getComputedStyle(e).backgroundColor === "rgba(0, 0, 0, 0)") e = e.parentElement;
+                          return e ? getComputedStyle(e).backgroundColor : "rgb(255, 255, 255)"; }"""
+            )
+            assert behind == around, f"{name}: the figures stand out from the page"
         assert page.problems == []
