@@ -16,6 +16,11 @@ def dcp() -> str | None:
         return "Nothing was saved: `dcp.save({...}, checkpoint_id=folder)`, on every rank."
     if resumed == unbroken:
         return None
+    if resumed[0] == unbroken[0] and found[0]["lr"] != 0.02:
+        return (
+            f"The learning rate is {found[0]['lr']} again, and was 0.02 when it was saved. `dcp.load` fills tensors; give "
+            "the optimizer its numbers back with `set_state_dict`."
+        )
     if resumed[0] != unbroken[0]:
         return (
             f"The first loss is {resumed[0]:.4f} instead of {unbroken[0]:.4f}: the model has not got the weights. Give "
