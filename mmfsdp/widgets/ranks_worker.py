@@ -132,6 +132,7 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
 
     cell = folder / "cell.py"
     names = {"torch": torch, "dist": dist, "rank": rank, "world_size": ranks, "save": save, "__name__": "cell"}
+    names["__file__"] = str(cell)
     try:
         exec(compile(cell.read_text(encoding="utf-8"), str(cell), "exec"), names)
     except Exception as error:

@@ -18,8 +18,8 @@ def dcp() -> str | None:
         return None
     if resumed[0] == unbroken[0] and found[0]["lr"] != 0.02:
         return (
-            f"The learning rate is {found[0]['lr']} again, and was 0.02 when it was saved. `dcp.load` fills tensors; give "
-            "the optimizer its numbers back with `set_state_dict`."
+            f"The learning rate is {found[0]['lr']} again, and was 0.02 when it was saved. `dcp.load` fills tensors; "
+            "give the optimizer its numbers back with `set_state_dict`."
         )
     if resumed[0] != unbroken[0]:
         return (

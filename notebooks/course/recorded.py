@@ -39,7 +39,7 @@ for step in range(3):
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler, Collectives() as counted:
     model(x).square().mean().backward()
 if rank == 0:
-    profiler.export_chrome_trace(str(Path("FOLDER") / "trace.json"))
+    profiler.export_chrome_trace(str(Path(__file__).with_name("trace.json")))
 save(wire_bytes=counted.wire_bytes)
 """
 """What each rank runs."""
@@ -92,7 +92,7 @@ def record(way: str) -> None:
     from mmfsdp.widgets.ranks_magic import artifacts, results, run_on_ranks
 
     name = f"trace_{way.lower()}"
-    print(run_on_ranks(STEPS.replace("WAY", repr(way)).replace("FOLDER", str(artifacts(name))), 2, name)[0])
+    print(run_on_ranks(STEPS.replace("WAY", repr(way)), 2, name)[0])
     trace = json.loads((artifacts(name) / "trace.json").read_text())
     facts = {"way": way, "wire_bytes": results(name)[0]["wire_bytes"], "torch": torch.__version__.split("+")[0]}
     facts["what"] = "forward and backward of rank 0 of two, over gloo, on CPUs"

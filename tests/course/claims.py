@@ -14,8 +14,10 @@ UNITS = (
     "%|percent|bytes?|GiB|MiB|KiB|GB|MB|kB|ms|seconds?|minutes?|microseconds?|bits?|times|GPUs?|ranks?|parameters|"
     "tokens|positions|patches|operations|all-gathers|collectives"
 )
+WORDS = "always|never|only|must|half|twice|a third|a fifth|doubles?"
 CLAIM = re.compile(
-    rf"\b(always|never|only|must|half|twice|a third|a fifth|doubles?)\b|\d[\d.,]*(?:\^\d+)?\s*(?:{UNITS})\b", re.IGNORECASE
+    rf"\b({WORDS})\b|\d[\d.,]*(?:\^\d+)?\s*(?:{UNITS})\b",
+    re.IGNORECASE,
 )
 
 

@@ -9,7 +9,8 @@ import pytest
 from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
-from course.verify import main
+from course.measure import MODES, minutes
+from course.verify import main, with_day, with_minutes
 
 from mmfsdp.cli.class_copy import for_class, solutions, solved, tagged
 from tests.processes import in_fresh_python
@@ -77,6 +78,25 @@ def test_a_solved_copy_leaves_no_blank_in_an_exercise():
             if tagged(cell, "exercise"):
                 code = re.sub(r"#.*", "", cell.source)
                 assert not re.search(r"^\s*\.\.\.|[=:(,] \.\.\.", code, re.MULTILINE), cell.source
+
+
+def test_cards_say_what_was_measured():
+    measured = json.loads((FOLDER / "measured" / "lessons.json").read_text(encoding="utf-8"))
+    for path in LESSONS:
+        card = read(path).cells[0].source
+        assert card == with_minutes(card, minutes(measured[path.stem])), "run `python -m course.measure`"
+        assert re.search(r"about \d+ minutes .*the machine needs \d+ minutes? for all of it", card), path
+        assert re.search(r"\*\*Last verified\*\* \| \d{4}-\d\d-\d\d, torch \d", card), path.name
+    assert "needs 3 minutes for all" in with_minutes("the machine needs ? for all of it", 3)
+    assert with_day("| **Last verified** | ? |", "2026-01-01") == "| **Last verified** | 2026-01-01 |"
+
+
+def test_run_all_takes_at_most_three_minutes():
+    measured = json.loads((FOLDER / "measured" / "lessons.json").read_text(encoding="utf-8"))
+    for lesson, row in measured.items():
+        for mode in MODES:
+            # Two cores: the work takes at least half of its CPU time. Where nothing else ran, the wall time says it.
+            assert row[mode]["wall_s" if row[mode]["quiet"] else "cpu_s"] <= 180, (lesson, mode)
 
 
 def test_each_exercise_says_its_minutes_and_they_fit_into_the_lesson():
