@@ -27,6 +27,8 @@ LOOK_S = 0.5
 """Time between two looks at what they compute."""
 LIMIT_S = 120
 """Ranks that are busy for longer are ended."""
+PRELOADED = ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap", "mmfsdp.train.profile", "mmfsdp.cli")
+"""Modules that cells of the course import, directly or not."""
 
 
 def serve() -> None:
@@ -34,7 +36,7 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads
-    for name in ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap"):
+    for name in PRELOADED:
         import_module(name)  # so that no rank of any cell spends its time on it
     for line in sys.stdin:
         request = json.loads(line)
