@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .checks import exercise
+from .checks import exercise, saved
 
 SMALL, LARGE = ("blocks.0", "blocks.2"), "blocks.1"
 
@@ -82,3 +82,37 @@ def change(result: dict[str, Any]) -> str | None:
     if result["predicted"] != result["measured"]:
         return f"Predicted {result['predicted']}, measured {result['measured']}: what wraps the model does not agree."
     return None
+
+
+@exercise("11.four_bits")
+def four_bits() -> str | None:
+    """Codes and scales as the package's; the whole parameter from two ranks' bytes; losses near those in 16 bits."""
+    import torch
+
+    from mmfsdp.core.nf4 import Nf4
+
+    from .four_bits import weight_of_7_rows
+
+    found = saved("11.four_bits")
+    if isinstance(found, str):
+        return found
+    packed = found[0]["packed"]
+    codes, scales = Nf4().quantize(torch.linspace(-3, 2, 150)[None])
+    if packed.shape != (3, 36):
+        return f"150 numbers are 3 blocks of 36 bytes, and `pack` returns the shape {tuple(packed.shape)}."
+    mine = packed[:, 32:].contiguous().view(torch.float32).flatten()
+    if not torch.allclose(mine, scales.flatten()):
+        return f"The scales of the blocks are {scales.flatten().tolist()}, and you have {mine.tolist()}."
+    if (packed[:, :32] != codes.view(3, 32)).float().mean() > 0.02:  # a number may be as near to two levels
+        return "Some codes are not those of the nearest level: nearest to the number over the scale of its block."
+    rows = torch.nn.functional.pad(weight_of_7_rows(), (0, 0, 0, 1)).chunk(2)
+    parts = [Nf4().dequantize(*Nf4().quantize(part.reshape(1, -1)), 40, torch.float32) for part in rows]
+    want = torch.cat(parts).reshape(8, 10)[:7]
+    filled = found[0]["filled"]
+    if torch.allclose(filled, want, atol=1e-5):
+        if torch.allclose(found[0]["narrow"], found[0]["wide"], rtol=0.05):
+            return None
+        return "The losses are not near those in 16 bits."
+    if torch.allclose(filled.flatten()[1:40:2], want.flatten()[:40:2], atol=1e-5):
+        return "The two codes of a byte are swapped: the first one is in the upper half, byte // 16."
+    return "`fill` makes other numbers than the bytes stand for: the level of each code, times the scale of its block."

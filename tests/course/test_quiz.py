@@ -1,7 +1,7 @@
 """The quizzes: every answer is text, as it is shown, and its length does not tell whether it is right."""
 
 import yaml
-from books import FOLDER
+from books import FOLDER, LESSONS
 
 
 def test_every_answer_and_its_reason_is_text():
@@ -13,6 +13,12 @@ def test_every_answer_and_its_reason_is_text():
             assert len(set(choices)) == len(choices), (lesson, choices)
             for text in (question["question"], *choices, *(answer["because"] for answer in question["answers"])):
                 assert isinstance(text, str) and text, (lesson, question["question"], text)
+
+
+def test_each_lesson_has_a_quiz():
+    quizzes = yaml.safe_load((FOLDER / "course" / "questions.yaml").read_text(encoding="utf-8"))
+    assert sorted(quizzes) == [path.name[:2] for path in LESSONS]
+    assert min(map(len, quizzes.values())) >= 3
 
 
 def test_the_length_of_an_answer_does_not_tell_whether_it_is_right():

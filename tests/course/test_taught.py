@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from books import FOLDER, LESSONS, read, solutions
 from claims import claims, texts
@@ -80,6 +81,7 @@ def test_torch_says_so_too():
     from torch.nn.parallel import DistributedDataParallel
 
     assert default_pg_nccl_timeout == timedelta(minutes=10)
+    assert torch.finfo(torch.bfloat16).eps == 2**-7  # 7 bits, and the leading one, which is not stored
     assert "25 MiB" in DistributedDataParallel.__doc__ or "25MiB" in DistributedDataParallel.__doc__
 
 
@@ -103,6 +105,8 @@ def test_four_settings_of_lesson_05():
     whole, half = wire(), wire(mixed_precision="bf16")
     gathers = [sum(sent for name, sent in found.items() if "gather" in name) for found in (whole, half)]
     assert gathers[0] == 2 * gathers[1] and whole["reduce-scatter backward"] == half["reduce-scatter backward"]
+    reductions = wire(mixed_precision="bf16", reduce_dtype="bf16")["reduce-scatter backward"]
+    assert half["reduce-scatter backward"] == 2 * reductions and FSDPParams().reduce_dtype != "bf16"
     four = TrainParams(accumulation=4)
     kept = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
     assert wire(four, **kept) == wire(**kept)
