@@ -2,7 +2,7 @@
 
 STORIES = {
     "08.bug1": (
-        "Seen in transformers issue 37186, 'FSDP model training hangs when some batches do not contain images' "
+        "Seen in transformers issue 37186, 'Quen FSDP model training hangs when some batches do not contain images' "
         "(https://github.com/huggingface/transformers/issues/37186), and in torchtitan pull request 4777, 'Fix FSDP "
         "hanging for multimodal models' (https://github.com/pytorch/torchtitan/pull/4777). What would have caught "
         "it: one test step in which one rank gets a batch without a picture; mmfsdp.verify does it "
@@ -21,8 +21,8 @@ STORIES = {
         "enable_input_require_grads was made for checkpointing with use_reentrant=True, which loses the gradient if "
         "no input requires one; use_reentrant=False does not need it: transformers issue 21381, 'gradient "
         "checkpointing disables requires_grad when freezing part of models (fix with use_reentrant=False)' "
-        "(https://github.com/huggingface/transformers/issues/21381). Training scripts call it without a reason that "
-        "anybody remembers: lmms-finetune issue 71 (https://github.com/zjysteven/lmms-finetune/issues/71). What "
+        "(https://github.com/huggingface/transformers/issues/21381). In lmms-finetune issue 71 "
+        "(https://github.com/zjysteven/lmms-finetune/issues/71) a user asks why a training script calls it. What "
         "would have caught it: the number of all-gathers in backward, beside the plan's; the plan's lint calls it "
         "inputs-require-grad."
     ),

@@ -50,8 +50,9 @@ def render(book: NotebookNode, ran: NotebookNode, page: Path) -> None:
             solved = list(_outputs(done, folder))
         else:
             shown = list(_outputs(done, folder))
-            # Of a check, only what it tells after a right answer.
-            parts += [text for text in shown if "check(" not in cell.source or re.search(r"Right\. +\w", text)]
+            if "check(" in cell.source:  # only what it tells after a right answer
+                shown = ["> " + text.strip("`\n").removeprefix("text\n") for text in shown if "Right. " in text]
+            parts += shown
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,12 +40,21 @@ def with_day(text: str, day: str) -> str:
     return re.sub(r"(\| \*\*Last verified\*\* \|).*", rf"\1 {day} |", text)
 
 
+def set_scripts_aside(folder: Path) -> None:
+    """Rename the learner's scripts of lesson 08, so that they are made anew: an edited one does not show its bug."""
+    if folder.is_dir():
+        before = folder.with_name("clinic_before")
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
+
+
 def verify(path: Path) -> None:
     """Run a lesson with its solutions; write the day into its card, and its page for the web. A cell that raises,
     raises."""
     import torch
 
     book = nbformat.read(path, as_version=4)
+    set_scripts_aside(HERE.parent / "runs" / "course" / "clinic")
     here = {"metadata": {"path": str(HERE)}}
     ran = NotebookClient(solved(book), timeout=1200, kernel_name="python3", resources=here).execute()
     day = f"{datetime.date.today().isoformat()}, torch {torch.__version__.split('+')[0]}"

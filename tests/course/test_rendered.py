@@ -57,3 +57,14 @@ def test_a_page_shows_text_and_pictures_and_escapes_the_rest(tmp_path):
     assert "bad()" not in text and "\x1b" not in text
     assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["01.svg", "02.svg", "03.png"]
     assert "background:#fff" in (tmp_path / "a" / "01.svg").read_text()
+
+
+def test_of_a_check_a_page_shows_only_what_it_tells_after_a_right_answer(tmp_path):
+    v4 = nbformat.v4
+    said = ["<div><b>Right.</b> Seen in issue 7.</div>", "<div><b>Right.</b> </div>", "<div><b>Not yet.</b> No.</div>"]
+    cells = [v4.new_code_cell(f'check("08.bug{i}")') for i in range(3)]
+    done = [v4.new_code_cell("", outputs=[v4.new_output("display_data", {"text/html": text})]) for text in said]
+    render(v4.new_notebook(cells=cells), v4.new_notebook(cells=done), tmp_path / "a.md")
+    text = (tmp_path / "a.md").read_text()
+    assert "\n\n> Right. Seen in issue 7.\n\n" in text
+    assert text.count("Right.") == 1 and "Not yet" not in text

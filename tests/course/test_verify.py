@@ -10,7 +10,7 @@ from books import FOLDER, LESSONS, read
 from course.checks import passed
 from course.contents import contents, exercises
 from course.measure import MODES, minutes
-from course.verify import main, with_day, with_minutes
+from course.verify import main, set_scripts_aside, with_day, with_minutes
 
 from mmfsdp.cli.class_copy import for_class, solutions, solved, tagged
 from tests.processes import in_fresh_python
@@ -138,3 +138,13 @@ def test_contents_name_every_lesson_and_count_what_is_passed():
     assert "1 of 4" in table and all(path.name in table for path in LESSONS)
     page = (FOLDER / "contents.ipynb").read_text()
     assert all(path.name in page for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb")))
+
+
+def test_edited_scripts_are_set_aside_and_kept(tmp_path):
+    folder = tmp_path / "clinic"
+    set_scripts_aside(folder)  # nothing is there yet
+    for text in ("first", "second"):
+        folder.mkdir()
+        (folder / "01.py").write_text(text)
+        set_scripts_aside(folder)
+        assert not folder.exists() and (tmp_path / "clinic_before" / "01.py").read_text() == text
