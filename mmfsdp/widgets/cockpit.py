@@ -46,7 +46,7 @@ class Cockpit(CellWidget):
 
         Raises ParamError for an unknown preset or a wrong value.
         """
-        self.form = RunForm(str(preset_or_run), **changes)
+        self.form = RunForm(str(preset_or_run), folded=True, **changes)
         self._pinned: PlannedRun | None = None
         self._drawing = threading.RLock()
         self._panel: RunPanel | None = None
@@ -147,6 +147,8 @@ class Cockpit(CellWidget):
         self._show_drawers()
 
     def _show_drawers(self) -> None:
+        if self._all.value:
+            self.form.unfold()
         self.form.layout.display = None if self._all.value else "none"
         self._share.layout.display = None if self._sharing.value else "none"
         if self._sharing.value:
@@ -234,10 +236,22 @@ class Cockpit(CellWidget):
         return self._panel.state if self._panel else None
 
 
+SHORT_LABELS = {
+    "a rank holds at rest": "at rest",
+    "most in a step, without": "most, without",
+    ", if all texts are of the greatest length": "",
+    " of it activations": " activations",
+    "peak of the largest of the data's ": "peak, ",
+}
+"""Parts of a label -> fewer words: five figures stand side by side. The report has the long ones."""
+
+
 def _short(figure: Figure) -> Figure:
-    """Return a figure with a label of at most two short lines; the report has the long one."""
-    label = figure.label.replace(", if all texts are of the greatest length", "")
-    return replace(figure, label=label.replace("without activations", "no activations"))
+    """Return a figure with a label of one line."""
+    label = figure.label
+    for long, short in SHORT_LABELS.items():
+        label = label.replace(long, short)
+    return replace(figure, label=label)
 
 
 def _details(planned: PlannedRun, pinned: PlannedRun | None, machine: str) -> str:

@@ -11,7 +11,7 @@ import traitlets
 from ..params import ParamError, RunParams, load, preset_names
 from ..params.own import names_own_code, own_fields, path_of
 from ..run.trust import is_trusted
-from .cell import CellWidget
+from .cell import CellWidget, close_all
 from .fields import FieldRow, field_names, field_of
 from .markup import note
 from .own_row import OwnRow
@@ -56,15 +56,18 @@ class RunForm(CellWidget):
     successor: Any = traitlets.Any()
     """The form that takes this one's place when its cell runs again."""
 
-    def __init__(self, preset: str = "tiny", **changes: Any):
-        """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name."""
+    def __init__(self, preset: str = "tiny", *, folded: bool = False, **changes: Any):
+        """preset: a preset's name, a YAML file or the folder of a run. changes: other values, by dotted name.
+
+        folded: the form is not in sight, and most of its inputs are made when it is: see `unfold`.
+        """
         params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
         config = str(params_file) if params_file.is_file() else preset
         self._changes = changes
         params = self._begin_with(config)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
-        sheet = self._make_sheet(params)
+        self._make_panes()
         names = list(dict.fromkeys([*preset_names(), config]))
         wide = w.Layout(width="27em")
         preset_input = w.Dropdown(options=names, value=config, description="preset", layout=wide)
@@ -75,27 +78,54 @@ class RunForm(CellWidget):
         self._search = w.Text(placeholder="search all parameters", tooltip="Show the parameters with this text")
         self._search.observe(lambda change: self._find(change.new), "value")
         self._found = w.VBox(layout=w.Layout(display="none"))
-        self._sheet = w.VBox([sheet, w.HTML(note(FROM_HERE))])
+        self._in_sight = w.VBox()
+        self._sheet = w.VBox([self._in_sight, self._panes, w.HTML(note(FROM_HERE))])
         parts = [w.HBox([preset_input, self._search]), self._note, self._found, self._sheet]
         super().__init__(parts, params=params)
+        if not folded:
+            self.unfold()
         self._allow_new(load(config), params)
         if params_file.is_file() and is_trusted(params_file.parent):
             self.allow(params)
         self.add_class("mm-form")
         self.replace_older()
 
+    def close(self) -> None:
+        """Remove it, with the rows that are not in sight."""
+        rows = getattr(self, "rows", {})  # a form of a wrong preset has none
+        for row in rows.values():
+            close_all(row)
+        super().close()
+
+    def unfold(self) -> None:
+        """Make the fields that are in sight; does nothing if they are there."""
+        if self._in_sight.children:
+            return
+        children: list[w.Widget] = []
+        for section, title in TITLES.items():
+            names = [name for name in MAIN if name.startswith(f"{section}.")]
+            if names:
+                about = RunParams.model_fields[section].description
+                children.append(w.HTML(f'<h4 class="mm-title">{title} <span class="mm-quiet">{about}</span></h4>'))
+            children += [self.row(name) for name in names]
+        self._in_sight.children = children
+
+    def row(self, name: str) -> FieldRow:
+        """Return the row of a field. Raises KeyError for an unknown name."""
+        if name not in self.rows:
+            self.rows[name] = self._make_row(name, self.params)
+        return self.rows[name]
+
     def reveal(self, name: str) -> FieldRow:
         """Unfold a field, and return its row. Raises KeyError for an unknown name."""
         for index, names in enumerate(self._folded):
             if name in names:
                 self._panes.selected_index = index
-        return self.rows[name]
+        return self.row(name)
 
     def choose(self, name: str, value: Any) -> None:
         """Take a plain value for a field, as if it was typed: a mistake is named next to it, and in `error`."""
-        if name not in self.rows:
-            self._make_pane(next(index for index, names in enumerate(self._folded) if name in names))
-        self.rows[name].choose(value)
+        self.row(name).choose(value)
 
     def show(self, params: RunParams) -> None:
         """Fill the form with these parameters."""
@@ -140,24 +170,15 @@ class RunForm(CellWidget):
 
     # Widgets
 
-    def _make_sheet(self, params: RunParams) -> w.VBox:
-        """Return the fields in sight, and those that are folded: their rows are made when a pane is first opened."""
-        children: list[w.Widget] = []
+    def _make_panes(self) -> None:
+        """Make the panes of the other fields, without their rows: those are made when a pane is first opened."""
         titles = []
         for section, title in TITLES.items():
-            names = [name for name in MAIN if name.startswith(f"{section}.")]
-            if names:
-                about = RunParams.model_fields[section].description
-                children.append(w.HTML(f'<h4 class="mm-title">{title} <span class="mm-quiet">{about}</span></h4>'))
-            for name in names:
-                self.rows[name] = self._make_row(name, params)
-                children.append(self.rows[name])
             folded = [name for name in field_names() if name.startswith(f"{section}.") and name not in MAIN]
             self._folded.append(folded)
             titles.append(f"More: {title.lower()} ({len(folded)})")
         self._panes = w.Accordion([w.VBox() for _ in titles], titles=titles, selected_index=None)
         self._panes.observe(lambda change: self._open_pane(change.new), "selected_index")
-        return w.VBox([*children, self._panes])
 
     def _make_row(self, name: str, params: RunParams) -> FieldRow:
         if names_own_code(field_of(name).annotation):
@@ -167,21 +188,15 @@ class RunForm(CellWidget):
     def _open_pane(self, index: int | None) -> None:
         """Make the rows of a pane that was never open before."""
         if index is not None and not self._panes.children[index].children:
-            self._make_pane(index)
-
-    def _make_pane(self, index: int) -> None:
-        for name in self._folded[index]:
-            self.rows[name] = self._make_row(name, self.params)
-        self._panes.children[index].children = [self.rows[name] for name in self._folded[index]]
+            self._panes.children[index].children = [self.row(name) for name in self._folded[index]]
 
     def _find(self, search: str) -> None:
         """Show the fields that hold a text, of all panes, in place of the form."""
         search = search.strip()
         rows = []
         if search:
-            for index in range(len(self._folded)):
-                self._open_pane(index)
-            rows = [row for row in self.rows.values() if row.is_found_by(search)]
+            names = [*MAIN, *(name for pane in self._folded for name in pane)]
+            rows = [self.row(name) for name in names if self.row(name).is_found_by(search)]
         words = f"{len(rows)} parameters with {search!r}" if search else ""
         self._found.children = [w.HTML(note(words, role="status")), *rows]
         self._found.layout.display = None if search else "none"

@@ -18,7 +18,7 @@ from .markup import note
 from .static_files import follow_module
 
 MAX_SHOWN_LINES = 300
-MAX_SHOWN_CHARACTERS = 100_000
+MAX_SHOWN_CHARACTERS = 40_000
 """Limits of what is shown at a time, so that no log can fill the browser's memory."""
 MAX_KEPT_LINES = 5000
 """Lines that the filters reach; older ones are in the run folder."""

@@ -13,6 +13,7 @@ from mmfsdp.run.adopt import differences, find_same, free_name
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.placement import available_cores, crowding
 from mmfsdp.run.state import RankProgress
+from mmfsdp.run.watch import LogLine
 from mmfsdp.widgets import Cockpit
 from mmfsdp.widgets.launch_buttons import AGAIN, DUPLICATE, LAUNCH, RESUME, STOP
 from mmfsdp.widgets.rank_grid import MAP_FROM, rank_grid
@@ -100,6 +101,32 @@ def test_a_mistake_stands_where_it_was_made_and_beside_the_button_that_it_disabl
     assert small.params.fsdp.frozen_policy == "AUTO" and small.form.error is None
 
 
+def test_what_a_page_holds_is_small(tmp_path):
+    folder = tmp_path / "long"
+    folder.mkdir()
+    load("tiny").to_yaml(folder / "params.yaml")
+    metrics = MetricsWriter(folder)
+    for step in range(1, 2001):
+        metrics.write({"step": step, "time": float(step), "loss": 1.0, "grad_norm": 1.0, "memory_bytes": 1 << 20})
+    before = set(w.widgets.widget._instances)
+    cockpit = Cockpit(str(folder))
+    assert cockpit.plan and cockpit.form.rows == {}, "the inputs of a drawer that nobody has opened are not there"
+    cockpit._panel.logs.add([LogLine(0, "x" * 300)] * 3000)
+    cockpit._panel.logs.draw(refiltered=True)
+    traits = {}
+    for name in set(w.widgets.widget._instances) - before:
+        widget = w.widgets.widget._instances[name]
+        state = widget.get_state(drop_defaults=True) | {key: getattr(widget, key, "") for key in ("_esm", "_css")}
+        traits[name] = len(json.dumps(state, default=str))
+    pictures = len(cockpit._pictures.value)
+    assert "x" * 300 in shown(cockpit) and sum(traits.values()) - pictures < 200_000 and pictures < 100_000
+    assert len(traits) < 400
+    rows_before = len(cockpit.form.rows)
+    cockpit._all.value = True
+    assert len(cockpit.form.rows) > rows_before and "launch.ranks" in shown(cockpit.form)
+    cockpit.close()
+
+
 def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
     assert small.plan
     for size in range(10, 60):
@@ -109,7 +136,7 @@ def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
     again = Cockpit(small.form.preset.value)
     assert again.plan
     again.close()
-    again.form.choose("train.batch_size", 7)
+    again.form.show(again.params.change(**{"train.batch_size": 7}))
     assert not again._planner.busy, "what is closed plans no more"
     assert len(w.widgets.widget._instances) == before, "nothing is left of a closed cockpit"
 
