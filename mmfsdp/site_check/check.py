@@ -24,7 +24,6 @@ from .this_machine import machine_lines
 
 MACHINE = "this machine"
 WAIT_MIN = 10.0
-COLORS = {"ok": "#1a7f37", "wrong": "#b42318", "note": "#6b7280"}
 
 Show = Callable[[str, Line], object]
 """Called with where a line was found, and the line, as soon as it is there."""
@@ -71,18 +70,27 @@ class SiteReport(Report):
         values = {"ok": self.ok, "folder": self.folder, "machine": dict(self.machine), "lines": lines}
         return json.dumps(values, indent=1)
 
-    def _repr_html_(self) -> str:
-        """Return a table of the lines."""
+    def table(self) -> str:
+        """Return the lines as a table of HTML."""
         rows = ""
         for place, line in zip(self.places, self.lines, strict=True):
-            cells = [f"<b style='color:{COLORS.get(line.state, '')}'>{escape(line.state)}</b>"]
-            cells += [escape(without_controls(text)) for text in (place, line.check, line.text, line.fix)]
-            rows += "<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>"
+            state = f"<b>{escape(line.state)}</b>" if line.state == WRONG else escape(line.state)
+            rows += f"<tr>{_cell(state)}"
+            for text in (place, line.check, line.text, line.fix):
+                rows += _cell(escape(without_controls(text)))
+            rows += "</tr>"
         heads = ""
-        for name in ("", "where", "check", "found", "what to do"):
+        for name in ("state", "where", "check", "found", "what to do"):
             heads += f"<th style='text-align:left'>{name}</th>"
-        table = f"<table class='mm-check'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return f"{table}<p>{escape(self.summary())}</p>"
+        return f"<table class='mm-check-table'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _repr_html_(self) -> str:
+        """Return the table, and how many lines are wrong, as a notebook shows them."""
+        return f"{self.table()}<p role='status'>{escape(self.summary())}</p>"
+
+
+def _cell(html: str) -> str:
+    return f"<td style='text-align:left;vertical-align:top'>{html}</td>"
 
 
 def heading(place: str) -> str:
@@ -114,7 +122,7 @@ def check(
     Raises:
         ParamError: If the parameters cannot be read, or there is no such profile.
     """
-    chosen = with_variables(load(params) if isinstance(params, str) else params or RunParams())
+    chosen = load(params) if isinstance(params, str) else params or RunParams()
     if cluster is not None:
         chosen = chosen.change(**{"launch.executor": "slurm", "launch.cluster": cluster})
     return SiteCheck(chosen, show or (lambda place, line: None), tell, 60 * wait_min).report()
@@ -123,8 +131,18 @@ def check(
 class SiteCheck:
     """One check, line after line."""
 
-    def __init__(self, params: RunParams, show: Show, tell: Tell, wait_s: float):
-        self.params, self.show, self.tell, self.wait_s = params, show, tell, wait_s
+    def __init__(
+        self,
+        params: RunParams,
+        show: Show,
+        tell: Tell,
+        wait_s: float,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ):
+        """wait_s: seconds that a job may wait in the queue. is_stopped: asked whether to end, all the time."""
+        self.params, self.show, self.tell, self.wait_s = with_variables(params), show, tell, wait_s
+        self.is_stopped = is_stopped
         self.found: list[tuple[str, Line]] = []
         self.folder = ""
         self.machine: dict[str, float] = {}
@@ -159,7 +177,7 @@ class SiteCheck:
         temporary = tempfile.mkdtemp(prefix="mmfsdp-check-") if self.is_wrong(RUN_FOLDER) else ""
         params = self.params.change(**{"launch.folder": temporary}) if temporary else self.params
         try:
-            check_run = CheckRun(params)
+            check_run = CheckRun(params, self.is_stopped)
             check_run.check()
             self.tell(f"starting {check_run.place}")
             check_run.start()

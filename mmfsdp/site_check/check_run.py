@@ -36,8 +36,9 @@ LOCAL_WAIT_S = 240.0
 class CheckRun:
     """The ranks of a check in a run folder of their own."""
 
-    def __init__(self, params: RunParams):
-        """Raises ParamError as a launch does."""
+    def __init__(self, params: RunParams, is_stopped: Callable[[], bool]):
+        """is_stopped: asked whether to end, while the ranks are waited for. Raises ParamError as a launch does."""
+        self.is_stopped = is_stopped
         name = f"check-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": TIME_LIMIT_MIN, "train.trackers": ()}
         changes |= {"launch.replace": False}
@@ -103,7 +104,7 @@ class CheckRun:
     ) -> RunState:
         """Wait until the ranks have ended, until a condition, or for `limit_s` seconds; return the state then.
 
-        tell: gets each new state in words.
+        tell: gets each new state in words. Raises KeyboardInterrupt if the check is stopped.
         """
         assert self.run is not None
         end, words = time.monotonic() + limit_s, ""
@@ -111,6 +112,8 @@ class CheckRun:
             state = self.run.state()
             if state.done or until(state) or time.monotonic() > end:
                 return state
+            if self.is_stopped():
+                raise KeyboardInterrupt
             if state.reason and state.reason != words:
                 words = state.reason
                 tell(words)

@@ -16,6 +16,7 @@ from ..run.handle import Run
 from ..run.record import RunState
 from ..run.state import is_run
 from .cell import CellWidget
+from .check_button import CheckButton
 from .choices import DEFAULT_MACHINE, Choices
 from .form import RunForm
 from .launch_buttons import LaunchButtons
@@ -143,7 +144,9 @@ class Cockpit(CellWidget):
         self._right.add_class("mm-cockpit-right")
         self._main = w.Box([self._choices, self._right])
         self._main.add_class("mm-cockpit-main")
-        self._below = w.VBox([w.HTML(note("No run yet: Launch starts the ranks, here on this machine."))])
+        self._check = CheckButton(self.form)
+        no_run = w.HTML(note("No run yet: Launch starts the ranks, here on this machine."))
+        self._below = w.VBox([no_run, self._check])
         self._show_drawers()
 
     def _show_drawers(self) -> None:
@@ -160,6 +163,7 @@ class Cockpit(CellWidget):
         """Show the choices, and plan them."""
         self._choices.show()
         self._buttons.update()
+        self._check.update()
         if self._sharing.value:
             self._share.show(self.form.preset.value, self.params)
         if self.form.error is None:
@@ -225,7 +229,7 @@ class Cockpit(CellWidget):
             panel = self._panel = RunPanel(run.path)
             panel.actions.buttons["Cancel"].layout.display = "none"  # Stop is above
             panel.observe(lambda _: self._buttons.update(), "status")
-            self._below.children = [panel]
+            self._below.children = [panel, self._check]
             if older is not None:
                 older.close()
         self._show_mistake()

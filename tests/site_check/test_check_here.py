@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-import mmfsdp
 from mmfsdp.cli import main
 from mmfsdp.params import RunParams
 from mmfsdp.params.run import read_cluster
+from mmfsdp.widgets.check_button import CheckButton
+from mmfsdp.widgets.form import RunForm
+from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +38,7 @@ def test_this_machine_is_fit_for_runs(tmp_path, capsys):
     assert read_cluster(str(profile)).launch.partition == "gpu"
 
 
-def test_faults_of_a_machine_are_found_each_by_its_line(tmp_path, monkeypatch, capsys):
+def test_faults_of_a_machine_are_found_each_by_its_line_and_by_a_button(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "old/transformers-4.0.dist-info").mkdir(parents=True)
     (tmp_path / "old/transformers-4.0.dist-info/METADATA").write_text("Name: transformers\nVersion: 4.0\n")
@@ -46,12 +48,18 @@ def test_faults_of_a_machine_are_found_each_by_its_line(tmp_path, monkeypatch, c
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     changes = {"launch.folder": str(tmp_path / "file/runs"), "train.device": "cpu"}
     changes |= {"model.kind": "transformers", "model.name": "none/such"}
-    shown = []
-    report = mmfsdp.check(RunParams().change(**changes), show=lambda place, line: shown.append(line))
+    RunParams().change(**changes).to_yaml(tmp_path / "mine.yaml")
+    button = CheckButton(RunForm(str(tmp_path / "mine.yaml")))
+    assert button.button.description == "Check this machine"
+    button.press()
+    assert button.button.description == "End the check"
+    until(lambda: not button.busy, words=lambda: button._result.value)
+    report = button.report
+    assert button.button.description == "Check this machine" and report._repr_html_() == button._result.value
     wrong = {line.check: line for line in report.wrong}
     assert wrong.keys() == FAULTS.keys(), str(report)
     for check, (words, fix) in FAULTS.items():
         assert words in wrong[check].text and fix in wrong[check].fix, wrong[check]
-    assert not report.ok and tuple(shown) == report.lines
+    assert not report.ok and button._result.value.count("<b>wrong</b>") == len(FAULTS)
     assert str(report).count("wrong  ") == len(FAULTS)
     assert json.loads(report.to_json())["ok"] is False

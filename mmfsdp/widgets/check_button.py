@@ -1,0 +1,80 @@
+"""CheckButton: `mmfsdp check` with the choices of a form, in a thread; its lines appear as they are found."""
+
+from __future__ import annotations
+
+import threading
+
+import ipywidgets as w
+
+from ..params import Executor
+from ..run.interrupt import Interrupted
+from ..site_check.check import WAIT_MIN, Line, SiteCheck, SiteReport
+from .form import RunForm
+from .markup import error_note, note
+
+TIP = "Folders, versions, the hub, and ranks that talk to each other: a line each, with what to do"
+STOP = "End the check"
+
+
+class CheckButton(w.VBox):
+    """A button that checks the machine, or with executor slurm the cluster; a table of what is found beneath."""
+
+    def __init__(self, form: RunForm):
+        self._form = form
+        self._stopped = threading.Event()
+        self.busy = False
+        """True while a check goes on."""
+        self.report: SiteReport | None = None
+        """What the newest check has found, once it is done."""
+        self._found: list[tuple[str, Line]] = []
+        self.button = w.Button(icon="stethoscope", tooltip=TIP, layout=w.Layout(width="auto"))
+        self.button.on_click(lambda _: self.press())
+        self._result = w.HTML()
+        super().__init__([self.button, self._result])
+        self.add_class("mm-check")
+        self.update()
+
+    def update(self) -> None:
+        """Say on the button what a press does now."""
+        place = "this machine" if self._form.params.launch.executor is Executor.LOCAL else "the cluster"
+        self.button.description = STOP if self.busy else f"Check {place}"
+        self.button.disabled = self._form.error is not None and not self.busy
+
+    def press(self) -> None:
+        """Begin a check, or end the one that goes on. Returns immediately."""
+        if self.busy:
+            self._stopped.set()
+            return
+        self.busy, self._found = True, []
+        self._stopped.clear()
+        self._draw("looking at this machine")
+        threading.Thread(target=self._check, daemon=True, name="check").start()
+
+    def _check(self) -> None:
+        """Check, in a thread."""
+        site = SiteCheck(self._form.params, self._show, self._draw, 60 * WAIT_MIN, is_stopped=self._stopped.is_set)
+        try:
+            self.report = site.report()
+            html = self.report._repr_html_()
+        except Interrupted as interrupt:
+            html = self._table() + note(f"ended: {interrupt}", role="status")
+        except Exception as error:  # the thread ends here: the error is shown
+            html = self._table() + error_note(error)
+        self.busy = False
+        self._result.value = html
+        self.update()
+
+    def _show(self, place: str, line: Line) -> None:
+        """Show one more line."""
+        self._found.append((place, line))
+        self._draw("checking")
+
+    def _draw(self, words: str) -> None:
+        """Show the lines that are there, and what the check does now."""
+        self._result.value = self._table() + note(f"{words}…", role="status")
+        self.update()
+
+    def _table(self) -> str:
+        """Return the lines so far as a table."""
+        places, lines = [place for place, _ in self._found], [line for _, line in self._found]
+        return SiteReport(lines=tuple(lines), places=tuple(places)).table() if lines else ""
