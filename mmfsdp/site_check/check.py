@@ -167,12 +167,13 @@ class SiteCheck:
     def check_ranks(self) -> None:
         """Start ranks, here or in a job, and check them."""
         is_job = self.params.launch.executor is Executor.SLURM
+        is_local = self.params.launch.executor is Executor.LOCAL
         if is_job:
             for line in command_lines():
                 self.add(MACHINE, line)
-            if self.is_wrong("sbatch") or self.is_wrong(RUN_FOLDER):
-                self.add(MACHINE, Line("job", NOTE, "none is submitted, because of what is wrong above"))
-                return
+        if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not is_local):
+            self.add(MACHINE, Line("job", NOTE, "none is started, because of what is wrong above"))
+            return
         # Ranks on this machine are checked also where runs cannot be where they should.
         temporary = tempfile.mkdtemp(prefix="mmfsdp-check-") if self.is_wrong(RUN_FOLDER) else ""
         params = self.params.change(**{"launch.folder": temporary}) if temporary else self.params

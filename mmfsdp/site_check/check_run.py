@@ -16,19 +16,21 @@ import mmfsdp
 from ..checks.lines import OK, WRONG, Line
 from ..params import Executor, RunParams
 from ..params.run import with_cluster
-from ..run.folder import make_inner_folder, read_json, touch, write_json
+from ..run.folder import make_inner_folder, of_types, read_json, touch, write_json
 from ..run.handle import Run
 from ..run.placement import count_gpus
 from ..run.record import SITE_CHECK, RunState
-from ..run.site import sbatch_options, settled
+from ..run.site import sbatch_options, settled, time_limit, with_time_limit
 from ..run.start import start
 from ..run.trouble import cause_and_fix
-from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines
+from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines, where
 from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
 from .this_machine import version_of
 
 TIME_LIMIT_MIN = 5
 """Time limit of the job: a minute's work, and slow imports. A short job also starts sooner."""
+SILENCE_S = 300.0
+"""Seconds in which a rank may say nothing: it ends by limits of its own."""
 POLL_S = 0.2
 LOCAL_WAIT_S = 240.0
 
@@ -40,8 +42,9 @@ class CheckRun:
         """is_stopped: asked whether to end, while the ranks are waited for. Raises ParamError as a launch does."""
         self.is_stopped = is_stopped
         name = f"check-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": TIME_LIMIT_MIN, "train.trackers": ()}
-        changes |= {"launch.replace": False}
+        limit = min(TIME_LIMIT_MIN, time_limit(with_cluster(with_time_limit(params).launch)))
+        changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": limit, "train.trackers": ()}
+        changes |= {"launch.replace": False, "launch.silence_s": SILENCE_S}
         if params.launch.executor is Executor.LOCAL:
             changes["launch.ranks"] = max(2, count_gpus())
         self.params = settled(params.change(**changes))
@@ -57,9 +60,10 @@ class CheckRun:
         launch = self.params.launch
         if launch.executor is Executor.LOCAL:
             return f"{self.asked.ranks} ranks on this machine"
+        ranks = f"{self.asked.ranks} ranks" if self.asked.ranks > 1 else "1 rank"
         kind = "a Slurm job" if launch.executor is Executor.SLURM else "a step of this Slurm job"
         nodes = f"{launch.nodes} nodes" if launch.nodes > 1 else "1 node"
-        return f"{self.asked.ranks} ranks on {nodes}, {kind}"
+        return f"{ranks} on {nodes}, {kind}"
 
     def check(self) -> None:
         """Raise ParamError for parameters that no job can be submitted with, or where there is no job for a step."""
@@ -95,8 +99,8 @@ class CheckRun:
         found = {}
         for rank in range(self.asked.ranks):
             values = read_json(self.run.path / FACTS / f"rank{rank}.json")
-            if values is not None:
-                found[rank] = values
+            if values is not None:  # each part is a mapping, `doing` a text
+                found[rank] = of_types(values, dict.fromkeys(set(values) - {"doing", "rank"}, dict) | {"doing": str})
         return found
 
     def wait(
@@ -138,6 +142,9 @@ class CheckRun:
         if not state.done:
             cause = f"they have not ended in time ({state.reason or state.status})"
             fix = "run the check again; if it stays so, read their logs"
+        busy = [rank for rank, of in ranks.items() if of.get("doing") not in ("", DONE)]
+        if busy and not missing:
+            cause = f"{where(ranks, busy[0])} has not come beyond its check of {ranks[busy[0]]['doing']}: {cause}"
         if missing:
             cause = f"no word from rank {', '.join(map(str, missing))}: {cause}"
             fix = _fix_of_silence(cause)

@@ -93,8 +93,8 @@ def write_facts(folder: Path) -> None:
     facts.add("folders", lambda: folder_facts(folder, params))
     facts.add("torch", torch_facts)
     facts.add("address", lambda: meet(folder))
-    names = hub_weights(params).values()
-    facts.add("hub", lambda: hub_facts(names, ask=int(os.environ["LOCAL_RANK"]) == 0))
+    is_first_of_node = os.environ["LOCAL_RANK"] == "0"
+    facts.add("hub", lambda: hub_facts(hub_weights(params).values(), ask=is_first_of_node))
     if wait_for_addresses(folder):
         check_group(facts, params)
     facts.end()
@@ -112,7 +112,7 @@ def check_group(facts: Facts, params: RunParams) -> None:
     device = params.train.device
     wanted = device is Device.CUDA or (device is Device.AUTO and bool(facts.values["torch"].get("gpus")))
     nccl = facts.add("nccl", lambda: nccl_facts(GROUP_TIMEOUT_S, wanted=wanted))
-    if not nccl["error"]:
+    if not nccl["error"] and int(os.environ["WORLD_SIZE"]) > 1:
         on_gpus = "skipped" not in nccl
         facts.add("bandwidth", lambda: bandwidth_facts(GROUP_TIMEOUT_S, on_gpus=on_gpus))
     leave_group()

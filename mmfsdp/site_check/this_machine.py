@@ -43,9 +43,7 @@ def machine_lines(params: RunParams) -> Iterator[Line]:
     yield _gpus()
     for name, folder in places_of(params.launch.folder).items():
         yield place_line(name, probe(folder))
-    names = hub_weights(params)
-    job_asks_cache = is_offline(params)
-    yield hub_line(hub_facts(names.values()), names, job_is_offline=job_asks_cache)
+    yield _hub(params)
 
 
 def _python() -> Line:
@@ -102,6 +100,14 @@ def _gpus() -> Line:
     words = f"there is a driver, but torch {version_of('torch')} sees none"
     fix = "install a torch that is built for it: `python3 install.py --torch-index URL` or `--system-torch`"
     return Line("GPUs", WRONG, words, fix)
+
+
+def _hub(params: RunParams) -> Line:
+    try:
+        fields = hub_weights(params)
+        return hub_line(hub_facts(fields.values()), fields, job_is_offline=is_offline(params))
+    except ImportError as error:  # of huggingface_hub or open_clip, with all that they import
+        return Line("hub", WRONG, f"its packages cannot be imported: {error}", INSTALL)
 
 
 def place_line(name: str, found: dict[str, Any]) -> Line:
