@@ -1,4 +1,5 @@
-"""install.py on a cluster: the site's own torch, one index for torch, a wheelhouse; with real pip and small wheels."""
+"""install.py on a cluster, and into a Python that is there: the site's torch, one index for torch, a wheelhouse; with
+real pip and small wheels."""
 
 import functools
 import http.server
@@ -54,7 +55,8 @@ def make_wheel(folder: Path, name: str, version: str, *needs: str) -> None:
         wheel.writestr(f"{name}/__init__.py", "")
         wheel.writestr(f"{about}/METADATA", "\n".join(lines) + "\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
+        files = [f"{name}/__init__.py", *(f"{about}/{file}" for file in ("METADATA", "WHEEL", "RECORD"))]
+        wheel.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in files))
 
 
 @pytest.fixture
@@ -138,3 +140,56 @@ def test_torch_is_the_sites_or_of_one_index_and_a_wheelhouse_needs_no_network(in
     offline = install("--from", wheelhouse, fresh=True, **away)
     assert offline.startswith("2.12.0+site 0.12.0+site 1 "), offline
     assert "not allowed with argument" in install("--cpu", "--system-torch")
+
+
+def test_here_keeps_the_torch_that_is_there_or_says_why_it_cannot(install, index, tmp_path):
+    """The Python that runs it has pip and whatever the test has put there."""
+    env, python = tmp_path / "env", tmp_path / "env/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", env], check=True)
+    (packages,) = env.glob("lib/*/site-packages")
+
+    def here(*words: str, prefix: str = "", **variables: str) -> str:
+        settings = {"PIP_INDEX_URL": f"{index}/pypi", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
+        command = [python, "install.py", "--here", *words]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path / "project",
+            env=settings | {"PATH": "/usr/bin:/bin", "PIP_QUIET": "1"} | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.stdout if done.returncode == 0 else f"stopped: {done.stderr.strip()}"
+
+    def put(package: str, version: str) -> None:
+        make_wheel(tmp_path / "put", package, version)
+        for old in packages.glob(f"{package}-*"):
+            shutil.rmtree(old)
+        zipfile.ZipFile(tmp_path / f"put/{package}-{version}-py3-none-any.whl").extractall(packages)
+
+    for words, answer in (
+        (("--system-torch",), "--system-torch makes no sense with --here"),
+        (("--download", "wheels"), "--download makes no sense with --here"),
+        (("--prefix", "/opt"), "--prefix says where the kernel of --kernel NAME is"),
+        (("--kernel", "my kernel"), "is no name of a kernel"),
+    ):
+        assert answer in here(*words), words
+    put("torch", "2.10.1+site")
+    assert "torch is 2.10.1+site here, and this needs torch>=2.11. It is not replaced" in here()
+    put("torch", "2.12.0+site")
+    assert "torch 2.12.0+site is here, without torchvision" in here()
+    put("torchvision", "0.12.0+site")
+    assert "--here keeps torch 2.12.0+site" in here("--torch-index", f"{index}/site")
+    before = times(packages, "torch*/*")
+    assert here() == "Installed: this Python imports small now.\n"
+    assert times(packages, "torch*/*") == before and len(before) == 8
+    assert not (tmp_path / "project/.venv").exists() and list(packages.glob("small-1.dist-info"))
+    for name in ("torch", "torchvision"):
+        shutil.rmtree(packages / name)
+        shutil.rmtree(next(packages.glob(f"{name}-*")))
+    assert "imports small now" in here(), "and takes the newest torch where there is none"
+    assert (packages / "torch-2.14.0.dist-info").is_dir() and (packages / "sympy").is_dir()
+
+
+def times(folder: Path, pattern: str) -> dict[str, int]:
+    return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in folder.glob(pattern)}

@@ -1,17 +1,21 @@
-"""`mmfsdp course DIR`: from a checkout, and from a wheel in an environment of its own."""
+"""`mmfsdp course DIR`: from a checkout, and from a wheel in an environment of its own. A first cell that installs."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+from books import read
 
 from mmfsdp import cli
 from mmfsdp.cli.class_copy import TUTOR_NOTE
+from tests.test_install import make_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,53 +55,114 @@ def test_what_is_no_folder_to_copy_into_is_refused(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-FIRST_CELLS = """
-import sys
+RUN = """
+import json, sys
 import nbformat
 from nbclient import NotebookClient
 
-book = nbformat.read("01_data_parallel.ipynb", as_version=4)
-last = next(i for i, cell in enumerate(book.cells) if cell.source.startswith("%%ranks"))
-book.cells = book.cells[: last + 1]
-book.cells.append(nbformat.v4.new_code_cell("import mmfsdp, course; print(mmfsdp.__file__); print(course.__file__)"))
-NotebookClient(book, timeout=120).execute()
-for cell in book.cells:
-    for output in cell.get("outputs", []):
-        print(output.get("text") or output.get("data", {}).get("text/html", ""))
+cells = [nbformat.v4.new_code_cell(source) for source in json.load(sys.stdin)]
+book = nbformat.v4.new_notebook(cells=cells)
+NotebookClient(book, timeout=120, kernel_name=sys.argv[1]).execute()
+for cell in cells:
+    for output in cell.outputs:
+        print(output.get("text") or output.get("data", {}).get("text/html", ""), end="")
 """
 
 
-@pytest.mark.real
-def test_a_wheel_brings_the_course_and_its_notebooks_run_in_another_environment(tmp_path):
-    """No checkout is on the path of that environment, and no network is asked."""
-    source = tmp_path / "source"
-    for name in tracked("mmfsdp", "notebooks", "slides", *(path.name for path in ROOT.iterdir() if path.is_file())):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
-    offline = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PIP_NO_INDEX": "1"}
+class Environment:
+    """An environment that sees the packages that are installed here, but neither this checkout nor a network."""
 
-    def run(*words: object, cwd: Path = tmp_path) -> str:
-        done = subprocess.run(list(map(str, words)), cwd=cwd, env=offline, capture_output=True, text=True, timeout=300)
+    def __init__(self, folder: Path):
+        venv.create(folder, symlinks=True)
+        self.python = folder / "bin/python"
+        (self.packages,) = (folder / "lib").glob("python*/site-packages")
+        # A .pth file in there adds this checkout. Those of a folder that a .pth file names are not read.
+        (self.packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+        self.variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {
+            "PIP_NO_INDEX": "1"
+        }
+
+    def run(self, *words: object, cwd: Path, text: str | None = None, **variables: str) -> str:
+        done = subprocess.run(
+            list(map(str, words)),
+            cwd=cwd,
+            env=self.variables | variables,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def notebook(self, *cells: str, cwd: Path, kernel: str = "python3", **variables: str) -> str:
+        """What a notebook of these cells prints in a kernel of this environment."""
+        return self.run(self.python, "-c", RUN, kernel, cwd=cwd, text=json.dumps(cells), **variables)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the repository, without what runs and builds have left."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in tracked("mmfsdp", "notebooks", "slides", *(path.name for path in ROOT.iterdir() if path.is_file())):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.mark.real
+def test_a_wheel_brings_the_course_and_its_notebooks_run_in_another_environment(source, tmp_path):
+    env = Environment(tmp_path / "env")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source)
+    env.run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source, cwd=tmp_path)
     (wheel,) = tmp_path.glob("mmfsdp-*.whl")
-    shutil.rmtree(source)
-    # The environment sees the packages that are installed here, but not this checkout, which a .pth file adds here.
-    venv.create(tmp_path / "env", symlinks=True)
-    python = tmp_path / "env/bin/python"
-    (packages,) = (tmp_path / "env/lib").glob("python*/site-packages")
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
-    run(*pip[:3], "--python", python, *pip[3:], "install", "--no-deps", wheel)
-    said = run(tmp_path / "env/bin/mmfsdp", "course", "class", "--student")
+    env.run(*pip[:3], "--python", env.python, *pip[3:], "install", "--no-deps", wheel, cwd=tmp_path)
+    said = env.run(env.python.parent / "mmfsdp", "course", "class", "--student", cwd=tmp_path)
     assert "files written" in said and "jupyter lab class/notebooks/contents.ipynb" in said
     copy = tmp_path / "class"
     assert (copy / "AGENTS.md").read_text() == (copy / "CLAUDE.md").read_text() == TUTOR_NOTE
     assert not (copy / "slides").exists() and not (copy / "notebooks/rendered").exists()
-    outputs = run(python, "-c", FIRST_CELLS, cwd=copy / "notebooks")
+    cells = [cell.source for cell in read(copy / "notebooks/01_data_parallel.ipynb").cells if cell.cell_type == "code"]
+    first_ranks = next(i for i, cell in enumerate(cells) if cell.startswith("%%ranks"))
+    where = "import mmfsdp, course; print(mmfsdp.__file__, course.__file__)"
+    outputs = env.notebook(*cells[: first_ranks + 1], where, cwd=copy / "notebooks")
     assert "I am rank 0 of 2" in outputs and "I am rank 1 of 2" in outputs
-    assert f"{packages}/mmfsdp/__init__.py" in outputs and f"{copy}/notebooks/course/__init__.py" in outputs
-    brought = {name for name in files_of(packages / "mmfsdp/course_files") if not name.endswith(".pyc")}
+    assert f"{env.packages}/mmfsdp/__init__.py {copy}/notebooks/course/__init__.py" in outputs
+    brought = {name for name in files_of(env.packages / "mmfsdp/course_files") if not name.endswith(".pyc")}
     assert brought == tracked("notebooks", "slides"), "the teacher's copy is whole, too"
+
+
+@pytest.mark.real
+def test_a_first_cell_installs_into_the_running_kernel_and_makes_one_for_the_class(source, tmp_path):
+    """torch stays, to the byte; a package that the kernel has loaded and that changes is named."""
+    env = Environment(tmp_path / "env")
+    for folder, version in ((env.packages, "0.1.0"), (tmp_path / "wheels", "9.0")):
+        make_wheel(folder, "braceexpand", version)  # mmfsdp needs 0.1.7
+    (old,) = env.packages.glob("braceexpand-*.whl")
+    zipfile.ZipFile(old).extractall(env.packages)
+    old.unlink()
+    torch = Path(sysconfig.get_path("purelib")) / "torch"
+    before = {path: path.stat().st_mtime_ns for path in torch.glob("*")}
+    install = f"%run {source}/install.py --here"
+    offline = {"PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_NO_BUILD_ISOLATION": "0", "PIP_QUIET": "1"}
+    outputs = env.notebook(
+        "import braceexpand, importlib.util as u; print('mmfsdp before:', u.find_spec('mmfsdp'))",
+        install,
+        "import mmfsdp, torch; print('now:', mmfsdp.__file__, torch.__file__)",
+        f"{install} --kernel fsdp-course --prefix {tmp_path}/prefix",
+        cwd=tmp_path,
+        **offline,
+        MMFSDP_CLUSTERS="/shared/clusters",
+    )
+    assert "mmfsdp before: None" in outputs
+    assert "Installed. Restart the kernel now, then go on: it has loaded braceexpand 0.1.0, now 9.0." in outputs
+    assert f"now: {env.packages}/mmfsdp/__init__.py {torch}/__init__.py" in outputs, "without a restart"
+    assert {path: path.stat().st_mtime_ns for path in torch.glob("*")} == before
+    assert not list(env.packages.glob("torch*"))
+    assert "Installed: this Python imports mmfsdp now." in outputs, "the second time nothing changes"
+    there = {"JUPYTER_PATH": f"{tmp_path}/prefix/share/jupyter"}
+    specs = json.loads(env.run(sys.executable, "-m", "jupyter", "kernelspec", "list", "--json", cwd=tmp_path, **there))
+    assert specs["kernelspecs"]["fsdp-course"]["spec"]["argv"][0] == str(env.python)
+    code = "import mmfsdp, os; print(mmfsdp.__file__, os.environ['MMFSDP_CLUSTERS'])"
+    started = env.notebook(code, cwd=tmp_path, kernel="fsdp-course", **there)
+    assert started.strip() == f"{env.packages}/mmfsdp/__init__.py /shared/clusters"
