@@ -34,6 +34,7 @@ from mmfsdp.params.run import PRESETS
 from mmfsdp.predict import MACHINES, Machine, Times
 from mmfsdp.predict.cards import CARDS
 from mmfsdp.predict.memory import Memory
+from tests.bench import ways_in
 from tests.bench.quantize import tables
 from tests.bench.waits import STORED, table
 
@@ -185,7 +186,13 @@ def waits() -> str:
     return table(json.loads(STORED.read_text()))
 
 
+def ways() -> str:
+    """What `python -m tests.bench.ways_in FOLDER` measured last."""
+    return ways_in.table(json.loads(ways_in.STORED.read_text()))
+
+
 MADE = {
+    "ways_in": ways,
     "profiles": profiles,
     "waits": waits,
     "quantized": quantized,
