@@ -37,7 +37,7 @@ CELLS = {
     "*_, (plan, cost) = previews(params)\nprint(plan)\n"
     "display(HTML(STYLE + plan_page(PlannedRun(params, plan, cost), machine='laptop')))",
     "sweep": "rates = sweep(load('tiny').change(**{'train.steps': 20, 'launch.name': 'rates'}),"
-    " grid={'train.lr': [1e-3, 1e-2]})\nprint(rates.wait())",
+    " grid={'train.lr': [1e-3, 1e-2]})\nrates.wait()\nprint(rates)",
     "compared": "show_comparison(['runs/tiny', *sorted(rates.path.glob('0*'))])",
     "captions": "show_captions('runs/tiny')",
     "captioner": "Captioner('runs/tiny')",
