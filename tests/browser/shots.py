@@ -45,6 +45,16 @@ CELLS = {
     "form": "from mmfsdp.widgets import RunForm\nRunForm('tiny')",
 }
 
+CALLS = {
+    "plan": "plan_page(",
+    "compared": "show_comparison(",
+    "captions": "show_captions(",
+    "captioner": "Captioner(",
+    "quiz": "quiz(",
+    "form": "RunForm(",
+}
+"""A cell -> code that only it has."""
+
 
 class Views:
     """The views of one notebook, and where their pictures go."""
@@ -169,13 +179,13 @@ def _others(views: Views) -> None:
     if views.wants("compared", "sweep"):
         run_cell(page, "sweep")
         views.take("sweep", ".jp-CodeCell:has-text('rates = sweep')")
-    for cell in ("plan", "compared", "captions", "captioner", "quiz", "form"):
+    for cell, code in CALLS.items():
         if views.wants(cell):
             run_cell(page, cell)
             page.wait_for_timeout(5000)
             if cell == "quiz":
                 page.locator(".widget-radio-box label").nth(1).click()
-            views.take(cell, f".jp-CodeCell:has(.jp-OutputArea-output) >> nth={list(CELLS).index(cell)}")
+            views.take(cell, f".jp-CodeCell:has-text('{code}')")
 
 
 def _pages(views: Views, folder: Path) -> None:
