@@ -38,11 +38,18 @@ class RankRecord:
 
     rank: int
     entries: tuple[Entry, ...] = ()
-    """The newest, in the order in which it entered them; empty if it did not answer."""
+    """The newest, in the order in which it entered them; none if it did not answer."""
     process: str = ""
     """The state of a process that did not answer, as psutil names it: stopped, disk-sleep, ...; "" if it answered."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Name of a group -> its ranks, where torch tells (not for gloo)."""
+    empty: bool = False
+    """It has answered that it entered nothing yet."""
+
+    @property
+    def answered(self) -> bool:
+        """It has told what it entered."""
+        return self.empty or bool(self.entries)
 
     @property
     def waits_in(self) -> Entry | None:
@@ -56,7 +63,13 @@ class RankRecord:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         groups = {name: list(ranks) for name, ranks in self.groups.items()}
-        return {"rank": self.rank, "entries": self.entries, "process": self.process, "groups": groups}
+        return {
+            "rank": self.rank,
+            "entries": self.entries,
+            "process": self.process,
+            "groups": groups,
+            "empty": self.empty,
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RankRecord:
@@ -67,7 +80,7 @@ class RankRecord:
                 for group, number, kind, nbytes, done in values["entries"]
             )
             groups = {str(name): tuple(map(int, ranks)) for name, ranks in values["groups"].items()}
-            return cls(int(values["rank"]), entries, str(values["process"]), groups)
+            return cls(int(values["rank"]), entries, str(values["process"]), groups, bool(values["empty"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no record of a rank: {error}") from error
 
@@ -99,7 +112,8 @@ def parse(rank: int, *answers: bytes) -> RankRecord:
             entries = {key: older for key, older in entries.items() if key[0] != entry.group}
             groups[entry.group] = group_id
         entries.setdefault((entry.group, entry.number), entry)  # coalesced collectives share a number
-    return RankRecord(rank, tuple(entries.values())[-MAX_ENTRIES:], groups=ranks_of_groups)
+    newest = tuple(entries.values())[-MAX_ENTRIES:]
+    return RankRecord(rank, newest, groups=ranks_of_groups, empty=bool(answers) and not newest)
 
 
 def _entry(row: dict[str, Any]) -> Entry:

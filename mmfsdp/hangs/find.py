@@ -48,7 +48,7 @@ def find_hang(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
 
     records: by rank, of all ranks. fit: how well a list of entries fits the plan.
     """
-    answered = {rank: record for rank, record in records.items() if record.entries}
+    answered = {rank: record for rank, record in records.items() if record.answered}
     for rank, record in records.items():
         if record.process in STOPPED_PROCESS:
             return _stopped(rank, record, answered)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.plan import WrapPlan, plan_of
+from ..params import TrainParams
+from .order import StepOrder, step_order
 from .rank_server import SOCKETS_VARIABLE, serve_here
 
 if TYPE_CHECKING:
@@ -37,9 +39,10 @@ def name_hang(model: nn.Module | None = None) -> bool:
     return served
 
 
-def plan_beside(sockets: Path) -> WrapPlan | None:
-    """Return the plan of the model of a loop of one's own; None where it has told none."""
+def order_beside(sockets: Path) -> StepOrder | None:
+    """Return the collectives of a step of a loop of one's own, by its model's plan; None where it has told none."""
     try:
-        return WrapPlan.from_dict(json.loads((sockets / PLAN).read_text(encoding="utf-8")))
+        plan = WrapPlan.from_dict(json.loads((sockets / PLAN).read_text(encoding="utf-8")))
+        return step_order(plan, TrainParams())
     except (OSError, ValueError, KeyError, TypeError):
         return None

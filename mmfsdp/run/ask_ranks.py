@@ -125,7 +125,7 @@ def ask_ranks(folder: Path, record: RunRecord) -> dict[int, RankRecord]:
     if sockets is not None:
         records |= ask_here(folder, sockets)
     for answer in records.values():  # also for the person, who may want to see more
-        if answer.entries:
+        if answer.answered:
             _write_answer(folder, answer)
     if record.executor != "local":
         records |= _answers_of_askers(folder, records)
@@ -134,7 +134,7 @@ def ask_ranks(folder: Path, record: RunRecord) -> dict[int, RankRecord]:
 
 def _answers_of_askers(folder: Path, records: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
     """Wait for the answers of ranks of other nodes."""
-    missing = {rank for rank, record in records.items() if not (record.entries or record.process)}
+    missing = {rank for rank, record in records.items() if not (record.answered or record.process)}
     answers: dict[int, RankRecord] = {}
     end = time.monotonic() + OTHER_NODES_TIMEOUT_S
     while missing - answers.keys() and time.monotonic() < end:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ..core.plan import WrapPlan
 from ..hangs.find import Hang, find_departure, find_hang
-from ..hangs.name_own import plan_beside
+from ..hangs.name_own import order_beside
 from ..hangs.order import StepOrder, step_order
 from ..hangs.stacks import Frame
 from ..hangs.words import NO_ORDER, hang_words
-from ..params import ParamError, RunParams, TrainParams
+from ..params import ParamError, RunParams
 from .ask_ranks import ask_ranks, kept, sockets_here
 from .folder import read_json
 from .record import RunRecord
@@ -53,9 +53,9 @@ def name_departure_of(folder: Path, record: RunRecord) -> NamedHang | None:
 def order_of_run(folder: Path) -> StepOrder:
     """Return the collectives of a step of a run, by its plan.json; none where it has no plan."""
     sockets = sockets_here()
-    plan = plan_beside(sockets) if sockets else None
-    if plan is not None:  # of a loop of one's own
-        return step_order(plan, TrainParams())
+    own = order_beside(sockets) if sockets else None
+    if own is not None:  # of a loop of one's own
+        return own
     values = read_json(folder / "plan.json") or {}
     try:
         plan = WrapPlan.from_dict(values["plan"])

@@ -21,6 +21,15 @@ from typing import Any
 
 import psutil
 
+from ..hangs.entered import RankRecord, parse
+from ..hangs.find import Hang, find_hang
+from ..hangs.name_own import order_beside
+from ..hangs.order import StepOrder
+from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder
+from ..hangs.stacks import main_stack
+from ..hangs.words import NO_ORDER, hang_words
+
+NOTHING_MOVED = "nothing moved"
 IDLE_S = 4
 """Ranks that all do nothing for so long hang."""
 LOOK_S = 0.5
@@ -48,6 +57,8 @@ def _run(folder: Path, ranks: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    sockets = socket_folder(f"ranks {os.getpid()}")  # the ranks inherit its name
+    os.environ[SOCKETS_VARIABLE] = str(sockets or "")
     running = {}
     for rank in range(ranks):
         pid = os.fork()
@@ -61,14 +72,16 @@ def _run(folder: Path, ranks: int) -> None:
                 os._exit(status)
         running[pid] = rank
     try:
-        _wait(running, folder)
+        _wait(running, folder, sockets)
     finally:
         for pid in running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        if sockets is not None:
+            remove(sockets)
 
 
-def _wait(running: dict[int, int], folder: Path) -> None:
+def _wait(running: dict[int, int], folder: Path, sockets: Path | None) -> None:
     """Wait until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
     why, end = "", time.monotonic() + LIMIT_S
     looks = [(time.monotonic(), 0.0)]  # of the last IDLE_S: the time, and the CPU seconds so far
@@ -82,18 +95,43 @@ def _wait(running: dict[int, int], folder: Path) -> None:
             looks.append((time.monotonic(), _cpu_seconds(running)))
         if looks[-1][0] - looks[0][0] > IDLE_S:  # ranks that wait for each other compute next to nothing
             idle = looks[-1][1] - looks[0][1] < IDLE_S / 100
-            why = why or ("nothing moved" if idle else "")
+            why = why or (NOTHING_MOVED if idle else "")
             looks.pop(0)
         time.sleep(0.01)
     time.sleep(0.3 if running else 0)  # the others may be about to fail as well
     list(_ended(running))
+    order = NO_ORDER if sockets is None else order_beside(sockets) or NO_ORDER
+    hang = _hang_of(running, sockets, order) if sockets is not None and why == NOTHING_MOVED else None
     for pid in running:
         os.kill(pid, signal.SIGUSR1)
     time.sleep(0.3 if running else 0)
+    named = _words(hang, folder, order) if hang is not None else ""
     for rank in running.values():
         (folder / f"{rank}.pt").unlink(missing_ok=True)  # what a rank saved counts only if it came to its end
         with (folder / f"{rank}.log").open("a") as log:
-            log.write(f"\n[ended here, since {why}]\n")
+            log.write(f"{named}\n[ended here, since {why}]\n")
+
+
+def _hang_of(running: dict[int, int], sockets: Path, order: StepOrder) -> Hang | None:
+    """Return which rank the others wait for, by the collectives that each has entered; None if they cannot tell."""
+    records = {}
+    for pid, rank in running.items():
+        records[rank] = RankRecord(rank)
+        try:
+            records[rank] = parse(rank, *ask_lists(sockets, rank))
+        except TimeoutError:
+            records[rank] = RankRecord(rank, process=psutil.Process(pid).status())
+        except (OSError, ValueError):
+            continue
+    return find_hang(records, order.fit)
+
+
+def _words(hang: Hang, folder: Path, order: StepOrder) -> str:
+    """Return a hang in a line, with where the missing rank is by the stack that it has printed."""
+    frames = []
+    if hang.rank is not None:
+        frames = main_stack((folder / f"{hang.rank}.log").read_text(errors="replace"))
+    return f"\n[{hang_words(hang, order, frames)}]"
 
 
 def _cpu_seconds(pids: Iterable[int]) -> float:
@@ -124,6 +162,7 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(ranks)}
+    serve_here()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     saved: dict[str, Any] = {}

@@ -71,6 +71,13 @@ def test_a_rank_that_entered_less_is_missing_in_the_unit_that_comes_next(reached
     assert hang.kind == MISSING and text == f"rank 1 never entered {words}, in which rank 0 waits"
 
 
+def test_a_rank_that_has_entered_nothing_yet_is_missing_in_the_first():
+    nothing = RankRecord(1, empty=True)
+    assert parse(1, b"{}") == nothing and RankRecord.from_dict(json.loads(json.dumps(nothing.to_dict()))) == nothing
+    _, text = named(record(0, STEP[:1], waits=1), nothing)
+    assert "rank 1 never entered the all-reduce of token counts at the start of a step (collective 1)" in text
+
+
 def test_a_prefetched_collective_is_not_the_one_that_is_waited_for():
     hang, text = named(record(0, STEP + STEP[:4], waits=2), record(1, STEP + STEP[:2]))
     assert "the all-gather of b in forward (collective 10)" in text

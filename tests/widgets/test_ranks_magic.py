@@ -36,3 +36,19 @@ def test_a_cell_runs_on_ranks_that_import_what_the_notebook_does(shell, tmp_path
     for words in ("2", "9 sums", "two sums"):
         with pytest.raises(ValueError, match="wants a number from 1 to 8 and a name"):
             shell.run_cell_magic("ranks", words, CELL)
+
+
+HANGING_CELL = """
+if rank == 0:
+    dist.all_reduce(torch.ones(5))
+else:
+    input_of_nobody = __import__("threading").Event().wait()
+"""
+
+
+def test_a_cell_that_hangs_says_who_is_missing_and_where(shell, tmp_path):
+    shell.run_cell_magic("ranks", "2 hangs", HANGING_CELL)
+    for rank in range(2):
+        said = (tmp_path / f"made/hangs/{rank}.log").read_text()
+        assert "[rank 1 never entered the all-reduce of 20 B (collective 1), in which rank 0 waits; it is in " in said
+        assert "(cell.py, line " in said and said.endswith("[ended here, since nothing moved]\n")
