@@ -48,7 +48,7 @@ FAULTS = {
     "raises": Fault("raises_1_step", "rank 1: RuntimeError: a bad day", traceback='RuntimeError("a bad day")'),
     "is killed in a save": Fault("killed_0_save", f"rank 0 {KILLED}"),
     "hangs at its start": Fault(
-        "hangs_1_start", "rank 1 does not answer (in building): it hangs", 5 * SILENT, "in hangs"
+        "hangs_1_start", "in which rank 0 waits; it is in hangs (fault_entries.py, line ", 5 * SILENT, "in hangs"
     ),
     "hangs": Fault(
         "hangs_1_step",
