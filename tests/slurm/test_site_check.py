@@ -93,6 +93,11 @@ def faults(folder: Path) -> dict[str, Fault]:
     }
 
 
+def heed_interrupts():
+    """Let a process be interrupted though this one is not: what a shell starts in the background ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def planted(cluster, tmp_path):
     """A folder with what the profiles name, on a Slurm with two more nodes: one is blind, one's name has no address."""
@@ -140,7 +145,12 @@ def test_planted_faults_of_a_cluster_are_found_each_by_its_line(cluster, planted
         words = ["--cluster", str(profile), "--json", "--launch.folder", str(folder), "--train.device", "cpu"]
         command = [sys.executable, "-m", "mmfsdp", "check", *words, *fault.words]
         started[name] = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | fault.environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | fault.environment,
+            preexec_fn=heed_interrupts,
         )
     interrupted = started.pop("interrupted")
     until(lambda: (line := interrupted.stderr.readline()) and " waits" in line)
