@@ -42,6 +42,8 @@ FIGURES = {
 MAX_BUTTONS = 24
 """Of more runs, those further down the table are opened after a filter or another order."""
 ORDER = "Best first: most new pictures right, then least loss; runs whose loss is not finite stand last."
+NAMES_ONLY = ("launch.name", "launch.folder", "launch.replace")
+"""Parameters that say where a run lies, not what it does."""
 EQUAL = "Parameters that are equal are left out."
 
 
@@ -107,7 +109,7 @@ def columns_of(runs: Sequence[ComparedRun]) -> dict[str, list[Cell]]:
             columns[name] = [_figure(run.figures[name], write) for run in runs]
     for name in sorted(set().union(*(run.params for run in runs))):
         values = [run.params.get(name) for run in runs]
-        if name not in ("launch.name", "launch.folder") and any(value != values[0] for value in values):
+        if name not in NAMES_ONLY and any(value != values[0] for value in values):
             columns[name] = [_choice(value) for value in values]
     return columns
 

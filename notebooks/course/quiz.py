@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from base64 import b64decode
 from html import escape
@@ -33,14 +34,20 @@ def _question(number: int, text: str, answers: list[dict[str, str]]) -> Any:
 
     turn = (number * 7 + len(text)) % len(answers)  # the same order every time, and the right one anywhere
     reasons = {a["choice"]: a["because"] for a in [*answers[turn:], *answers[:turn]]}
-    buttons = w.RadioButtons(options=list(reasons), value=None, layout={"width": "auto"})
+    options = [(choice.replace("`", ""), choice) for choice in reasons]  # a button shows no marks of code
+    buttons = w.RadioButtons(options=options, value=None, layout={"width": "auto"})
     said = w.HTML()
 
     def answer(change: dict[str, str]) -> None:
         right = change["new"] == answers[0]["choice"]
         color, head = (GATHERED, "Right.") if right else (TRAINABLE, "No.")
         edge = f"border-left:6px solid {color};padding-left:8px"
-        said.value = f"<div style='{edge}' role='status'><b>{head}</b> {escape(reasons[change['new']])}</div>"
+        said.value = f"<div style='{edge}' role='status'><b>{head}</b> {_html(reasons[change['new']])}</div>"
 
     buttons.observe(answer, names="value")
-    return w.VBox([w.HTML(f"<b>{number + 1}. {escape(text)}</b>"), buttons, said])
+    return w.VBox([w.HTML(f"<b>{number + 1}. {_html(text)}</b>"), buttons, said])
+
+
+def _html(text: str) -> str:
+    """A text as HTML, with its `code` as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -73,6 +73,9 @@ def test_a_comparison_sorts_by_a_click_and_filters(finished_run):
         assert [row.is_visible() for row in rows.all()] == [False, True]
         page.get_by_label("filter").fill("")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        title = page.locator(".mm-chart-title").first.bounding_box()
+        word = page.locator(".mm-chart-title b").first.bounding_box()
+        assert title["y"] <= word["y"] and word["y"] + word["height"] <= title["y"] + title["height"], "cut off"
         shot(page, "comparison-dark")
         assert serious_findings(page) == []
         assert page.problems == []

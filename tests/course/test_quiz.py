@@ -2,6 +2,8 @@
 
 import yaml
 from books import FOLDER, LESSONS
+from course.quiz import questions as questions_of
+from course.quiz import quiz
 
 
 def test_every_answer_and_its_reason_is_text():
@@ -31,3 +33,13 @@ def test_the_length_of_an_answer_does_not_tell_whether_it_is_right():
             shortest += right < min(wrong)
             count += 1
     assert max(longest, shortest) <= 0.4 * count, (longest, shortest, count)
+
+
+def test_code_in_a_question_is_shown_as_code_without_its_marks():
+    asked = questions_of("01")
+    place = next(i for i, each in enumerate(asked) if each["answers"][0]["choice"].endswith("`backward()`"))
+    text, buttons, said = quiz("01").children[place].children
+    assert "<code>backward()</code>" in text.value and "`" not in text.value
+    assert not any("`" in label for label, _ in buttons.options)
+    buttons.value = asked[place]["answers"][0]["choice"]
+    assert "<b>Right.</b>" in said.value and "`" not in said.value

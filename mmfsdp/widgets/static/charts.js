@@ -235,6 +235,7 @@ function mmCharts(root, spec, source) {
   };
   const rebuild = () => {
     nameRuns();
+    root.classList.toggle("mm-many-runs", tables.size > 1);
     for (const plot of plots) plot.u.destroy();
     grid.replaceChildren(); plots = [];
     bar.hidden = !charts.length; empty.hidden = charts.length > 0;
