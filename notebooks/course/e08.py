@@ -146,6 +146,13 @@ def input_requires_grad() -> str | None:
             f"A step gathers {gathers:.0f} units in backward: units stay whole from forward on, which takes the memory "
             "that FSDP should save. Backward still computes gradients for the inputs of frozen layers: why?"
         )
+    again = found[0]["recomputed"] / len(right.losses[0])
+    linears = 2 * trained_layers
+    if again < linears:
+        return (
+            f"Backward runs the forward of {again:.0f} of the {linears} `Linear` modules that train again. Keep the "
+            "checkpointing of each layer that trains: without it, all that forward computes is stored."
+        )
     return None
 
 

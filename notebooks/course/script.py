@@ -39,6 +39,9 @@ OWN_WORDS = (
 )
 """What torch says with DETAIL of a rank's collective."""
 
+ENDED = "[ended here, since "
+"""Begins the line after which a rank is ended. What a rank says later comes only from the end of another one."""
+
 CALLERS = ("/mmfsdp/widgets/ranks_worker.py", "/course/script_rank.py", "<frozen runpy>", ": run(globals()")
 """Words in the lines of a stack that call the script."""
 
@@ -152,10 +155,13 @@ def number_and_tool(line: str) -> tuple[int, str]:
 def readable(number: int, texts: list[str]) -> list[str]:
     """Return the ranks' texts with the script under its own name, and of torch's frames in a stack only the first."""
     found = []
+    name, count = original(number).name, len(own_script(number).read_text(encoding="utf-8").splitlines())
     for text in texts:
         lines, frames = [], 0
-        for line in re.sub(r"[^\s\"]*/cell\.py", original(number).name, text).splitlines():
-            if any(word in line for word in CALLERS):
+        until_ended = re.sub(rf"^({re.escape(ENDED)}.*)\n[\s\S]*", r"\1", text, count=1, flags=re.MULTILINE)
+        for line in re.sub(r"(?:[^\s\"]*/)?\bcell\.py\b", name, until_ended).splitlines():
+            frame = re.match(rf'  File "{re.escape(name)}", line (\d+) in ', line)
+            if any(word in line for word in CALLERS) or (frame and int(frame[1]) > count):
                 continue
             is_frame = line.startswith("  File ") and "site-packages/torch/" in line
             if is_frame and frames:

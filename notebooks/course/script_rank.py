@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
     if tool == "verify":
         verify(script)
         return
-    with watched(tool, Path(folder), script.get("STEPS", 1)), Collectives() as counted:
+    watch = watched(tool, Path(folder), script.get("STEPS", 1))
+    with watch, Collectives() as counted, forwards_in_backward() as recomputed:
         result = script["main"]()
         counts = {f"{row.kind}, {row.phase}": row.count for row in counted.rows()}
     try:
@@ -46,7 +49,7 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
         for name, value in row.items():
             columns.setdefault(name, []).append(float(value))
     numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
-    save(rows=numbers, weights=whole_weights(model), counts=counts)
+    save(rows=numbers, weights=whole_weights(model), counts=counts, recomputed=len(recomputed))
     if tool == "counts":
         show_counts(counts, len(rows))
     if tool == "describe" and dist.get_rank() == 0:
@@ -59,6 +62,26 @@ def join_with_detail() -> None:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.PrefixStore("detail", store), rank=rank, world_size=world)
+
+
+@contextmanager
+def forwards_in_backward() -> Iterator[list[str]]:
+    """Yield a list to which each forward in backward of a module with trainable parameters of its own adds an entry.
+
+    Activation checkpointing makes such forwards.
+    """
+    found: list[str] = []
+
+    def note(module: nn.Module, _: Any) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and any(p.requires_grad for p in module.parameters(recurse=False)):
+            found.append(type(module).__name__)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -128,9 +151,12 @@ def show_counts(counts: dict[str, int], steps: int) -> None:
 
 
 def verify(script: dict[str, Any]) -> None:
-    """Call mmfsdp's checks of one's own loop with the functions of a script."""
+    """Call mmfsdp's checks of one's own loop with the functions of a script; print what is wrong, and no fix."""
     import mmfsdp
 
     batches = [script["batch_of"](0, rank) for rank in range(dist.get_world_size())]
     pieces = {"wrap": script["wrap"], "optimizer": script["make_optimizer"], "step": script["train_step"]}
-    mmfsdp.verify(script["build"], batches=batches, **pieces)
+    with redirect_stdout(io.StringIO()):
+        report = mmfsdp.verify(script["build"], batches=batches, **pieces)
+    if dist.get_rank() == 0:
+        print(*(replace(line, fix="") for line in report.lines), sep="\n")

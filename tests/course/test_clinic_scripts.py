@@ -1,10 +1,13 @@
 """The scripts of lesson 08 as they ship, and the magics that copy, edit and run them; test_hints.py runs the checks."""
 
 import json
+import runpy
 
 import pytest
+import torch.distributed as dist
 from course import script
 from course.script import changes_in, edit_script, number_and_tool, original, own_script, readable, recorder_table
+from course.script_rank import verify
 
 SCRIPTS = sorted(script.ORIGINALS.glob("[0-9][0-9]_*.py"))
 STACK = """step 0  loss 4.1649
@@ -17,6 +20,11 @@ Stack (most recent call first):
   File "/c/08.bug1/cell.py", line 94 in <module>
   File "/m/mmfsdp/widgets/ranks_worker.py", line 131 in _rank
   File "<frozen runpy>", line 88 in _run_code
+
+[rank 1 is in main (cell.py, line 79)]
+[ended here, since nothing moved]
+line 79: loss.backward()
+RuntimeError: Connection closed by peer [127.0.0.1]:13749. GLHF!
 """
 DETAIL = (
     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
@@ -72,8 +80,10 @@ def test_a_stack_shows_the_collective_and_the_learners_own_lines():
         '  File "/v/lib/site-packages/torch/distributed/distributed_c10d.py", line 5170 in all_gather_single',
         "  ... 2 more of torch ...",
         '  File "01_hangs_with_some_batches.py", line 79 in main',
-        '  File "01_hangs_with_some_batches.py", line 94 in <module>',
-    ]
+        "",
+        "[rank 1 is in main (01_hangs_with_some_batches.py, line 79)]",
+        "[ended here, since nothing moved]",
+    ], "the line that the tool appends is no line of the learner's, and what comes after the end is no error of theirs"
 
 
 def test_of_two_fingerprints_the_ranks_own_is_shown():
@@ -92,3 +102,13 @@ def test_the_recorders_table_marks_where_the_ranks_differ(tmp_path):
     same, different = recorder_table(tmp_path).splitlines()[1:3]
     assert "!" not in same and same.count("all_gather [528] (done)") == 2
     assert different.split()[:2] == ["2", "!"] and "barrier [528] (waits)" in different
+
+
+def test_verify_says_what_is_wrong_and_leaves_the_fix_to_the_learner(capsys):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        verify(runpy.run_path(str(original(2))))
+    finally:
+        dist.destroy_process_group()
+    said = capsys.readouterr().out
+    assert "wrong  evaluation: a forward without a backward came before" in said and "Fix" not in said

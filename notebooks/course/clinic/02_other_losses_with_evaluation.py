@@ -60,7 +60,7 @@ def train_step(model, optimizer, batch, *, with_evaluation=True):
     loss = model(**batch)
     loss.backward()
     figures = {"loss": loss.item()}
-    if with_evaluation:  # with the weights that this loss is of
+    if with_evaluation:  # before the step or after it
         figures["held_out"] = evaluate(model)
     optimizer.step()
     optimizer.zero_grad()
