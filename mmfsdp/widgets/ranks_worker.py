@@ -74,6 +74,8 @@ def _run(folder: Path, ranks: int) -> None:
     try:
         _wait(running, folder, sockets)
     finally:
+        for pid in running:  # all of them first: one that runs on would tell of the connection that another one closed
+            os.kill(pid, signal.SIGSTOP)
         for pid in running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

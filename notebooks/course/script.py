@@ -42,6 +42,9 @@ OWN_WORDS = (
 ENDED = "[ended here, since "
 """Begins the line after which a rank is ended. What a rank says later comes only from the end of another one."""
 
+NAMED = rf"\n\[[^\n]*(?:never entered|have entered|the process of)[^\n]*\](?=\n{re.escape(ENDED)})"
+"""mmfsdp's own line on a hang: which rank the others wait for."""
+
 CALLERS = ("/mmfsdp/widgets/ranks_worker.py", "/course/script_rank.py", "<frozen runpy>", ": run(globals()")
 """Words in the lines of a stack that call the script."""
 
@@ -117,7 +120,7 @@ def run_script(line: str) -> None:
         return
     name = f"{exercise_name(number)}.{tool}"
     ranks = 1 if tool == "one_rank" else RANKS
-    texts = readable(number, run_on_ranks(with_call(number, tool), ranks, name))
+    texts = readable(number, run_on_ranks(with_call(number, tool), ranks, name), tool)
     if tool == "detail":
         texts = [short_fingerprints(text) for text in texts]
     display(HTML(shown(texts)))
@@ -152,13 +155,18 @@ def number_and_tool(line: str) -> tuple[int, str]:
     return int(number), tool
 
 
-def readable(number: int, texts: list[str]) -> list[str]:
-    """Return the ranks' texts with the script under its own name, and of torch's frames in a stack only the first."""
+def readable(number: int, texts: list[str], tool: str = "") -> list[str]:
+    """Return the ranks' texts with the script under its own name, and of torch's frames in a stack only the first.
+
+    Which rank the others wait for is left for the learner to find, but beside the records that tell it.
+    """
     found = []
     name, count = original(number).name, len(own_script(number).read_text(encoding="utf-8").splitlines())
     for text in texts:
         lines, frames = [], 0
         until_ended = re.sub(rf"^({re.escape(ENDED)}.*)\n[\s\S]*", r"\1", text, count=1, flags=re.MULTILINE)
+        if tool != "recorder":
+            until_ended = re.sub(NAMED, "", until_ended)
         for line in re.sub(r"(?:[^\s\"]*/)?\bcell\.py\b", name, until_ended).splitlines():
             frame = re.match(rf'  File "{re.escape(name)}", line (\d+) in ', line)
             if any(word in line for word in CALLERS) or (frame and int(frame[1]) > count):

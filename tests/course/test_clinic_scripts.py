@@ -75,7 +75,7 @@ def test_other_words_are_refused_with_the_tools_that_there_are(words):
 
 
 def test_a_stack_shows_the_collective_and_the_learners_own_lines():
-    (text,) = readable(1, [STACK])
+    (text,) = readable(1, [STACK], "recorder")
     assert text.splitlines()[2:] == [
         '  File "/v/lib/site-packages/torch/distributed/distributed_c10d.py", line 5170 in all_gather_single',
         "  ... 2 more of torch ...",
@@ -84,6 +84,12 @@ def test_a_stack_shows_the_collective_and_the_learners_own_lines():
         "[rank 1 is in main (01_hangs_with_some_batches.py, line 79)]",
         "[ended here, since nothing moved]",
     ], "the line that the tool appends is no line of the learner's, and what comes after the end is no error of theirs"
+
+
+def test_which_rank_is_missing_is_said_beside_the_records_only():
+    named = "step 0\n[1.0]\n[rank 1 never entered the all-gather]\n[ended here, since nothing moved]"
+    assert readable(1, [named], "stacks") == ["step 0\n[1.0]\n[ended here, since nothing moved]"]
+    assert readable(1, [named], "recorder") == [named]
 
 
 def test_of_two_fingerprints_the_ranks_own_is_shown():
