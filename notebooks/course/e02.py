@@ -6,6 +6,7 @@ from typing import Any
 
 from .checks import exercise, number
 from .grades import beside_torch, graded, predicted_as_measured
+from .small_units import hint_for_small_units
 
 
 @exercise("02.traffic")
@@ -123,7 +124,7 @@ def moments() -> str | None:
         return hint
     if not torch.allclose(found[0]["half"], found[0]["torchs_half"], rtol=1e-2):
         return "In fp32 all is right, and in bf16 the losses differ from torch's: which inputs does each module get?"
-    return None
+    return hint_for_small_units(found[0]["small"])
 
 
 @exercise("02.predict")
@@ -172,7 +173,11 @@ def strategy(choice: dict[str, Any]) -> str | None:
         return what + f"It does not fit into {LIMIT_GIB} GiB: shard further."
     best = cost_of({"sharding_strategy": "SHARD_GRAD_OP"})
     if sent > best[1] * 1.001:
-        return what + "It fits, but another one that fits sends less. Must the weights be gathered again in backward?"
+        return (
+            what
+            + "It fits, but another one that fits sends less. Must the weights be gathered again in backward? (Under "
+            "FULL_SHARD a little less than 3N(W-1)/W is sent: the last unit is kept, since backward begins there.)"
+        )
     return None
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .checks import exercise, unanswered
-from .grades import beside_torch, graded, predicted_as_measured
+from .grades import DTYPE, beside_torch, graded, predicted_as_measured
+from .small_units import hint_for_small_units
 
 
 @exercise("03.flow")
@@ -19,7 +20,10 @@ def flow(said: Mapping[str, object]) -> str | None:
     if hint := unanswered(said):
         return hint
     if encoder:
-        return "Is there anything trainable before the vision encoder? Backward stops at the first thing that trains."
+        return (
+            "Is there anything trainable before the vision encoder? Backward goes no further back than the "
+            "earliest thing that trains."
+        )
     if not decoder:
         return (
             "The last decoder layer comes after trainable cross-attention: backward goes through it to get there, "
@@ -34,7 +38,19 @@ def flow(said: Mapping[str, object]) -> str | None:
 def backward() -> str | None:
     """As mmfsdp: losses, bytes, what is held, the peak."""
     found = graded("03.backward", "watch")
-    return found if isinstance(found, str) else beside_torch(found)
+    if isinstance(found, str):
+        return next((hint for words, hint in FAILED.items() if words in found), found)
+    return beside_torch(found) or hint_for_small_units(found[0]["small"])
+
+
+FAILED = {
+    "expand(torch.": "The gradient of an input was taken for that of a parameter. `grads` begins with the parameters' "
+    "gradients only if the unit trains: put the whole parameters first in `last`, and let `after_backward` (lesson 02) "
+    "reduce only if `unit.trains`.",
+    "Expected gradient function to be set": "You wait for a frozen parameter. It never gets a gradient: wait for "
+    "parameters only if `unit.trains`.",
+}
+"""What a rank's failure says in 03.backward -> the hint."""
 
 
 @exercise("03.policies")
@@ -44,7 +60,7 @@ def policies() -> str | None:
 
     found = graded("03.policies", "shard")
     if isinstance(found, str):
-        return found
+        return REPLICATED_DTYPE if _replicated_unlike(found) else found
     values = found[0]
     if not values["refused"][0]:
         return "A projector that trains was replicated: raise ValueError, since nobody would average its gradients."
@@ -65,6 +81,18 @@ def policies() -> str | None:
     return None
 
 
+def _replicated_unlike(failure: str) -> bool:
+    """Return True if the cell came as far as REPLICATE, and failed by the dtype or by the pre-hook's arguments."""
+    from mmfsdp.widgets.ranks_magic import artifacts
+
+    came_far = "KEEP " in (artifacts("03.policies") / "0.log").read_text(errors="replace")
+    return came_far and (failure == DTYPE or "cast() missing" in failure)
+
+
+REPLICATED_DTYPE = (
+    "REPLICATE: weights and inputs differ in dtype. In `shard`, put the data of each parameter into `dtype`, and give "
+    "each module a pre-hook `partial(cast, dtype)` with `with_kwargs=True`."
+)
 WHY = {
     "SHARD": "The argument `reshard` says whether a unit is released after forward.",
     "KEEP": "A unit that is kept does not reshard after forward, so backward need not gather it.",
@@ -104,6 +132,8 @@ def mixed(names: Sequence[str]) -> str | None:
     names = names if isinstance(names, str) else list(names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         return "Give a list of names, such as [unit.name for unit in bad_plan.units if ...]."
+    if not names:
+        return 'Your list is empty: kinds are written in small letters, `"mixed"`.'
     extra, missing = set(names) - want, want - set(names)
     if extra:
         return f"{sorted(extra)[0]!r} is not mixed: look at its `kind`."

@@ -18,12 +18,14 @@ FREED = (
 SHARD_USED = (
     "A module computed with a shard in place of the whole parameter: `fill` has to place the whole one in the model."
 )
+DTYPE = (
+    "A module got inputs in another dtype than its weights: `before_forward` has to cast the inputs, and to return "
+    "them."
+)
 KNOWN = {
     "modified by an inplace operation": VERSION,
-    "must have the same dtype": "A module got inputs in another dtype than its weights: `before_forward` has to cast "
-    "the inputs, and to return them.",
-    "expected m1 and m2": "A module got inputs in another dtype than its weights: `before_forward` has to cast the "
-    "inputs, and to return them.",
+    "must have the same dtype": DTYPE,
+    "expected m1 and m2": DTYPE,
     "shapes cannot be multiplied": SHARD_USED,
     "leaf Variable that requires grad": "Autograd refuses to write to a parameter: write to its `.data`.",
     "out of bounds for storage of size 0": FREED,
@@ -66,6 +68,11 @@ def beside_torch(ranks: list[dict[str, Any]]) -> str | None:
         return (
             f"After backward {mine['held']:,} bytes of whole parameters are still there: `after_backward` has to "
             "release the unit, and it must be called for each unit that was gathered in backward."
+        )
+    if mine["stale"]:
+        return (
+            "After an evaluation no backward comes, so nobody frees the unit: the next forward has the old weights. "
+            "Release it also if no output needs a gradient."
         )
     if hint := _sent(mine["sent"], theirs["sent"]):
         return hint

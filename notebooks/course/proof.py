@@ -27,7 +27,8 @@ def prove(mine: Shard, theirs: Shard, model: Model, batch: Batch) -> dict[str, A
     Returns:
         For "mine" and "theirs": "losses", (steps,); "sent", the bytes of a step by collective and phase; "gradient",
         its norm over all ranks in the first step; "held", the bytes of whole parameters after backward, which is 0 for
-        torch; "peak", the most bytes during forward and backward, beyond those before.
+        torch; "stale", the same after an evaluation between backward and the optimizer's step; "peak", the most bytes
+        during forward and backward, beyond those before.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     ways = {"mine": mine, "theirs": theirs}
@@ -57,6 +58,7 @@ def train(shard: Shard, model: Model, batch: Batch) -> dict[str, Any]:
         if step == 0:
             result["held"] = bytes_held(units)
             result["gradient"] = gradient_norm(trainable)
+            result["stale"] = held_after_evaluation(net, inputs, units)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -73,6 +75,15 @@ def bytes_held(units: Any) -> int:
         for piece in unit.pieces if unit else []:
             held += piece.whole.untyped_storage().nbytes()
     return held
+
+
+def held_after_evaluation(net: nn.Module, inputs: dict[str, torch.Tensor], units: Any) -> int:
+    """Return what `bytes_held` does after a forward without gradients. torch's is left alone: its root
+    stays whole then, and would train on with old weights."""
+    if isinstance(units, Sequence):
+        with torch.no_grad():
+            net(**inputs)
+    return bytes_held(units)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> float:

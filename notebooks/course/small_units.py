@@ -1,0 +1,90 @@
+"""Two units that the toy models lack: one of two modules, and a module that hands its input on beside its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmfsdp.train.meters import Collectives
+
+from .proof import bytes_held
+
+Shard = Callable[..., Any]
+WIDTH = 4
+
+
+class HandsOn(nn.Module):
+    """Returns its input, too: backward completes that one's gradient only after it has left the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(batch, WIDTH) -> the same, twice."""
+        return self.layer(x), x
+
+
+def small_units(shard: Shard, *, frozen: bool = False) -> dict[str, Any]:
+    """Run each of the two units once, behind a unit that trains, with the course's `shard`; print what happened.
+
+    Returns:
+        For "two modules" and "hands on": "gathered", {"forward": times, "backward": times} of both units; "held", the
+        bytes of whole parameters after backward; "failed", an error's text, which is empty if there was none.
+    """
+    two = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    found = {}
+    for name, modules in {"two modules": two, "hands on": [HandsOn()]}.items():
+        first = nn.Linear(WIDTH, WIDTH)
+        for module in modules:
+            module.requires_grad_(not frozen)
+        units = [shard(first), shard(*modules)]
+        found[name] = {"failed": "", "gathered": {}}
+        with Collectives() as counted:
+            try:
+                forward(first, modules).backward()
+            except (AssertionError, RuntimeError) as error:
+                found[name]["failed"] = str(error)
+        for row in counted.rows():
+            if row.kind == "all-gather":
+                found[name]["gathered"][row.phase] = row.count
+        found[name]["held"] = bytes_held(units)
+        print(f"a unit of {name}" if name == "two modules" else f"a module that {name} its input", end=": ")
+        print(found[name]["failed"] or f"all-gathers with the unit before: {found[name]['gathered']}")
+    return found
+
+
+def forward(first: nn.Module, modules: list[nn.Module]) -> torch.Tensor:
+    """Return the sum of all outputs."""
+    x = first(torch.ones(1, WIDTH))
+    for module in modules:
+        x = module(x)
+    return torch.stack(x).sum() if isinstance(x, tuple) else x.sum()
+
+
+def hint_for_small_units(found: dict[str, Any]) -> str | None:
+    """Return the hint for what `small_units` found."""
+    two, handed = found["two modules"], found["hands on"]
+    if two["failed"]:
+        return f"A unit of two modules fails: {two['failed']}."
+    times = two["gathered"]
+    if times.get("forward") != 2:
+        return (
+            f"A unit of two modules and the one before it are gathered {times.get('forward', 0)} times in forward, in "
+            "place of 2: release a unit after its last module only, `module is unit.modules[-1]`."
+        )
+    if times.get("backward") != 2 or two["held"]:
+        return (
+            f"A unit of two modules and the one before it are gathered {times.get('backward', 0)} times in backward, "
+            f"in place of 2, and {two['held']:,} bytes stay: its second module removed the hook that its first one had "
+            "made. Remove the hook of the step before at the first module only, `module is unit.modules[0]`."
+        )
+    if handed["failed"] or handed["held"]:
+        return (
+            "A module that returns its input beside its output fails in backward. The gradient of that input is "
+            'complete only after the module: gather with the *first* gradient of the outputs, with `mode="any"`.'
+        )
+    return None
