@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .checks import exercise, number
+from .file_parts import own_parts
 from .grades import beside_torch, graded, predicted_as_measured
 from .small_units import hint_for_small_units
 
@@ -64,6 +66,8 @@ def refill() -> str | None:
         )
     if filled != 36:
         return f"Filled, the whole parameter has {filled} bytes: 3 x 3 numbers of 4 bytes are 36, without the padding."
+    if (freed or at_rest) and re.search(r"\.whole\.data\s*=(?!=)", own_parts()["refill"]):
+        return "Do not give the whole parameter other memory: copy into what it has."
     if freed or at_rest:
         return f"Freed, the whole parameter still has {freed or at_rest} bytes: resize its storage to 0."
     if not all(values["seen"][::2]):

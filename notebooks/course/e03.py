@@ -107,7 +107,7 @@ def predict() -> str | None:
     if isinstance(found, str):
         return found
     for policy in ("SHARD", "KEEP", "REPLICATE"):
-        if hint := predicted_as_measured(**found[0][policy]):
+        if hint := predicted_as_measured(**found[0][policy], frozen=True):
             return f"{policy}: {hint}"
     return None
 

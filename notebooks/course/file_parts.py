@@ -14,6 +14,8 @@ from mmfsdp.cli import class_copy
 
 HERE = Path(__file__).resolve().parent
 MARK = "# ---- part "
+broken: set[str] = set()
+"""Parts whose last cell had a syntax error."""
 
 
 def own_file() -> Path:
@@ -59,6 +61,7 @@ def catch_up(line: str) -> None:
         own_file().replace(own_file().with_name("my_fsdp_before.py"))
         print("Your own file is now my_fsdp_before.py.")
     write_parts(parts_after(step))
+    broken.clear()
     print(f"{os.path.relpath(own_file())} is as after step {step}.")
 
 
@@ -85,15 +88,32 @@ def blanks(code: str) -> list[str]:
     return lines
 
 
+def unfinished_function(code: str) -> str:
+    """Return the name of the first function in which three dots still stand for an answer; "this part" if none."""
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.FunctionDef) and blanks(ast.unparse(node)):
+            return node.name
+    return "this part"
+
+
 def part(line: str, cell: str) -> None:
-    """Write a cell into the learner's file: the cell magic `%%part STEP NAME`. Raises SyntaxError, ValueError."""
+    """Write a cell into the learner's file: the cell magic `%%part STEP NAME`. Raises ValueError."""
     words = line.split()
     if len(words) != 2 or not re.fullmatch(r"[1-6]", words[0]) or not words[1].isidentifier():
         raise ValueError(f"%%part: wants a step and a name, as in '%%part 1 shard_of', not {line!r}")
-    open_lines = blanks(cell)
+    try:
+        open_lines = blanks(cell)
+    except SyntaxError as error:
+        broken.add(words[1])
+        print(f"Line {error.lineno}: {error.msg}. my_fsdp.py is unchanged.")
+        return
+    broken.discard(words[1])
     parts = own_parts()
     parts[words[1]] = cell.strip()
     write_parts(parts)
     text = own_file().read_text(encoding="utf-8")
     count = len([row for row in text.splitlines() if row.strip() and not row.strip().startswith("#")])
-    print(f"my_fsdp.py: {count} lines" + (f"; {len(open_lines)} times three dots to replace" if open_lines else ""))
+    print(
+        f"my_fsdp.py: {count} lines of code"
+        + (f"; {len(open_lines)} times three dots to replace" if open_lines else "")
+    )

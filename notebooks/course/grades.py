@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .checks import saved
-from .file_parts import blanks, own_file, own_parts
+from .file_parts import blanks, broken, own_file, own_parts, unfinished_function
 
 VERSION = (
     "Autograd refuses the weight: it counts each change of a tensor that it has saved. Fill the whole parameter "
@@ -41,8 +41,15 @@ def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     code = own_parts().get(part)
     if code is None:
         return f"my_fsdp.py has no part {part!r} yet: run the cell of this exercise that begins with `%%part`."
+    if part in broken:
+        return (
+            f"The last cell of part {part!r} has a syntax error, so my_fsdp.py is unchanged: mend it, and run it again."
+        )
     if lines := blanks(code):
-        return f"Not answered yet: put your own code in place of the three dots in `{lines[0]}`, and run that cell."
+        return (
+            f"Not answered yet: put your own code in place of the three dots in `{lines[0]}` of "
+            f"`{unfinished_function(code)}`, and run that cell."
+        )
     cell = artifacts(name) / "cell.py"
     if cell.is_file() and cell.stat().st_mtime < own_file().stat().st_mtime:
         return f"my_fsdp.py has changed since: run the `%%ranks {ranks} {name}` cell again."
@@ -117,8 +124,8 @@ def _sent(mine: dict[str, int], theirs: dict[str, int]) -> str | None:
     return None
 
 
-def predicted_as_measured(predicted: dict[str, int], measured: dict[str, int]) -> str | None:
-    """Return the hint for bytes of a step that were predicted otherwise than measured."""
+def predicted_as_measured(predicted: dict[str, int], measured: dict[str, int], *, frozen: bool = False) -> str | None:
+    """Return the hint for bytes of a step that were predicted otherwise than measured; frozen: some units are."""
     for name in sorted({*measured, *predicted}):
         got, sent = predicted.get(name, 0), measured.get(name, 0)
         if got == sent:
@@ -127,7 +134,8 @@ def predicted_as_measured(predicted: dict[str, int], measured: dict[str, int]) -
         if got == 2 * sent:
             return head + "A rank need not send its own part to itself: (W-1)/W of the whole."
         if name == "all-gather, backward" and got > sent:
-            return head + "Which units are not released after forward, and through which does backward not pass?"
+            passes = ", and through which does backward not pass" if frozen else ""
+            return f"{head}Which units are not released after forward{passes}?"
         if name == "reduce-scatter, backward" and got > sent:
             return head + "Only a unit that trains is reduced."
         return head + "The whole is W times the elements of a shard, padding included, times the bytes of one."

@@ -50,8 +50,16 @@ def test_a_part_is_replaced_where_it_stands_and_blanks_are_named(capsys):
     assert files.blanks("a = [1, 2][...]\nb = ...\n") == ["b = ..."]
     with pytest.raises(ValueError, match="%%part: wants a step and a name"):
         files.part("shard_of", "")
-    with pytest.raises(SyntaxError):
-        files.part("1 a", "def")
+
+
+def test_a_cell_with_a_syntax_error_leaves_the_file_and_is_refused_until_it_is_mended(capsys):
+    files.part("1 shard_of", "def shard_of(tensor):\n    return tensor")
+    files.part("1 shard_of", "def shard_of(tensor)\n    return 0")
+    assert capsys.readouterr().out.endswith("Line 1: expected ':'. my_fsdp.py is unchanged.\n")
+    assert files.own_parts()["shard_of"].endswith("return tensor")
+    assert "has a syntax error" in graded("02.shard", "shard_of", 3)
+    files.part("1 shard_of", "def shard_of(tensor):\n    ...")
+    assert "in `...` of `shard_of`" in graded("02.shard", "shard_of", 3)
 
 
 def test_what_is_missing_is_said_before_ranks_are_looked_at():
