@@ -6,19 +6,20 @@ No script is needed: rules of a style sheet do it, so it works in a notebook, in
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from html import escape
 
 from ..core.plan import WrapPlan
 from ..params import RunParams
 from ..predict.timeline import Timeline, step_timeline
 from .markup import note
-from .rank_picture import WIDTH, rank_picture
+from .opened_patterns import opened_patterns, opening_controls, opening_rules
+from .rank_picture import WIDTH, Lanes, rank_picture
 from .step_picture import step_picture
-from .unit_boxes import about, unit_boxes
+from .unit_boxes import Box, about
 
 HINT = "Point at a unit, or go to it with Tab: both pictures show it, and here is what it is and why."
-MAX_UNITS = 120
-"""Of a plan of more units, only the merged boxes are drawn, so that the picture stays small."""
+OPENS = "A pattern that repeats opens by a click or the space bar, and closes again."
 NO_EXAMPLE = "One step on a rank is drawn for a plan with an example: add one, and activations are counted, too."
 
 
@@ -41,19 +42,21 @@ def plan_pictures(
     timeline: of the plan, if it has an example. pinned: another plan's, drawn as a dashed line. activations: draw them,
     too. missing: why there is no timeline, in words.
     """
-    boxes = unit_boxes(plan)
+    lanes = Lanes(plan, width)
+    boxes = lanes.boxes
     html = _title("What each rank holds between steps", "a box is a unit, as wide as its parameters")
-    html += _scrolling(rank_picture(plan, width=width))
-    if len(boxes) < sum(len(box.units) for box in boxes) <= MAX_UNITS:
-        every = _scrolling(rank_picture(plan, width=width, merged=False))
-        html += f"<details><summary>every unit by itself</summary>{every}</details>"
+    picture = rank_picture(plan, lanes=lanes) + opening_controls(lanes)
+    html += _scrolling(f'<div class="mm-lanes">{picture}</div>')
+    opened = opened_patterns(plan, boxes, width)
+    html += opened
+    hint = f"{HINT} {OPENS}" if opened else HINT
     lines = "".join(f'<span class="mm-b{place}">{escape(about(plan, box))}</span>' for place, box in enumerate(boxes))
-    html += f'<p class="mm-about"><span class="mm-hint">{HINT}</span>{lines}</p>'
+    html += f'<p class="mm-about" aria-live="polite"><span class="mm-hint">{hint}</span>{lines}</p>'
     if timeline is None:
-        return _linked(html + note(missing), len(boxes))
+        return _linked(html + note(missing), boxes)
     html += _title("One step on a rank", _calls(timeline))
     html += _scrolling(step_picture(plan, timeline, pinned=pinned, activations=activations, width=width))
-    return _linked(html, len(boxes))
+    return _linked(html, boxes)
 
 
 def _title(words: str, about_it: str) -> str:
@@ -73,10 +76,10 @@ def _calls(timeline: Timeline) -> str:
     return f"{calls or 'nothing is sent'}{micro_steps}"
 
 
-def _linked(html: str, boxes: int) -> str:
+def _linked(html: str, boxes: Sequence[Box]) -> str:
     """Return HTML in which all that has the class of a box is lit while one of it is pointed at, or has the focus."""
-    rules = ""
-    for place in range(boxes):
+    rules = opening_rules(boxes)
+    for place in range(len(boxes)):
         name = f".mm-b{place}"
         lit = f".mm-plan:has({name}:is(:hover,:focus-visible))"
         rules += f"{lit} svg {name}{{outline:2px solid}}{lit} p {name}{{display:inline}}\n"

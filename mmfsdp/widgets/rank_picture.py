@@ -7,10 +7,9 @@ from html import escape
 
 from ..core.plan import Unit, UnitKind, WrapPlan
 from ..params import FrozenPolicy
-from ..params.numbers import size
 from .markup import svg, text, width_of
 from .style import FILL
-from .unit_boxes import Box, about, box_of_unit, part_name, pattern_name, short_text, unit_boxes
+from .unit_boxes import Box, about, part_name, pattern_name, unit_boxes
 
 WIDTH = 760
 """Pixels. No picture is scaled down in a cell of JupyterLab at 1280 pixels with its side bar open."""
@@ -21,52 +20,66 @@ ALL_RANKS = 8
 LANES_HEIGHT, MIN_LANE, MAX_LANE, LANE_GAP = 80, 13, 34, 5
 MIN_BOX, MIN_STRIPE, BOX_GAP = 3.0, 2.0, 2.0
 PART_ROW = MARK_ROW = PATTERN_ROW = LEGEND_ROW = 17
+SKIPPED_ROW = 14
 FONT = 12
 LETTERS = {FrozenPolicy.SHARD: "S", FrozenPolicy.KEEP: "K", FrozenPolicy.REPLICATE: "R"}
 MARK = "∇"
 """Of a frozen unit that gradients pass through."""
 
 
-def rank_picture(plan: WrapPlan, *, width: int = WIDTH, merged: bool = True) -> str:
+class Lanes:
+    """The layout of a picture of the ranks: where each box and each lane stands, in pixels."""
+
+    def __init__(self, plan: WrapPlan, width: int) -> None:
+        self.plan = plan
+        self.boxes = unit_boxes(plan)
+        # A picture of hundreds of boxes is wider.
+        self.width = max(width, LEFT + int(len(self.boxes) * (MIN_BOX + BOX_GAP)) + 60)
+        self.places = places_of(self.boxes, self.width - LEFT)
+        """x and width of each box."""
+        self.marks = _marks(plan, self.boxes, self.places, PART_ROW + FONT)
+        self.top = PART_ROW + (MARK_ROW if self.marks else 0)
+        ranks = _shown_ranks(plan)
+        self.lane = min(MAX_LANE, max(MIN_LANE, (LANES_HEIGHT - LANE_GAP * (len(ranks) - 1)) / len(ranks)))
+        self.tops: list[tuple[int | None, float]] = []
+        """Rank and y of each lane; None stands for those that are left out."""
+        y: float = self.top
+        for rank in ranks:
+            self.tops.append((rank, y))
+            y += SKIPPED_ROW if rank is None else self.lane + LANE_GAP
+        self.bottom = y
+
+
+def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = None) -> str:
     """Return the units of each rank as SVG: what it stores is filled, what other ranks store is a dashed outline.
 
-    A box has the width of its parameters. merged: patterns that repeat are one box each. Boxes of one unit have the
-    class mm-b0, mm-b1, ... of its merged box; those of the first lane take the keyboard's focus. Without merging only
-    that lane is drawn.
+    A box has the width of its parameters; patterns that repeat are one box each. Boxes have the classes mm-b0, mm-b1,
+    ... and take the keyboard's focus. lanes: the layout, if the picture stands beneath the controls that open its
+    patterns; these take the focus then.
     """
-    boxes = unit_boxes(plan, merged=merged)
-    numbers = box_of_unit(unit_boxes(plan))
-    width = max(width, LEFT + int(len(boxes) * (MIN_BOX + BOX_GAP)) + 60)  # a picture of hundreds of boxes is wider
-    places = _places(boxes, width - LEFT)
-    ranks = _shown_ranks(plan) if merged else [0]
-    lane = min(MAX_LANE, max(MIN_LANE, (LANES_HEIGHT - LANE_GAP * (len(ranks) - 1)) / len(ranks)))
-    top: float = PART_ROW
-    parts = _part_names(boxes, places, width)
-    marks = _marks(plan, boxes, places, top + FONT)
-    if marks:
-        parts += marks
-        top += MARK_ROW
-    first = True
-    for rank in ranks:
+    opens = lanes is not None
+    lanes = lanes or Lanes(plan, width)
+    boxes, places, top, bottom = lanes.boxes, lanes.places, lanes.top, lanes.bottom
+    parts = _part_names(boxes, places, lanes.width) + lanes.marks
+    shapes = Shapes(plan, lanes.lane)
+    for rank, y in lanes.tops:
         if rank is None:
-            parts.append(text(LEFT, top + 8, "⋮", size=FONT))
-            top += 14
+            parts.append(text(LEFT, y + 8, "⋮", size=FONT))
             continue
-        parts.append(text(LEFT - 8, top + lane / 2 + 4, f"rank {rank}", size=FONT, anchor="end"))
+        parts.append(text(LEFT - 8, y + lanes.lane / 2 + 4, f"rank {rank}", size=FONT, anchor="end"))
         for box, (x, box_width) in zip(boxes, places, strict=True):
-            shape = _box(plan, box.unit, rank, (x, top, box_width, lane))
-            words = ""
-            if first:
-                words = about(plan, box) if merged else f"{short_text(box.unit.name)}: {size(box.unit.bytes_at_rest)}"
-            parts.append(_group(numbers[box.unit.order], words, shape))
-        first = False
-        top += lane + LANE_GAP
-    brackets = _brackets(boxes, places, top)
-    if brackets:
-        parts += brackets
-        top += PATTERN_ROW
-    legend, rows = _legend(plan, boxes, top, width)
-    return svg(width, top + LEGEND_ROW * rows, _description(plan, boxes), *parts, *legend, role="group")
+            shapes.add(box.unit, rank, x, y, box_width)
+    parts += shapes.paths()
+    for number, (box, (x, box_width)) in enumerate(zip(boxes, places, strict=True)):
+        has_focus = not (opens and len(box.units) > 1)
+        words = about(plan, box)
+        if opens:  # the rest stands beneath the picture
+            words = words.partition(";")[0]
+        parts.append(place(number, words, (x, top, box_width, bottom - top - LANE_GAP), has_focus))
+    brackets = _brackets(boxes, places, bottom)
+    legend, rows = _legend(plan, boxes, bottom + (PATTERN_ROW if brackets else 0), lanes.width)
+    height = bottom + (PATTERN_ROW if brackets else 0) + LEGEND_ROW * rows
+    return svg(lanes.width, height, _description(plan, boxes), *parts, *brackets, *legend, role="group")
 
 
 def _shown_ranks(plan: WrapPlan) -> list[int | None]:
@@ -77,7 +90,7 @@ def _shown_ranks(plan: WrapPlan) -> list[int | None]:
     return [0, 1, None, ranks - 1]
 
 
-def _places(boxes: Sequence[Box], width: float) -> list[tuple[float, float]]:
+def places_of(boxes: Sequence[Box], width: float) -> list[tuple[float, float]]:
     """Return x and width of each box: by its parameters, and at least MIN_BOX."""
     free = width - BOX_GAP * len(boxes)
     widths = [0.0] * len(boxes)
@@ -97,40 +110,63 @@ def _places(boxes: Sequence[Box], width: float) -> list[tuple[float, float]]:
     return places
 
 
-def _box(plan: WrapPlan, unit: Unit, rank: int, frame: tuple[float, float, float, float]) -> str:
-    """Return the shapes of a unit in a rank's lane. frame: x, y, width and height in pixels."""
+class Shapes:
+    """The shapes of units in lanes, of one height, as one path for each look, so that a picture stays small."""
+
+    def __init__(self, plan: WrapPlan, lane: float) -> None:
+        self._plan, self._lane = plan, lane
+        kinds = ("frozen", "trainable")
+        self._outlines, self._hatched = dict.fromkeys(kinds, ""), dict.fromkeys(kinds, "")
+        self._filled = dict.fromkeys(kinds, "")
+
+    def add(self, unit: Unit, rank: int, x: float, y: float, width: float) -> None:
+        """Add what a rank has of a unit, in a box whose upper left corner is (x, y)."""
+        plan, lane = self._plan, self._lane
+        if not unit.sharded or plan.shard == 1:
+            self._fill(unit, x, y, width, lane)
+            return
+        kind = "trainable" if unit.kind is UnitKind.TRAINABLE else "frozen"
+        self._outlines[kind] += rectangle(x + 0.5, y + 0.5, width - 1, lane - 1)
+        if unit.gathers_forward and not unit.reshard_after_forward:  # upright hatching is one dashed line
+            self._hatched[kind] += f"M{x:.1f} {y + lane / 2:.1f}h{width:.1f}"
+        stripe = max(MIN_STRIPE, lane / plan.shard)
+        self._fill(unit, x, y + (lane - stripe) * rank / (plan.shard - 1), width, stripe)
+
+    def paths(self) -> list[str]:
+        """Return the paths: what is filled covers the hatching, and that the outlines."""
+        outline = 'fill="none" stroke="{}" stroke-dasharray="3 2"'
+        hatching = f'stroke="{{}}" stroke-width="{self._lane:.1f}" stroke-dasharray="2 3"'
+        looks = ((self._outlines, outline), (self._hatched, hatching), (self._filled, 'fill="{}"'))
+        paths = []
+        for data_of, look in looks:
+            for kind, data in data_of.items():
+                if data:
+                    paths.append(f'<path {look.format(FILL[kind])} d="{data}"/>')
+        return paths
+
+    def _fill(self, unit: Unit, x: float, y: float, width: float, height: float) -> None:
+        """Add what a rank stores of a unit; of a mixed one the frozen part is on the left."""
+        frozen = width * (1 - unit.trainable_numel / unit.numel)
+        for left, part, kind in ((x, frozen, "frozen"), (x + frozen, width - frozen, "trainable")):
+            if part > 0.05:
+                self._filled[kind] += rectangle(left, y, part, height)
+
+
+def rectangle(x: float, y: float, width: float, height: float) -> str:
+    """Return a rectangle as path data; widths and heights are positive."""
+    left, top, right, down = (f"{number:.1f}".removesuffix(".0") for number in (x, y, width, height))
+    return f"M{left} {top}h{right}v{down}h-{right}z"
+
+
+def place(number: int, words: str, frame: tuple[float, float, float, float], has_focus: bool = True) -> str:
+    """Return the place of a box, which the mouse points at. frame: x, y, width and height in pixels.
+
+    has_focus: it takes the keyboard's focus.
+    """
     x, y, width, height = frame
-    if not unit.sharded or plan.shard == 1:
-        return _filled(unit, x, y, width, height)
-    stripe = max(MIN_STRIPE, height / plan.shard)
-    stripe_top = y + (height - stripe) * rank / (plan.shard - 1)
-    color = FILL["trainable"] if unit.kind is UnitKind.TRAINABLE else FILL["frozen"]
-    outline = f'fill="transparent" stroke="{color}" stroke-dasharray="3 2"'
-    shapes = f'<path d="M{x + 0.5:.1f} {y + 0.5:.1f}h{width - 1:.1f}v{height - 1:.1f}h{1 - width:.1f}z" {outline}/>'
-    if unit.gathers_forward and not unit.reshard_after_forward:
-        for low, high in ((y, stripe_top), (stripe_top + stripe, y + height)):
-            if high - low > 1:  # upright hatching is one dashed line
-                line = f'<path d="M{x:.1f} {(low + high) / 2:.1f}h{width:.1f}" stroke="{color}"'
-                shapes += f'{line} stroke-width="{high - low:.1f}" stroke-dasharray="2 3"/>'
-    return shapes + _filled(unit, x, stripe_top, width, stripe)
-
-
-def _filled(unit: Unit, x: float, y: float, width: float, height: float) -> str:
-    """Return what a rank stores of a unit; of a mixed one the frozen part is on the left."""
-    frozen = width * (1 - unit.trainable_numel / unit.numel)
-    shapes = ""
-    for left, part, kind in ((x, frozen, "frozen"), (x + frozen, width - frozen, "trainable")):
-        if part > 0.05:
-            frame = f'x="{left:.1f}" y="{y:.1f}" width="{part:.1f}" height="{height:.1f}"'
-            shapes += f'<rect {frame} fill="{FILL[kind]}"/>'
-    return shapes
-
-
-def _group(number: int, words: str, shapes: str) -> str:
-    """Return a box of one lane; with words, it takes the keyboard's focus."""
-    if not words:
-        return f'<g class="mm-b{number}">{shapes}</g>'
-    return f'<g class="mm-b{number}" tabindex="0" role="img"><title>{escape(words)}</title>{shapes}</g>'
+    focus = ' tabindex="0" role="img"' if has_focus else ""
+    shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="transparent"/>'
+    return f'<g class="mm-b{number}"{focus}><title>{escape(words)}</title>{shape}</g>'
 
 
 def _part_names(boxes: Sequence[Box], places: Sequence[tuple[float, float]], width: float) -> list[str]:
@@ -164,6 +200,7 @@ def _marks(plan: WrapPlan, boxes: Sequence[Box], places: Sequence[tuple[float, f
 def _brackets(boxes: Sequence[Box], places: Sequence[tuple[float, float]], top: float) -> list[str]:
     """Return a line under each pattern that repeats, with its name or, where it is narrow, the number of times."""
     brackets = []
+    free = 0.0  # from where on no name stands
     for pattern in dict.fromkeys(box.pattern for box in boxes):
         indices = [index for index, box in enumerate(boxes) if box.pattern == pattern]
         if len(boxes[indices[0]].units) == 1:
@@ -173,8 +210,10 @@ def _brackets(boxes: Sequence[Box], places: Sequence[tuple[float, float]], top: 
         brackets.append(f'<path d="M{x:.1f} {top - 3:.1f}v3H{end:.1f}v-3" fill="none" stroke="currentColor"/>')
         name = pattern_name([boxes[index] for index in indices])
         for words in (name, f"{len(boxes[indices[0]].units)} ×"):
-            if width_of(words, FONT) <= end - x + 16:
+            left = (x + end - width_of(words, FONT)) / 2
+            if left >= max(x - 8, free):
                 brackets.append(text((x + end) / 2, top + 13, words, size=FONT, anchor="middle"))
+                free = left + width_of(words, FONT) + 4
                 break
     return brackets
 

@@ -11,7 +11,7 @@ from ..core.plan import WrapPlan
 from ..params.numbers import size
 from ..predict.timeline import Moment, Timeline
 from .markup import svg, text, ticks, width_of
-from .rank_picture import FONT, LEFT, WIDTH
+from .rank_picture import FONT, LEFT, WIDTH, rectangle
 from .style import FILL
 from .unit_boxes import box_of_unit, short_text, unit_boxes
 
@@ -116,22 +116,24 @@ def _stack(timeline: Timeline, moment: Moment, areas: Sequence[str]) -> list[int
 
 
 def _layers(timeline: Timeline, columns: Sequence[Column], areas: Sequence[str], scale: float) -> list[str]:
-    """Return the areas as stairs, each on top of the one before it."""
+    """Return the areas as stairs, each on top of the one before it.
+
+    Each reaches down to the axis, and the lower ones are drawn over it: half as many corners as with both its edges.
+    """
     stacks = [_stack(timeline, moment, areas) for _, _, moment in columns]
     heights = [0.0] * len(columns)
     layers = []
     for index, area in enumerate(areas):
-        lower = list(heights)
         for place, stack in enumerate(stacks):
             heights[place] += stack[index] * scale
         if any(stack[index] for stack in stacks):
-            there = _stairs(columns, heights)
-            back = _stairs(columns, lower, backwards=True)
-            layers.append(f'<path d="M{there}L{back}z" fill="{FILL[area]}"/>')
+            down = f"V{TOP + HEIGHT}H{LEFT}z"
+            layers.append(f'<path d="M{_stairs(columns, heights)}{down}" fill="{FILL[area]}"/>')
+    layers.reverse()
     return layers
 
 
-def _stairs(columns: Sequence[Column], heights: Sequence[float], *, backwards: bool = False) -> str:
+def _stairs(columns: Sequence[Column], heights: Sequence[float]) -> str:
     """Return a line over the columns as SVG path data: it changes its height between them only."""
     corners: list[tuple[float, float]] = []
     for (x, width, _), height in zip(columns, heights, strict=True):
@@ -140,8 +142,6 @@ def _stairs(columns: Sequence[Column], heights: Sequence[float], *, backwards: b
             corners[-1] = (x + width, corners[-1][1])
             continue
         corners += [(x, y), (x + width, y)]
-    if backwards:
-        corners.reverse()
     (x, y), *others = corners
     data = f"{x:.1f} {y:.1f}"
     for index, (x, y) in enumerate(others):  # level, then upright, in turn
@@ -201,8 +201,8 @@ def _places_of_units(plan: WrapPlan, timeline: Timeline, boxes: dict[int, int], 
         last_x = x
         most = timeline.constant + max(moment.without_activations for moment in moments)
         words = f"{phase} of {short_text(plan.units[order].name)}: {size(most)}"
-        frame = f'x="{x:.1f}" y="{TOP}" width="{max(MIN_PLACE, (end - first) * pixels):.1f}" height="{HEIGHT}"'
-        parts.append(f'<rect class="mm-b{boxes[order]}" {frame}><title>{escape(words)}</title></rect>')
+        outline = rectangle(x, TOP, max(MIN_PLACE, (end - first) * pixels), HEIGHT)
+        parts.append(f'<path class="mm-b{boxes[order]}" d="{outline}"><title>{escape(words)}</title></path>')
     return ['<g fill="transparent">', *parts, "</g>"]
 
 
@@ -238,10 +238,10 @@ def _collectives(plan: WrapPlan, timeline: Timeline, boxes: dict[int, int], larg
         if events <= MAX_EVENTS:
             names = ", ".join(short_text(plan.units[order].name) for order, _ in units)
             words = f"{kind} of {names}: {size(total)} sent"
-        frame = f'x="{LEFT + place * pixels:.1f}" y="{bottom - height:.1f}" width="3" height="{height:.1f}"'
-        ticks_of[kind] += f'<rect class="{classes}" {frame}><title>{escape(words)}</title></rect>'
+        line = f'd="M{LEFT + place * pixels + 1.5:.1f} {bottom}v-{height:.1f}"'
+        ticks_of[kind] += f'<path class="{classes}" {line}><title>{escape(words)}</title></path>'
     for kind, color in (("all-gather", FILL["gathered"]), ("reduction", FILL["gradients"])):
-        parts.append(f'<g fill="{color}">{ticks_of[kind]}</g>')
+        parts.append(f'<g stroke="{color}" stroke-width="3">{ticks_of[kind]}</g>')
     return parts
 
 

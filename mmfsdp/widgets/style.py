@@ -84,7 +84,10 @@ STYLE = f"""<style>
 .mm-plan h3 {{margin: .6em 0 .1em; line-height: 1.35; font-size: 1.05em}}
 .mm-plan h3 .mm-quiet {{font-weight: 400; margin-left: .5em}}
 .mm-plan g:focus {{outline: none}} .mm-plan summary {{font-size: 12px; cursor: pointer}}
-.mm-plan:has(details[open]) > .mm-scroll:first-of-type {{display: none}}
+.mm-lanes {{position: relative}} .mm-plan .mm-lanes svg {{margin: 0; display: block}}
+.mm-open {{position: absolute; margin: 0; padding: 0; opacity: 0; cursor: pointer}}
+.mm-open:checked {{left: var(--left) !important; width: var(--width) !important}}
+.mm-opened {{display: none; font-size: 12px; line-height: 1.5}} .mm-plan .mm-opened svg {{margin: 0}}
 .mm-plan .mm-scroll {{margin: 0}} .mm-plan svg {{max-width: none !important}}
 .mm-facts {{display: grid; grid-template-columns: max-content 1fr; gap: .1em 1em; margin: .8em 0; font-size: 14px}}
 .mm-facts dt {{opacity: .8}} .mm-facts dd {{margin: 0; overflow-wrap: anywhere}}
@@ -95,7 +98,7 @@ STYLE = f"""<style>
 .mm-compared td:first-child {{min-width: 10em}}
 .mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
 .mm-about > [class^="mm-b"] {{display: none}}
-.mm-plan:has(svg [class^="mm-b"]:is(:hover, :focus-visible)) .mm-hint {{display: none}}
+.mm-plan:has([class^="mm-b"]:is(:hover, :focus-visible)) .mm-hint {{display: none}}
 .mm-plan-figures {{display: grid; grid-template-columns: repeat(auto-fit, minmax(11em, 1fr))}}
 .mm-plan-figures > div {{font-size: 12px; line-height: 1.35}} .mm-plan-figures b {{font-size: 20px}}
 .mm-more, .mm-less, .mm-same {{font-size: 13px; white-space: nowrap}}

@@ -11,7 +11,7 @@ from ..params.numbers import count, size
 
 MAX_BOXES = 24
 """In a plan of more units, patterns that repeat are merged."""
-MAX_NAME = 90
+MAX_NAME = 64
 MAX_PATTERN = 8
 """Units in a pattern: with cross-attention before every fourth layer, five repeat."""
 

@@ -115,9 +115,9 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
 
     # Pointing at a unit lights it in both pictures.
     lit = "e => getComputedStyle(e).outlineStyle"
-    unit, in_step = page.locator("svg g.mm-b3").first, page.locator("svg rect.mm-b3").first
+    unit, in_step = page.locator("svg g.mm-b3").first, page.locator("svg path.mm-b3").first
     page.wait_for_function(  # FSDP2's pictures are drawn
-        """() => ['svg g.mm-b3', 'svg rect.mm-b3'].every(
+        """() => ['svg g.mm-b3', 'svg path.mm-b3'].every(
              s => document.querySelector(s) && getComputedStyle(document.querySelector(s)).outlineStyle === 'none')"""
     )
     unit.hover()

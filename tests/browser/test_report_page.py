@@ -3,9 +3,14 @@
 import shutil
 
 import pytest
+import torch
 from lab import chromium, serious_findings, shot, smallest_text
+from playwright.sync_api import expect
+from torch import nn
 
-from mmfsdp.params import RunParams
+from mmfsdp.core.make_plan import make_plan
+from mmfsdp.params import FSDPParams, RunParams, TrainParams
+from mmfsdp.predict.timeline import step_timeline
 from mmfsdp.run.folder import read_json, write_json
 from mmfsdp.run.state import RankProgress
 from mmfsdp.run.trouble import Trouble
@@ -13,6 +18,7 @@ from mmfsdp.widgets.banner import banner, tracebacks
 from mmfsdp.widgets.charts_page import charts_html
 from mmfsdp.widgets.compare import write_comparison
 from mmfsdp.widgets.markup import note
+from mmfsdp.widgets.plan_pictures import plan_pictures
 from mmfsdp.widgets.rank_grid import rank_grid
 from mmfsdp.widgets.report import write_report
 from mmfsdp.widgets.static_files import cockpit_sheet
@@ -52,6 +58,36 @@ def test_the_report_opens_offline_and_fits_the_screen(finished_run, screen, sche
         lowest = "all => Math.min(...all.map(e => e.getBoundingClientRect().height))"
         assert page.locator(".mm-plan svg text").evaluate_all(lowest) >= 12, "a narrow page scrolls the pictures"
         assert serious_findings(page) == []
+
+
+def test_a_pattern_opens_and_closes_by_a_click_on_its_box_and_by_the_keyboard():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8)) for _ in range(140)))
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index % 2 == 1)
+    fsdp = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=64)
+    plan = make_plan(model, fsdp, world_size=64, example={"input": torch.ones(2, 8)})
+    timeline = step_timeline(plan, TrainParams())
+    with chromium(viewport=SCREENS["desk"], offline=True) as page:
+        title = "<title>a plan</title>"
+        page.set_content(f'<html lang="en">{title}{STYLE}<main>{plan_pictures(plan, timeline)}</main></html>')
+        opened, step = page.locator(".mm-opened:visible"), page.locator(".mm-plan svg").last
+        box, neighbor = page.locator(".mm-open").nth(0), page.locator(".mm-open").nth(1)
+        expect(opened).to_have_count(0)
+        beside = neighbor.bounding_box()
+        box.click()
+        expect(opened).to_have_count(1)
+        assert opened.locator("path[class^=mm-b]").count() > 120
+        expect(step).to_be_visible()
+        assert serious_findings(page) == []
+        shot(page, "pattern-opened")
+        page.mouse.click(beside["x"] + beside["width"] / 2, beside["y"] + 5)  # any box of the pattern closes it
+        expect(opened).to_have_count(0)
+        neighbor.focus()
+        expect(page.locator(".mm-about .mm-b1")).to_be_visible()
+        for number in (1, 0):
+            page.keyboard.press("Space")
+            expect(opened).to_have_count(number)
+        assert page.problems == []
 
 
 def test_a_comparison_sorts_by_a_click_and_filters(finished_run):

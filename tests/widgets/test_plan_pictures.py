@@ -10,15 +10,17 @@ import torch
 from torch import nn
 
 from mmfsdp.core.make_plan import make_plan
-from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.predict import estimate
 from mmfsdp.predict.recordings import Recordings
 from mmfsdp.predict.timeline import step_timeline
+from mmfsdp.train.prepare import preview
 from mmfsdp.widgets import style
 from mmfsdp.widgets.plan_figures import Figure, figures_html, plan_figures
-from mmfsdp.widgets.plan_pictures import NO_EXAMPLE, plan_pictures
+from mmfsdp.widgets.plan_pictures import NO_EXAMPLE, plan_pictures, timeline_of
 from mmfsdp.widgets.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
 from mmfsdp.widgets.step_picture import SENT_HEIGHT, step_picture
+from mmfsdp.widgets.unit_boxes import unit_boxes
 from tests.tiny import tiny_batch, tiny_flamingo
 
 HOSTILE = "<script>alert('$x$ &')</script>"
@@ -65,25 +67,42 @@ def words(svg):
     return [element.text for element in elements(svg, "text")]
 
 
+def rectangles(path):
+    """(x, y, width, height) of each rectangle of a path."""
+    number = r"(-?[\d.]+)"
+    found = re.findall(rf"M{number} {number}h{number}v{number}", path.get("d"))
+    return [tuple(map(float, sizes)) for sizes in found]
+
+
+def filled(svg, kind):
+    """The rectangles of what the ranks store."""
+    paths = [path for path in elements(svg, "path") if path.get("fill") == style.FILL[kind]]
+    return [rectangle for path in paths for rectangle in rectangles(path)]
+
+
 def areas(svg):
     """The pixels of a picture's filled boxes by color."""
-    filled = dict.fromkeys(("frozen", "trainable"), 0.0)
-    for box in elements(svg, "g"):
-        for shape in box.findall("{http://www.w3.org/2000/svg}rect"):
-            for kind in filled:
-                if shape.get("fill") == style.FILL[kind]:
-                    filled[kind] += float(shape.get("width")) * float(shape.get("height"))
-    return filled
+    return {kind: sum(box[2] * box[3] for box in filled(svg, kind)) for kind in ("frozen", "trainable")}
 
 
 def hatched(svg):
-    """The pixels that are gathered once and kept."""
+    """The pixels of boxes that are gathered once and kept."""
     total = 0.0
-    for box in elements(svg, "g"):
-        for line in box.findall("{http://www.w3.org/2000/svg}path"):
-            if line.get("stroke-width"):
-                total += float(line.get("stroke-width")) * float(line.get("d").partition("h")[2])
+    for path in elements(svg, "path"):
+        if path.get("stroke-dasharray") == "2 3" and path.get("stroke") in style.FILL.values():
+            widths = re.findall(r"h([\d.]+)", path.get("d"))
+            total += float(path.get("stroke-width")) * sum(map(float, widths))
     return total
+
+
+def places(svg):
+    """Attributes of the places that are pointed at, by class."""
+    return [(group.get("class"), group[1].attrib) for group in elements(svg, "g") if group.get("class")]
+
+
+def units_of(svg):
+    """The classes of the units in the picture of an opened pattern."""
+    return [path.get("class") for path in elements(svg, "path") if path.get("class")]
 
 
 def test_what_a_rank_holds_is_drawn_by_area_for_each_way(plans):
@@ -113,20 +132,51 @@ def test_of_many_ranks_three_are_drawn_and_nothing_is_too_small_to_see(many_laye
     svg = rank_picture(many_layers)
     assert [word for word in words(svg) if word.startswith("rank ")] == ["rank 0", "rank 1", "rank 63"]
     assert "a filled stripe is 1/64" in words(svg)
-    for drawn in (svg, rank_picture(many_layers, merged=False)):
-        for box in elements(drawn, "g"):
-            stripe = box.find("{http://www.w3.org/2000/svg}rect")
-            assert float(stripe.get("width")) >= MIN_BOX and float(stripe.get("height")) >= MIN_STRIPE
-        right = max(float(e.get("x")) + float(e.get("width")) for e in elements(drawn, "rect"))
+    html = plan_pictures(many_layers, None)
+    for drawn in re.findall(r"<svg.*?</svg>", html, flags=re.S):
+        stripes = filled(drawn, "frozen") + filled(drawn, "trainable")
+        assert stripes and all(box[2] >= MIN_BOX and box[3] >= MIN_STRIPE for box in stripes)
+        assert all(float(place["width"]) >= MIN_BOX for _, place in places(drawn))
+        right = max(box[0] + box[2] for box in stripes)
         assert right <= float(ElementTree.fromstring(drawn).get("width"))
 
 
-def test_a_pattern_that_repeats_is_one_box_for_each_of_its_units(many_layers):
-    names = " ".join(words(rank_picture(many_layers)))
-    assert re.search(r"1[45] × ", names)
+def opening(html):
+    """The attributes of the check boxes that lie over the boxes of patterns."""
+    return [dict(re.findall(r'([\w-]+)="([^"]*)"', attributes)) for attributes in re.findall(r"<input([^>]*)>", html)]
+
+
+def test_a_box_of_several_units_opens_to_each_of_them(many_layers):
     html = plan_pictures(many_layers, None)
-    assert NO_EXAMPLE in html and "every unit by itself" in html
-    assert rank_picture(many_layers).count("<g ") < rank_picture(many_layers, merged=False).count("<g ")
+    names = " ".join(words(rank_picture(many_layers)))
+    assert re.search(r"1[45] × ", names) and NO_EXAMPLE in html
+    lanes, opened = re.findall(r"<svg.*?</svg>", html, flags=re.S)
+    merged = dict(places(lanes))
+    controls = opening(html)
+    several = [box for box in unit_boxes(many_layers) if len(box.units) > 1]
+    assert len(controls) == len(several) == 2, "both boxes of the pattern"
+    for control in controls:
+        name, *classes = control["class"].split()
+        position = dict(re.findall(r"([\w-]+):([\d.]+)px", control["style"]))
+        assert {edge: position[edge] for edge in ("width", "height")} == {
+            edge: merged[name][edge] for edge in ("width", "height")
+        }
+        assert (position["left"], float(position["top"])) == (merged[name]["x"], float(merged[name]["y"]))
+        assert control["type"] == "checkbox" and "each unit by itself" in control["aria-label"]
+        assert f".mm-plan:has(.{classes[1]}:checked) .mm-opened0{{display:block}}" in html.replace(
+            classes[1][-1] + "{", "0{"
+        )
+        assert f'<g class="{name}"><title>' in lanes, "the control takes the focus, not what lies beneath"
+    units = [unit for box in several for unit in box.units]
+    boxes_of_controls = [control["class"].split()[0] for control in controls]
+    assert sorted(units_of(opened)) == sorted(boxes_of_controls * 14)
+    assert len(units_of(opened)) == len(units) and all(f"{unit.name}: " in opened for unit in units)
+    assert "opens by a click or the space bar" in html
+
+
+def test_a_plan_without_patterns_has_nothing_to_open(plans):
+    html = plan_pictures(plans["SHARD"], None)
+    assert not opening(html) and "mm-opened" not in html and "opens by a click" not in html
 
 
 @pytest.mark.parametrize("backend", ["FSDP1", "FSDP2", "DDP"])
@@ -159,7 +209,8 @@ def test_plans_of_one_model_have_the_same_events_so_one_scale_holds_both(plans):
 def test_a_tick_for_each_collective_as_high_as_its_bytes(plans):
     timeline = step_timeline(plans["SHARD"], TRAIN)
     svg = step_picture(plans["SHARD"], timeline)
-    ticks = [e for e in elements(svg, "rect") if e.get("width") == "3"]
+    groups = [group for group in elements(svg, "g") if group.get("stroke-width") == "3"]
+    ticks = [tick for group in groups for tick in group]
     places = set()
     for collective in timeline.collectives:
         event = timeline.moments[min(collective.moment, len(timeline.moments) - 1)].event
@@ -167,7 +218,7 @@ def test_a_tick_for_each_collective_as_high_as_its_bytes(plans):
         name = plans["SHARD"].units[collective.unit].name
         assert any(name in e[0].text for e in ticks)
     assert len(ticks) == len(places), "those that begin at one event share a tick"
-    assert max(float(e.get("height")) for e in ticks) == SENT_HEIGHT
+    assert max(float(tick.get("d").partition("v-")[2]) for tick in ticks) == SENT_HEIGHT
 
 
 def test_both_pictures_point_at_the_same_unit(plans):
@@ -190,6 +241,19 @@ def test_a_plan_of_hundreds_of_units_and_several_micro_steps_is_small():
     assert len(html.encode()) < 100_000
     most = max(timeline.moments, key=lambda moment: moment.without_activations)
     assert most.event > 0
+    opened = re.findall(r'<div class="mm-opened .*?</svg>', html, flags=re.S)
+    several = [box for box in unit_boxes(plan) if len(box.units) > 1]
+    drawn = sum(len(units_of(picture[picture.index("<svg") :])) for picture in opened)
+    assert drawn == sum(len(box.units) for box in several) > 120
+    assert len(opening(html)) == len(several)
+
+
+def test_the_pictures_of_a_plan_with_most_boxes_are_small():
+    params = load("tiny_llava").change(**{"fsdp.backend": "FSDP1", "launch.ranks": 8})
+    plan, _ = preview(params)
+    timeline = timeline_of(params, plan)
+    assert len(unit_boxes(plan)) > 50, "each adapter is a unit"
+    assert len(plan_pictures(plan, timeline, pinned=timeline, activations=True, width=820).encode()) < 100_000
 
 
 def test_names_are_escaped_in_both_pictures_and_beneath():
