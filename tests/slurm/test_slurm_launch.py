@@ -37,7 +37,7 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
             assert words == (
                 f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
                 f"OMP_NUM_THREADS={threads} CUDA_VISIBLE_DEVICES={gpus} PLACE={place} "
-                f"GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME={nccl} node=127.0.0.{1 + rank // 2}"
+                f"GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME={nccl} HF_HUB_OFFLINE=1 node=127.0.0.{1 + rank // 2}"
             )
             ports.add((run.name, port))
     assert len({name for name, _ in ports}) == len(ports) == len({port for _, port in ports}) == 2
