@@ -13,11 +13,13 @@ pytestmark = pytest.mark.real
 
 OWN = r"\(hang_entries.py, line \d+\)"
 SAME_UNITS, THE_LINE = "run forward and backward of the same units on all ranks", "look at the line where it is"
+SILENCE_S = 20
+"""Ranks import for at most five times as long: a dozen of them do on two busy cores."""
 HANGS = {
     "sleeps": (
         1,
         r"rank 1 never entered the all-gather of the root unit in forward \(collective \d+\), in which rank 0 waits; "
-        rf"it is in collate {OWN}; no rank has reported for launch.silence_s, 4 s \(rank 1: step 2 compute\)",
+        rf"it is in collate {OWN}; no rank has reported for launch.silence_s, {SILENCE_S} s \(rank 1: step 2 compute\)",
         THE_LINE,
     ),
     "no_picture": (
@@ -55,7 +57,7 @@ FAILS = (
 def check(run, fault: str) -> None:
     """The state, its trouble and what to do are as planted."""
     rank, words, fix = HANGS[fault]
-    state = run.wait(120)
+    state = run.wait(240)
     assert state.status is Status.FAILED and state.rank == rank, f"{fault}: {state}\n{run.logs(0)}"
     assert re.match(words, state.reason), f"{fault}: {state.reason}"
     (trouble,) = troubles(run.path, run_state(run.path))
@@ -63,13 +65,13 @@ def check(run, fault: str) -> None:
 
 
 def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):
-    params = light(tmp_path, **{"launch.ranks": 2, "launch.silence_s": 4, "launch.threads": 1})
+    params = light(tmp_path, **{"launch.ranks": 2, "launch.silence_s": SILENCE_S, "launch.threads": 1})
     with runs_of(params, "hang_entries") as go:
         runs = {fault: go(fault, **{"launch.name": fault}) for fault in (*HANGS, "no_picture_in_gloo")}
         for fault in HANGS:
             check(runs[fault], fault)
         failed = runs["no_picture_in_gloo"]
-        state = failed.wait(120)
+        state = failed.wait(240)
         assert state.rank == 1 and re.match(FAILS, state.reason, re.DOTALL), state
         (trouble,) = troubles(failed.path, run_state(failed.path))
         assert "; then" not in trouble.text and SAME_UNITS in trouble.fix
