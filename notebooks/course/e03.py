@@ -85,8 +85,9 @@ def _replicated_unlike(failure: str) -> bool:
     """Return True if the cell came as far as REPLICATE, and failed by the dtype or by the pre-hook's arguments."""
     from mmfsdp.widgets.ranks_magic import artifacts
 
-    came_far = "KEEP " in (artifacts("03.policies") / "0.log").read_text(errors="replace")
-    return came_far and (failure == DTYPE or "cast() missing" in failure)
+    if failure != DTYPE and "cast() missing" not in failure:
+        return False
+    return "KEEP " in (artifacts("03.policies") / "0.log").read_text(errors="replace")  # it has run: it has failed
 
 
 REPLICATED_DTYPE = (
