@@ -19,7 +19,7 @@ HANGS = {
     "sleeps": (
         1,
         r"rank 1 never entered the all-gather of the root unit in forward \(collective \d+\), in which rank 0 waits; "
-        rf"it is in collate {OWN}; no rank has reported for launch.silence_s, {SILENCE_S} s \(rank 1: step 2 compute\)",
+        rf"it is in collate {OWN}; no rank has reported for launch.silence_s, \d+ s \(rank 1: step 2 compute\)",
         THE_LINE,
     ),
     "no_picture": (
