@@ -49,6 +49,9 @@ class Cluster:
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "TMPDIR": str(self.folder / "tmp"),
+            # Jobs have login shells. A job that is killed while a start file of whoever runs the tests holds a lock
+            # leaves the lock, and all later jobs wait for it: here there are no such files.
+            "HOME": str(self.folder / "home"),
         }
 
     def start(self) -> None:
@@ -147,6 +150,7 @@ class Cluster:
             "gpus",
             "bin",
             "tmp",
+            "home",
             *(f"spool/{node}" for node in (*NODES, SPARE, NOWHERE, TYPED, BARE)),
         ):
             (self.folder / name).mkdir(parents=True)
