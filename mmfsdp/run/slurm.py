@@ -33,6 +33,7 @@ from .site import (
     time_limit,
     variable_lines,
 )
+from .slurm_log import SCRIPT_FILE
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
@@ -123,6 +124,7 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[s
     """Return the lines of the batch script before srun."""
     exit_code = shlex.quote(str(logs / EXIT_CODE_FILE))
     lines = [
+        f"touch {shlex.quote(str(logs / SCRIPT_FILE))}",
         f"rm -f {shlex.quote(str(logs))}/rank*",  # what ranks reported before the job was requeued
         'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$1 failed with exit code $code"',
         f"echo $code > {exit_code}; exit $code; }}",

@@ -22,17 +22,16 @@ from .record import (
     RunRecord,
     RunState,
     Status,
-    advice,
     all_done,
     cancelled_state,
     first_failure,
-    library_error,
     rank_status,
     rank_statuses,
     read_status,
     status_values,
     write_status,
 )
+from .slurm_log import silent_death, slow_login, state_in_log
 
 EXIT_CODE_FILE = "ranks.end"
 """File in logs/: the exit code of srun, written by the batch script after all ranks ended."""
@@ -189,7 +188,8 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
     if failure := first_failure(rank_statuses(folder, record)):
         return replace(failure, status=status, reason=failure.reason + trouble)  # final once all ranks have ended
     nodes = f" on {job.nodes}" if job.nodes else ""
-    return RunState(status, f"job {number}{nodes}{trouble}")
+    login = slow_login(folder) if job.state == "RUNNING" and not rank0 else ""
+    return RunState(status, f"job {number}{nodes}{login}{trouble}")
 
 
 def _waiting_reason(job: Job) -> str:
@@ -218,7 +218,7 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
         return RunState(Status.FAILED, ENDED[job.state])
     if _exit_code(folder) == 0:
         return _interrupted_state(statuses)
-    return _silent_death(folder, statuses, job.reason)
+    return silent_death(folder, statuses, job.reason)
 
 
 def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:
@@ -229,56 +229,6 @@ def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:
         ranks += f" and {len(unfinished) - 8} more"
     reason = f"the job ended before {ranks} finished: interrupted, as by a node that was set down; resume it"
     return RunState(Status.FAILED, reason)
-
-
-_CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
-"""Printed into the job's log by the daemon of its node: `CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT`."""
-_CAUSES = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
-
-
-def state_in_log(folder: Path) -> str:
-    """Return Slurm's final state of a job by the job's own log, such as TIMEOUT; empty if the log has none."""
-    causes = _CANCELLED_LINE.findall(last_log_lines(folder, 0, size=40_000))
-    return _CAUSES.get(causes[-1], "") if causes else ""
-
-
-_TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
-
-
-def task_error(log: str) -> tuple[int, str] | None:
-    """Return the first rank that ended badly by what srun has printed, and words such as `2 on node7: Killed`."""
-    match = _TASK_ERROR.search(log)
-    if not match:
-        return None
-    node, tasks, error = match.groups()
-    rank = int(re.split("[,-]", tasks)[0])
-    return rank, f"{rank} on {node}: {error}"
-
-
-def _silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
-    """Return the state of a job whose ranks reported nothing at their end: what srun printed about them."""
-    log = last_log_lines(folder, 0, size=40_000)
-    if match := _TASK_ERROR.search(log):
-        node, tasks, error = match.groups()
-        rank = int(re.split("[,-]", tasks)[0])
-        last_words = last_log_lines(folder, rank)
-        if rank < len(statuses) and not statuses[rank]:
-            error = f"{error} before it started{_own_words(last_words)}"
-        elif ended := library_error(last_log_lines(folder, rank, size=64_000)):
-            error = f"{error}, ended by a library: {ended}{advice(ended)}"
-        return RunState(Status.FAILED, f"rank {rank} on {node}: {error}", rank, last_words)
-    lines = log.strip().splitlines()
-    if lines:
-        return RunState(Status.FAILED, lines[-1][:500], traceback=log[-4000:])
-    words = f"the job left no log, and no rank has reported anything{f' ({reason})' if reason else ''}"
-    hint = f"; if its first node cannot see {folder}, put launch.folder where all nodes can write"
-    return RunState(Status.FAILED, words + hint)
-
-
-def _own_words(log: str) -> str:
-    """Return the last line that a rank has printed itself, not srun about it, after a colon; "" if there is none."""
-    lines = [line for line in log.splitlines() if line.strip() and not re.match("srun: |slurmstepd", line)]
-    return f": {lines[-1][:300]}" if lines else ""
 
 
 @dataclass(frozen=True)

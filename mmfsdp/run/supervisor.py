@@ -43,7 +43,7 @@ from .record import (
     rank_statuses,
     write_status,
 )
-from .slurm_state import task_error
+from .slurm_log import task_error
 
 if TYPE_CHECKING:
     from .job_step import JobStep

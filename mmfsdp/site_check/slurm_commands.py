@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 
 from ..checks.lines import NOTE, OK, WRONG, Line
@@ -11,6 +12,8 @@ from ..run.slurm_state import run_command
 
 NO_ACCOUNTING = "accounting storage is disabled"
 """Part of sacct's words on a cluster that keeps no accounting, which a run can do without."""
+SLOW_LOGIN_S, LOGIN_TIMEOUT_S = 5.0, 30.0
+"""Seconds of a login shell: more are too slow, and after the second nobody waits any longer."""
 LOGIN_NODE = "run this on a login node of the cluster, or where its commands are on PATH (`module avail slurm`)"
 
 
@@ -22,8 +25,25 @@ def command_lines() -> Iterator[Line]:
     else:
         words = "it is not on PATH here, so that no job can be submitted"
         yield Line("sbatch", WRONG, words, f"{LOGIN_NODE}; in a job of yours, launch.executor srun needs none")
+    if shutil.which("bash"):
+        yield _login_shell()
     yield _asked("squeue", "--noheader", "--format=%i", f"--user={os.getuid()}")
     yield _asked("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1minutes")
+
+
+def _login_shell() -> Line:
+    """Return how long a login shell takes to start here: each batch script waits for one."""
+    began = time.monotonic()
+    done = run_command("bash", "-l", "-c", "true", timeout=LOGIN_TIMEOUT_S)
+    seconds = time.monotonic() - began
+    fix = "look for what is slow, or waits for a lock, in ~/.bash_profile, ~/.profile, ~/.bashrc and what they call"
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
+        return Line("login shell", WRONG, f"`bash -l -c true`: {said[0]}; each job begins with it", fix)
+    words = f"`bash -l -c true` takes {seconds:.1f} s, and each job begins with it"
+    if seconds > SLOW_LOGIN_S:
+        return Line("login shell", WRONG, words, fix)
+    return Line("login shell", OK, words)
 
 
 def _asked(command: str, *options: str) -> Line:

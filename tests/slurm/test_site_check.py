@@ -57,6 +57,11 @@ def faults(folder: Path) -> dict[str, Fault]:
             {"setup": ["false"]},
             {"batch script": ("launch.setup: false failed with exit code 1", "correct launch.setup")},
         ),
+        "login shell": Fault(
+            {"sbatch": ["no-requeue"]},
+            {"login shell": ("takes 6", "~/.bash_profile")},
+            environment={"HOME": str(folder / "slow_home")},
+        ),
         "address": Fault(
             {"setup": ["export MASTER_ADDR=255.255.255.255", "scontrol update jobid=$SLURM_JOB_ID requeue=0"]},
             {
@@ -117,6 +122,8 @@ def planted(cluster, tmp_path):
     (tmp_path / "no_database.conf").write_text(f"{conf}{database}AccountingStoragePort=9\n")
     (tmp_path / "hidden").mkdir(mode=0o700)
     os.chown(tmp_path / "hidden", 65534, 65534)
+    (tmp_path / "slow_home").mkdir()
+    (tmp_path / "slow_home/.bash_profile").write_text("sleep 6")
     (tmp_path / "small").mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path / "small"]).returncode == 0
     if not mounted:

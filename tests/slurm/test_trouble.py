@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import cli
+from mmfsdp.run import slurm_log
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
-from mmfsdp.run.slurm_state import state_in_log
 from tests.slurm.cluster import NODES, NOWHERE
 from tests.waiting import until
 
@@ -46,6 +46,19 @@ def test_a_suspended_job_is_shown_as_suspended_and_goes_on(submit, cluster):
     assert cluster.ask("scontrol", "resume", run.job).returncode == 0
     until(lambda: run.state().status is Status.RUNNING and run.state().step > state.step)
     assert run.cancel().status is Status.CANCELLED
+
+
+def test_a_job_that_waits_for_its_login_shell_says_so(submit, cluster, monkeypatch):
+    monkeypatch.setattr(slurm_log, "SLOW_LOGIN_S", 1.0)
+    start_file = Path(cluster.environment["HOME"], ".bash_profile")
+    start_file.write_text("sleep 4")
+    try:
+        run = submit("places")
+        words = "its login shell has read start files, such as ~/.bash_profile, for "
+        until(lambda: words in run.state().reason, words=lambda: f"{run.state()}")
+    finally:
+        start_file.unlink()
+    assert run.wait(60).ok, f"{run.state()}\n{run.logs(0)}"
 
 
 def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path):
@@ -97,7 +110,7 @@ def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
     state = timed.wait(120)
     assert state.status is Status.FAILED and state.step > 0
     assert state.reason == "the time limit was reached; raise launch.timeout_min"
-    assert state_in_log(timed.path) == "TIMEOUT", "known also where Slurm has forgotten it"
+    assert slurm_log.state_in_log(timed.path) == "TIMEOUT", "known also where Slurm has forgotten it"
 
 
 def test_a_folder_that_names_another_job_cannot_touch_it(submit, cluster, tmp_path, capsys):
@@ -132,7 +145,7 @@ class Bomb:
 
 OPENER = """
 import os, sys
-import mmfsdp.params, mmfsdp.run.slurm_state
+import mmfsdp.params, mmfsdp.run.slurm_log
 from mmfsdp import Run
 os.setuid(65534)
 run = Run.open(sys.argv[1])
