@@ -29,7 +29,8 @@ Read in this order:
 3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them, once the backbones are there
    (pretraining); hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
-5. state, slurm_state: the state of a run, from any process; stages, progress: how far it is; trouble: what is wrong.
+5. state, slurm_state, slurm_log: the state of a run, from any process; stages, progress: how far it is; trouble: what
+   is wrong.
 6. recording, recorder, player, replay: a run that was recorded, played again without its ranks.
 7. handle, watch, sweep, job_array, track: what a person has in hand.
 """

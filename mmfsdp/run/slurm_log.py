@@ -1,4 +1,4 @@
-"""What the log of a Slurm job tells of its state, where neither the ranks nor squeue do: how it ended, why it waits."""
+"""The log of a Slurm job: how the job ended, and what it waits for, where neither the ranks nor squeue tell."""
 
 from __future__ import annotations
 
