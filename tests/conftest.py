@@ -10,6 +10,8 @@ from tests import processes
 
 # Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of processes import the package. Where none may keep what it has compiled, each spends half a second on it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries,tests.hang_entries"
 """Modules with functions that ranks of tests may call, beside the package's own; they find them by PYTHONPATH."""
 os.environ["PYTHONPATH"] = f"{Path(__file__).resolve().parent.parent}:{os.environ.get('PYTHONPATH', '')}"
@@ -83,8 +85,10 @@ def pytest_runtest_call(item):
     return result
 
 
-WAITING_FOLDERS = ["slurm", "browser", "course", "notebooks", "slides"]
+WAITING_FOLDERS = ["slurm", "browser", "notebooks", "slides"]
 """Real tests that mostly wait, for Slurm, a browser or a kernel, in order: they run beside those with ranks."""
+LAST_FOLDERS = ["run", "course"]
+"""Real tests that the first process takes that has nothing else to do."""
 
 
 def place(item):
@@ -95,7 +99,8 @@ def place(item):
     if item.path.name == "test_demo.py":
         return -1
     folder = item.path.parent.name
-    return WAITING_FOLDERS.index(folder) if folder in WAITING_FOLDERS else len(WAITING_FOLDERS)
+    order = [*WAITING_FOLDERS, "others", *LAST_FOLDERS]
+    return order.index(folder if folder in order and has_real_tests(item.path) else "others")
 
 
 def pytest_collection_modifyitems(items):
@@ -110,7 +115,10 @@ def has_real_tests(path):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`, one process has all files with ranks, one at a time; the other those that wait, then the rest."""
+    """One process has the files with ranks, one at a time; another those that wait; the third begins with the rest.
+
+    On two cores three are right: those that wait leave a core idle, and the rest gives way to both.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksInOne(LoadScopeScheduling):
@@ -118,6 +126,8 @@ def pytest_xdist_make_scheduler(config, log):
             path = config.rootpath / nodeid.partition("::")[0]
             if config.option.markexpr == "not real" or not has_real_tests(path):
                 return str(path)
+            if path.parent.name in LAST_FOLDERS:
+                return "last"
             return "waiting" if path.parent.name in WAITING_FOLDERS else "ranks"
 
     config.option.loadscopereorder = False
