@@ -1,5 +1,6 @@
-"""What the course claims is shown: by a check, a cell, a test or a source. The table is taught.yaml."""
+"""What the course and its slides claim is shown: by a check, a cell, a test or a source. The table is taught.yaml."""
 
+import pickle
 import re
 from datetime import timedelta
 from functools import cache
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from books import FOLDER, LESSONS, read, solutions
 from claims import claims, texts
@@ -85,6 +87,48 @@ def test_torch_says_so_too():
     assert "25 MiB" in DistributedDataParallel.__doc__ or "25MiB" in DistributedDataParallel.__doc__
 
 
+def test_what_torchs_ddp_does_besides():
+    """Its buckets are a second copy of the gradients; with buffers, a forward begins with a broadcast."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from mmfsdp.train.meters import Collectives, cpu_memory
+
+    def held(**options):
+        module = torch.nn.Linear(1000, 1000)
+        with cpu_memory() as memory:
+            DistributedDataParallel(module, **options)(torch.ones(1, 1000)).sum().backward()
+            memory.mark()
+        return memory.at_mark / sum(p.numel() for p in module.parameters())
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert held() - held(gradient_as_bucket_view=True) == pytest.approx(4, abs=0.1)
+        for norm, kinds in ((torch.nn.Identity(), set()), (torch.nn.BatchNorm1d(4), {"broadcast"})):
+            model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), norm))
+            with Collectives() as counted:
+                model(torch.ones(2, 4))
+            assert {row.kind for row in counted.rows() if row.phase == "forward"} == kinds
+    finally:
+        dist.destroy_process_group()
+
+
+def note(words):
+    """What the pickle below calls."""
+    note.said = words
+
+
+class CallsNote:
+    def __reduce__(self):
+        return note, ("run by the pickle",)
+
+
+def test_a_pickle_runs_code_when_it_is_loaded():
+    content = pickle.dumps(CallsNote())
+    note.said = ""
+    pickle.loads(content)
+    assert note.said == "run by the pickle"
+
+
 def test_what_is_arithmetic():
     assert [2 * (ranks - 1) / ranks for ranks in (16, 32)] == [1.875, 1.9375]
     assert (40 + 5 * 256, 40 + 5) == (1320, 45)  # words and patches; words and one <image> for each picture
@@ -112,6 +156,8 @@ def test_four_settings_of_lesson_05():
     assert wire(four, **kept) == wire(**kept)
     again, once = wire(four, frozen_policy="SHARD"), wire(frozen_policy="SHARD")
     assert again["all-gather forward"] == 4 * once["all-gather forward"]
+    plan = make_plan(model, FSDPParams(), world_size=2, example=example)
+    assert estimate(plan, four).peak_bytes >= estimate(plan).peak_bytes, "more micro-steps save no memory"
 
 
 def test_the_paper_of_lesson_05_is_the_plan():

@@ -85,9 +85,9 @@ def test_cards_say_what_was_measured():
     for path in LESSONS:
         card = read(path).cells[0].source
         assert card == with_minutes(card, minutes(measured[path.stem])), "run `python -m course.measure`"
-        assert re.search(r"about \d+ minutes .*the machine needs \d+ minutes? for all of it", card), path
+        assert re.search(r"you about \d+ minutes.*; the machine \d+ minutes?, on two free cores", card), path
         assert re.search(r"\*\*Last verified\*\* \| \d{4}-\d\d-\d\d, torch \d", card), path.name
-    assert "needs 3 minutes for all" in with_minutes("the machine needs ? for all of it", 3)
+    assert with_minutes("the machine ?, on two free cores", 3) == "the machine 3 minutes, on two free cores"
     assert with_day("| **Last verified** | ? |", "2026-01-01") == "| **Last verified** | 2026-01-01 |"
 
 
