@@ -100,7 +100,7 @@ def test_recordings_play_as_the_notes_say():
 
 def test_bug_3_costs_what_the_notes_say():
     page = (FOLDER / "rendered" / "08_find_the_bug.md").read_text(encoding="utf-8")
-    described = page[page.index("%run_script 3 describe") :]
+    described = page[page.index("```python\n%run_script 3 describe") :]
     described = described[: described.index("rank 1\n")]
     needed = described.count(" 1+1")
     measured = re.findall(r"all-gather, backward +(\d+)\.0 in a step", page)
@@ -118,7 +118,7 @@ def test_with_many_ranks_latency_grows_and_bytes_hardly():
         sent.append(estimate(on_ranks).wire_bytes)
         held.append(estimate(on_ranks).memory_bytes)
         shares.append(1 - sent[-1] / gpu.bandwidth / with_latency)
-    assert sent[1] == pytest.approx(sent[0], rel=0.02) and held[1] < held[0]
+    assert sent[1] == pytest.approx(sent[0], rel=0.03) and held[1] < held[0]
     assert shares[1] > 2 * shares[0]
 
 
