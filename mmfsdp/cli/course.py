@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import posixpath
+import re
 from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..params import ParamError
 from .class_copy import TUTOR_NOTE, class_files
@@ -17,6 +19,8 @@ NOT_COPIED = ("__pycache__", ".ipynb_checkpoints", ".virtual_documents", "runs",
 NOTE_FILES = ("AGENTS.md", "CLAUDE.md")
 """Names under which AI assistants look for what they should know of a folder."""
 SHOWN = 5
+LINK = re.compile(r"(?<!!)\[(?P<words>[^\[\]]+)\]\((?P<target>\.\./[^)\s#]+)(?:#[^)\s]*)?\)")
+"""A link of a page to another folder."""
 
 
 def course(values: Namespace) -> int:
@@ -32,7 +36,7 @@ def course(values: Namespace) -> int:
         files = student_files(source)
     else:
         files = teacher_files(source)
-    written, kept = write_files(files, target, replace=values.replace)
+    written, kept = write_files(with_links_inside(files), target, replace=values.replace)
     print(f"{target}: {written} of {len(files)} files written")
     if kept:
         names = ", ".join(kept[:SHOWN]) + (f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else "")
@@ -70,6 +74,27 @@ def student_files(source: Path) -> dict[str, bytes]:
     for name in NOTE_FILES:
         files[name] = TUTOR_NOTE.encode()
     return files
+
+
+def with_links_inside(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files with links to each other alone: code and tests of the repository are not in a copy.
+
+    Of a link that leads out of the copy, the words stay.
+    """
+    folders = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
+
+    def prune(name: str, text: str) -> str:
+        def inside(link: re.Match[str]) -> str:
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link["target"]))
+            return link[0] if target in files or target in folders else link["words"]
+
+        return LINK.sub(inside, text)
+
+    changed = dict(files)
+    for name, content in files.items():
+        if name.endswith(".md"):
+            changed[name] = prune(name, content.decode("utf-8")).encode()
+    return changed
 
 
 def check_has_no_answers(target: Path) -> None:

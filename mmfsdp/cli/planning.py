@@ -70,9 +70,10 @@ def verify(values: Namespace) -> int:
 def print_plan(params: RunParams) -> WrapPlan:
     """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
     say("planning: a model without weights, a step on tensors without data")
-    from ..train.prepare import preview, rates_of
+    from ..train.prepare import preview, rates_of, with_place
 
     planned, cost = preview(params)
+    planned = with_place(planned, params)
     print(planned)
     print(cost)
     if rates := rates_of(params, planned):

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+from ..params.base import without_controls
+
 ITEMSIZE = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Bool": 1, "Long": 8, "Int": 4}
 """Bytes of an element, by the name of a dtype in C++; a dtype of float8 has 1."""
 KINDS = {"allreduce": "all-reduce", "allgather": "all-gather"}
 MAX_ENTRIES = 1000
 """The newest that are kept: more than a step of most models has."""
+MAX_NAME = 100
+"""Characters of the name of a group, a kind or a state."""
+MAX_NUMBER = 2**63
 DEFAULT_GROUP = "0"
 """The name of the group of all ranks."""
 
@@ -75,13 +80,13 @@ class RankRecord:
     def from_dict(cls, values: dict[str, Any]) -> RankRecord:
         """Return the record whose `to_dict` gave these values. Raises ValueError for anything else."""
         try:
-            entries = tuple(
-                Entry(str(group), int(number), str(kind), int(nbytes), bool(done))
-                for group, number, kind, nbytes, done in values["entries"]
-            )
-            groups = {str(name): tuple(map(int, ranks)) for name, ranks in values["groups"].items()}
-            return cls(int(values["rank"]), entries, str(values["process"]), groups, bool(values["empty"]))
-        except (KeyError, TypeError, AttributeError) as error:
+            entries = []
+            for group, number, kind, nbytes, done in values["entries"][-MAX_ENTRIES:]:
+                entries.append(_entry_of(group, number, kind, nbytes, done))
+            groups = {_name(name): tuple(map(int, ranks)) for name, ranks in values["groups"].items()}
+            process = _name(values["process"])
+            return cls(int(values["rank"]), tuple(entries), process, groups, bool(values["empty"]))
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no record of a rank: {error}") from error
 
 
@@ -93,18 +98,19 @@ def parse(rank: int, *answers: bytes) -> RankRecord:
     rows: list[dict[str, Any]] = []
     ranks_of_groups: dict[str, tuple[int, ...]] = {}
     for answer in answers:
-        values = json.loads(answer)
-        if not isinstance(values, dict):
-            raise ValueError("no list of collectives")
-        rows += values.get("entries", [])
-        ranks_of_groups |= _ranks_of_groups(values.get("pg_config"))
-    rows.sort(key=lambda row: row.get("time_created_ns", 0))
+        try:
+            values = json.loads(answer)
+            rows += [row for row in values.get("entries", []) if isinstance(row, dict)]
+            ranks_of_groups |= _ranks_of_groups(values.get("pg_config"))
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no list of collectives: {error}") from error
+    rows.sort(key=_created)
     entries: dict[tuple[str, int], Entry] = {}
     groups: dict[str, int] = {}
     for row in rows:
         try:
             entry, group_id, is_p2p = _entry(row), int(row["pg_id"]), bool(row["is_p2p"])
-        except (KeyError, TypeError, IndexError):
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
             continue  # a later version of torch
         if is_p2p:
             continue
@@ -123,7 +129,26 @@ def _entry(row: dict[str, Any]) -> Entry:
     )
     done = row["retired"] or row["state"] == "completed"  # gloo has no states
     group = row["process_group"][0]
-    return Entry(str(group), int(row["collective_seq_id"]), kind_of(row["profiling_name"]), nbytes, bool(done))
+    return _entry_of(group, row["collective_seq_id"], kind_of(row["profiling_name"]), nbytes, done)
+
+
+def _entry_of(group: Any, number: Any, kind: Any, nbytes: Any, done: Any) -> Entry:
+    """Return an entry. Raises ValueError, TypeError and OverflowError for what is no number, or none of an entry."""
+    entry = Entry(_name(group), int(number), _name(kind), int(nbytes), bool(done))
+    if not (0 <= entry.number < MAX_NUMBER and 0 <= entry.nbytes < MAX_NUMBER):
+        raise ValueError("a number that no collective has")
+    return entry
+
+
+def _created(row: dict[str, Any]) -> float:
+    """Return when a collective was entered, to sort by."""
+    time = row.get("time_created_ns", 0)
+    return time if isinstance(time, (int, float)) else 0
+
+
+def _name(value: Any) -> str:
+    """Return a name that comes from a file, as a person may read it: short, without control sequences."""
+    return without_controls(str(value)[:MAX_NAME])
 
 
 def kind_of(name: str) -> str:
@@ -144,8 +169,8 @@ def _ranks_of_groups(config: Any) -> dict[str, tuple[int, ...]]:
     for name, group in (config or {}).items():
         try:
             ranks = tuple(map(int, json.loads(group["ranks"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         if name and ranks:
-            groups[name] = ranks
+            groups[_name(name)] = ranks
     return groups

@@ -50,8 +50,9 @@ def collective_words(history: Sequence[Entry], order: StepOrder, article: str = 
     """
     entry, planned = history[-1], order.locate(history)
     if planned is None:
-        article = article or ("an" if entry.kind[0] in "aeiou" else "a")
-        words = f"{article} {entry.kind}"
+        kind = entry.kind or "collective"
+        article = article or ("an" if kind[0] in "aeiou" else "a")
+        words = f"{article} {kind}"
         return f"{words} of {size(entry.nbytes)}" if entry.nbytes else words
     what = "the root unit" if planned.what == ROOT else planned.what
     words = f"the {planned.kind} of {what}"

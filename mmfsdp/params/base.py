@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -20,6 +19,11 @@ T = TypeVar("T")
 
 MAX_LISTED_CHOICES = 50
 MAX_MESSAGE_LENGTH = 1200
+MAX_YAML_BYTES = 1 << 20
+MAX_YAML_SIZE, YAML_VALUE_SIZE = 1 << 26, 64
+"""Characters of all texts of a YAML file together, once its aliases are replaced; and as how many a value counts."""
+MAX_YAML_BITS = 2048
+"""Of a whole number: Python writes no number with thousands of digits, not even into an error."""
 ANY_OTHER = object()
 """Stands for every value of a field but its default."""
 
@@ -193,21 +197,43 @@ class _Loader(yaml.SafeLoader):
         return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
+        keys = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", node.start_mark)
+            keys.add(key)
         return {str(key): value for key, value in super().construct_mapping(node, deep).items()}  # as in JSON
 
 
 def read_yaml(text: str | bytes, *, name: str) -> Any:
     """Return the plain data of a YAML text. Raise ParamError; name: what the error calls the text."""
+    if len(text) > MAX_YAML_BYTES:  # PyYAML needs seconds for a megabyte
+        raise ParamError(name, f"has {len(text):,} bytes, and parameters have at most {MAX_YAML_BYTES:,}")
     try:
         values = yaml.load(text, _Loader)  # a SafeLoader
-        json.dumps(values)  # refuses a list that contains itself
+        _check_size(values)
     except (yaml.YAMLError, RecursionError, TypeError, ValueError, KeyError) as error:  # KeyError: `!!bool maybe`
         raise ParamError(name, f"is not YAML of plain data: {error}") from None
     return values
+
+
+def _check_size(values: Any) -> None:
+    """Raise ValueError for values that are too large as a whole: with aliases, a short text can stand for any number.
+
+    A list that contains itself has no end.
+    """
+    left, size = [values], 0
+    while left:
+        value = left.pop()
+        size += YAML_VALUE_SIZE + (len(value) if isinstance(value, str) else 0)
+        if size > MAX_YAML_SIZE:
+            raise ValueError("it stands for too many values, or a list contains itself")
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int) and value.bit_length() > MAX_YAML_BITS:
+            raise ValueError("a whole number in it is too large")
 
 
 def plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..params.base import without_controls
+from ..params.base import MAX_YAML_BYTES, ParamError, read_yaml, without_controls
 
 PathLike = str | os.PathLike[str]
 Row = dict[str, Any]
@@ -35,8 +35,10 @@ OLD_HEARTBEAT_BYTES = 40
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of opening a file that does not exist."""
 
-MAX_FILE_BYTES = 1 << 28
-"""Bytes that are read of a file that is read as a whole: far more than any of them has."""
+MAX_FILE_BYTES = 1 << 26
+"""Bytes that are read of a file that is read as a whole: far more than any of them has. Its values take more."""
+MAX_METRICS_BYTES = 1 << 28
+"""Bytes of metrics that are read at once: some 400,000 rows. Of more, the newest."""
 
 FILE_MODE = 0o644
 """Files of a run are never writable by group or others, whatever the umask."""
@@ -87,6 +89,12 @@ def make_inner_folder(path: PathLike) -> None:
     os.makedirs(path, mode=0o755, exist_ok=True)
 
 
+def is_inside(path: PathLike, folder: PathLike) -> bool:
+    """Return True if a path leads into a folder, with all links followed; a link to itself leads nowhere."""
+    real, home = os.path.realpath(path), os.path.realpath(folder)
+    return os.path.commonpath([real, home]) == home
+
+
 def open_regular(path: PathLike) -> IO[bytes]:
     """Open a file for reading. Raise FileNotFoundError for anything but a regular file.
 
@@ -98,11 +106,11 @@ def open_regular(path: PathLike) -> IO[bytes]:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
-def read_file(path: PathLike) -> bytes:
-    """Return what a file holds, at most MAX_FILE_BYTES. Raise FileNotFoundError for anything but a regular file."""
+def read_file(path: PathLike, *, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Return what a file holds, at most `limit` bytes. Raise FileNotFoundError for anything but a regular file."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        return file.read(min(size, MAX_FILE_BYTES))  # read(n) takes n bytes of memory before it reads
+        return file.read(min(size, limit))  # read(n) takes n bytes of memory before it reads
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -121,7 +129,7 @@ def write_bytes(path: PathLike, content: bytes) -> None:
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:  # a full disk; an interrupt
         temporary.unlink(missing_ok=True)
         raise
 
@@ -138,6 +146,15 @@ def read_json(path: PathLike) -> dict[str, Any] | None:
     except (*NO_FILE, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def read_params_yaml(folder: PathLike) -> Row:
+    """Return the plain data of params.yaml. Raises FileNotFoundError, and ParamError for a file without parameters."""
+    path = Path(folder) / "params.yaml"
+    values = read_yaml(read_file(path, limit=MAX_YAML_BYTES + 1), name=str(path)) or {}
+    if not isinstance(values, dict):
+        raise ParamError(str(path), "is not a mapping of field names to values")
+    return values
 
 
 def _parse(data: bytes) -> Any:
@@ -258,8 +275,10 @@ class GrowingFile:
                 self.inode, self.offset = status.st_ino, 0
             if newest and limit >= 0:
                 self.skipped = max(0, status.st_size - self.offset - limit)
-            file.seek(self.offset + self.skipped)
-            data = file.read(limit)
+            start = self.offset + self.skipped
+            file.seek(start)
+            # read(n) takes n bytes of memory before it reads
+            data = file.read(min(limit, max(0, status.st_size - start)) if limit >= 0 else -1)
         self.offset += self.skipped + len(data)
         return data
 
@@ -319,8 +338,8 @@ METRIC_TYPES |= {"step": int, "skipped_steps": int, "skipped_in_a_row": int, "sc
 """Columns of metrics.jsonl that are drawn, printed or computed with."""
 
 
-def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = -1) -> list[Row]:
-    """Return a rank's metrics, one row per step; with `last_bytes` only those in the end of the file."""
+def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = MAX_METRICS_BYTES) -> list[Row]:
+    """Return a rank's metrics, one row per step: those in the last `last_bytes` of the file."""
     rows = parse_rows(GrowingFile(metrics_path(folder, rank)).read(last_bytes, newest=True))
     return [of_types(row, METRIC_TYPES) for row in rows]
 
@@ -340,7 +359,7 @@ class MetricsWriter:
     def __init__(self, folder: PathLike, rank: int = 0, *, after: int | None = None):
         path = metrics_path(folder, rank)
         if after is not None:
-            rows = read_metrics(folder, rank)
+            rows = read_metrics(folder, rank, last_bytes=-1)
             earlier_rows = [row for row in rows if row.get("step", 0) <= after]
             if len(earlier_rows) < len(rows):
                 write_text(path, "".join(json.dumps(row) + "\n" for row in earlier_rows))
@@ -368,7 +387,7 @@ def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
 
 def read_events(folder: PathLike) -> list[Row]:
     """Return the events of a run, oldest first."""
-    rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read())
+    rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read(MAX_FILE_BYTES, newest=True))
     events = [of_types(row, EVENT_TYPES) for row in rows]
     return [{"text": "", **event} for event in events if event.get("kind") in EVENT_KINDS and "step" in event]
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import ParamError, RunParams
-from ..params.base import read_yaml, without_controls
+from ..params.base import without_controls
 from ..params.own_modules import OwnSources
 from .folder import (
     PathLike,
     make_inner_folder,
     read_events,
-    read_file,
     read_json,
     read_metrics,
+    read_params_yaml,
     touch,
     write_json,
 )
@@ -89,8 +89,7 @@ class Run:
     @property
     def params(self) -> RunParams:
         """Parameters of the run."""
-        path = self.path / "params.yaml"
-        return RunParams.from_dict(read_yaml(read_file(path), name=str(path)) or {})
+        return RunParams.from_dict(read_params_yaml(self.path))
 
     @property
     def record(self) -> RunRecord | None:
@@ -143,7 +142,8 @@ class Run:
         """Wait for the end of the player, which looks for the file `cancel`."""
         while not self.state().done:
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.name} is still played after its cancel; its player may be suspended")
+                words = "its player does not answer: if it has ended, the replay counts as cancelled a minute later"
+                raise TimeoutError(f"{self.name} is not cancelled yet: {words}")
             time.sleep(0.05)
 
     def _cancel_local(self, end: float) -> None:
@@ -280,7 +280,7 @@ class Run:
         return read_log(self.path, self._checked(rank), size=size)
 
     def metrics(self, rank: int = 0) -> list[dict[str, Any]]:
-        """Return a rank's metrics so far, one row per step."""
+        """Return a rank's metrics so far, one row per step; of more than 256 MiB, the newest."""
         return read_metrics(self.path, self._checked(rank))
 
     def events(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..params import GENERATED, BackboneSource, Executor, ModelKind, ParamError, RunParams
 from ..params.own import own_fields
 from ..params.run import with_cluster
+from .folder import read_json
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
@@ -61,10 +62,9 @@ def is_cached(name: str) -> bool:
 
 def _has_parts(index: Path) -> bool:
     """Return True if all files that an index of weights names lie beside it."""
-    from ..params.base import read_yaml
-
-    parts = (read_yaml(index.read_bytes(), name=str(index)) or {}).get("weight_map", {}).values()
-    return bool(parts) and all((index.parent / str(part)).exists() for part in set(parts))
+    weight_map = (read_json(index) or {}).get("weight_map")
+    parts = {str(part) for part in weight_map.values()} if isinstance(weight_map, dict) else set()
+    return bool(parts) and all((index.parent / part).exists() for part in parts)
 
 
 def is_offline(params: RunParams) -> bool:

@@ -8,8 +8,10 @@ processes, and nobody asks Slurm.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from .folder import (
 from .pretraining import FILE as BACKBONES_FILE
 from .record import CANCELLING, RunRecord, RunState, Status, read_status, status_values, write_status
 from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, STATE, Moment, Recording
+from .stages import progress_of
 
 TICK_S = 0.1
 ALIVE_INTERVAL_S = 2.0
@@ -42,7 +45,8 @@ def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunStat
     state = read_status(folder)
     if state.done:
         return state
-    is_gone = abs(time.time() - status_values(folder).get("alive", record.created)) > GONE_AFTER_S
+    silence_s = abs(time.time() - status_values(folder).get("alive", record.created))
+    is_gone = not silence_s <= GONE_AFTER_S  # also if the time is not a number
     if (folder / "cancel").exists():
         return CANCELLED if is_gone else replace(state, reason=CANCELLING)
     if is_gone:
@@ -60,8 +64,9 @@ class Player:
         self.folder, self.recording = folder, recording
         self.state = RunState(Status.QUEUED)
         self._next = 0
-        self._beats: dict[int, Moment] = {}
-        """The newest heartbeat of each rank that runs."""
+        self._beats: dict[int, int] = {}
+        """The newest heartbeat of each rank that runs, as its number among the moments."""
+        self._later_beats = _later_beats(recording.moments)
         self._alive = 0.0
 
     @property
@@ -83,20 +88,21 @@ class Player:
         moments, before = self.recording.moments, self.state
         while not self.ended and moments[self._next].at <= seconds:
             self._next += 1
-            self._take(moments[self._next - 1])
+            self._take(self._next - 1)
         if not self.ended:
             self._write_beats(seconds)
         # The state comes last: what is read after the end is all there is.
-        if self.state != before or time.monotonic() > self._alive + ALIVE_INTERVAL_S:
+        if self.state != before or abs(time.time() - self._alive) > ALIVE_INTERVAL_S:
             self._write_state(self.state)
 
     def _write_state(self, state: RunState) -> None:
-        times = {"finished": time.time()} if state.done else {}
-        write_status(self.folder, state, alive=time.time(), **times)
-        self._alive = time.monotonic()
+        self._alive = time.time()  # not monotonic: a laptop that wakes up shows at once that the replay goes on
+        times = {"finished": self._alive} if state.done else {}
+        write_status(self.folder, state, alive=self._alive, **times)
 
-    def _take(self, moment: Moment) -> None:
+    def _take(self, number: int) -> None:
         """Write one moment; of states and heartbeats, keep the newest, which `advance` writes."""
+        moment = self.recording.moments[number]
         logs, rank, value = self.folder / "logs", moment.rank, moment.value
         time_of_it = self.recording.created + moment.at
         if moment.kind == STATE:
@@ -113,7 +119,7 @@ class Player:
                 self._beats.pop(rank, None)
             write_json(logs / f"rank{rank}.json", {"rank": rank, "pid": 0, "start": 0.0, "time": time_of_it} | value)
         elif moment.kind == BEAT:
-            self._beats[rank] = moment
+            self._beats[rank] = number
         elif moment.kind == ROW:
             self._append(metrics_path(self.folder, rank), value | {"time": time_of_it})
         elif moment.kind == EVENT:
@@ -130,11 +136,43 @@ class Player:
 
     def _write_beats(self, seconds: float) -> None:
         """Write each rank's heartbeat as old as it was then, whatever the speed."""
-        now = time.time()
-        for rank, beat in self._beats.items():
-            words = beat.value.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
+        now, moments = time.time(), self.recording.moments
+        for rank, number in self._beats.items():
+            activity, at = activity_at(moments[number], self._later_beats.get(number), seconds)
+            words = activity.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
             path = heartbeat_path(self.folder, rank)
             touch(path)
             with open_own(path, "r+b") as file:  # in place, as a rank does: a reader never finds half of it
-                text = f"{words:<{HEARTBEAT_BYTES}} {now - (seconds - beat.at):.3f}\n"
+                text = f"{words:<{HEARTBEAT_BYTES}} {now - (seconds - at):.3f}\n"
                 os.pwrite(file.fileno(), text.encode(), 0)
+
+
+def _later_beats(moments: Sequence[Moment]) -> dict[int, Moment]:
+    """Return the next heartbeat of the same rank, by the number of a heartbeat among the moments."""
+    later: dict[int, Moment] = {}
+    newest: dict[int, int] = {}
+    for number, moment in enumerate(moments):
+        if moment.kind == BEAT:
+            if moment.rank in newest:
+                later[newest[moment.rank]] = moment
+            newest[moment.rank] = number
+        elif moment.kind == AGAIN:
+            newest.clear()
+    return later
+
+
+def activity_at(beat: Moment, later: Moment | None, seconds: float) -> tuple[str, float]:
+    """Return what a rank does at a time of the recorded run, and since when, by the heartbeats before and after it.
+
+    The recording of a long run leaves steps out. The rank went on meanwhile, so it must not seem to hang.
+    """
+    if later is None:
+        return beat.value, beat.at
+    first, last = progress_of(beat.value)[1], progress_of(later.value)[1]
+    if not first or last < first + 2 or later.at <= beat.at:
+        return beat.value, beat.at
+    step_s = (later.at - beat.at) / (last - first)
+    steps = math.floor((seconds - beat.at) / step_s)
+    if steps < 1:
+        return beat.value, beat.at
+    return f"step {first + steps} compute", beat.at + steps * step_s

@@ -23,16 +23,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..params import ParamError
-from ..params.base import read_yaml
 from .folder import (
+    MAX_METRICS_BYTES,
+    METRIC_TYPES,
     GrowingFile,
     Row,
+    is_inside,
     log_paths,
+    metrics_path,
+    of_types,
+    parse_rows,
     read_events,
-    read_file,
     read_heartbeat,
     read_json,
-    read_metrics,
+    read_params_yaml,
     read_result,
 )
 from .pretraining import backbones_progress
@@ -62,6 +66,7 @@ from .recording import (
     checked,
     finite,
     run_of,
+    thinned,
 )
 from .slurm_state import job_number
 from .stages import stage_of
@@ -79,8 +84,12 @@ STARTUP = {
 """What a rank reports before its first step -> the share of the time before it; measured in a run of preset tiny."""
 MIN_WAIT_SHARE = 0.1
 """Share of the time from the submission to the first step that a requeued job waited for its first start, at least."""
-HEAD_BYTES, TAIL_BYTES = 1 << 18, 1 << 20
-"""Bytes that are read from the start and from the end of a log; what is between is left out."""
+TAIL_BYTES, MAX_LOG_BYTES = 1 << 20, 1 << 26
+"""Bytes that are read from the end of a log, and of all logs; from the start a quarter of that. What is between is left
+out."""
+MAX_ROWS, MIN_ROWS = 200_000, 200
+"""Rows of metrics of all ranks that are kept, and of each rank at least; of more, every k-th."""
+MAX_EVENTS, MAX_LIVES = 5000, 100
 PRETRAIN_PARTS = 10
 """Moments at which a recording shows how far the pretraining is."""
 
@@ -123,18 +132,25 @@ def recording_of(folder: Path) -> Recording:
         about=f"{record.ranks} ranks, {record.device}, started by {record.executor}",
         created=history.created,
         run=run,
-        params=read_yaml(read_file(folder / "params.yaml"), name=str(folder / "params.yaml")) or {},
+        params=_params(folder),
         plan=read_json(folder / "plan.json") or {},
         moments=moments,
     )
 
 
+def _params(folder: Path) -> Row:
+    """Return what params.yaml holds. Raises ParamError."""
+    try:
+        return read_params_yaml(folder)
+    except FileNotFoundError:
+        raise ParamError("recording", f"{str(folder)!r} has no params.yaml") from None
+
+
 def _check_links(folder: Path) -> None:
     """Raise ParamError for a link out of the folder: a replay would show a file of whoever plays it."""
-    home = folder.resolve()
     for path in (folder / "logs", *folder.glob("*"), *folder.glob("logs/*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(home):
-            raise ParamError("recording", f"{str(path)!r} is a link out of the folder; remove it")
+        if path.is_symlink() and not (is_inside(path, folder) and path.exists()):
+            raise ParamError("recording", f"{str(path)!r} is a link out of the folder, or to nothing; remove it")
 
 
 class _History:
@@ -143,8 +159,12 @@ class _History:
     def __init__(self, folder: Path, record: RunRecord):
         self.folder, self.record = folder, record
         self.created = finite(record.created)
-        self.rows = [_in_order(read_metrics(folder, rank)) for rank in range(record.ranks)]
-        self.events = [event for event in read_events(folder) if math.isfinite(event.get("time", math.nan))]
+        most_rows = max(MIN_ROWS, MAX_ROWS // record.ranks)
+        self.rows = [_in_order(_read_rows(folder, rank, most_rows)) for rank in range(record.ranks)]
+        events = [event for event in read_events(folder) if math.isfinite(event.get("time", math.nan))]
+        self.events = thinned(events, MAX_EVENTS)
+        self.logs = log_paths(folder)
+        self.log_tail_bytes = min(TAIL_BYTES, MAX_LOG_BYTES // max(1, len(self.logs)))
         self.statuses = rank_statuses(folder, record)
         self.final = _final_state(folder, self.statuses)
         values = status_values(folder)
@@ -182,7 +202,7 @@ class _History:
     def _lives(self) -> list[Life]:
         """Return the lives of the ranks, parted where they were requeued."""
         times = [row["time"] for row in self.rows[0]]
-        again = [event["time"] for event in self.events if event["kind"] == "requeued"]
+        again = sorted(event["time"] for event in self.events if event["kind"] == "requeued")[-MAX_LIVES:]
         ends = []
         for start in again:
             preempted = [e["time"] for e in self.events if e["kind"] == "preempted" and e["time"] <= start]
@@ -241,10 +261,13 @@ class _History:
         beat = read_heartbeat(self.folder, rank) if is_last else None
         first = finite(rows[0]["time"] - rows[0].get("step_s", 0.0)) if rows else beat[1] if beat else life.end
         yield from self._startup(rank, life.start, first, last_words="" if rows or not beat else beat[0])
-        before = first
+        before, step = first, rows[0]["step"] - 1 if rows else 0
         for row in rows:
-            yield before, BEAT, rank, f"step {row['step']} data"
-            yield min(before + max(0.0, row.get("data_s", 0.0)), row["time"]), BEAT, rank, f"step {row['step']} compute"
+            if row["step"] > step + 1:  # rows between were left out
+                before = max(before, row["time"] - max(0.0, finite(row.get("step_s", 0.0))))
+            step = row["step"]
+            yield before, BEAT, rank, f"step {step} data"
+            yield min(before + max(0.0, row.get("data_s", 0.0)), row["time"]), BEAT, rank, f"step {step} compute"
             yield row["time"], ROW, rank, {key: value for key, value in row.items() if key != "time"}
             before = row["time"]
         if beat and beat[0]:
@@ -266,7 +289,10 @@ class _History:
 
     def _log_of(self, rank: int) -> Iterator[Happened]:
         """Yield the lines of a rank's logs, each when it can have been printed at the earliest or later."""
-        lines = [line for number, path in log_paths(self.folder) if number == rank for line in _lines(path)]
+        lines: list[str] = []
+        for number, path in self.logs:
+            if number == rank:
+                lines += _lines(path, self.log_tail_bytes)
         steps = {row["step"]: row["time"] for row in reversed(self.rows[0])}
         texts = {event["text"]: event["time"] for event in self.events}
         status = self.statuses[rank]
@@ -278,6 +304,12 @@ class _History:
             at = min(at, anchor if anchor is not None else at)
             timed.append((at, LOG, rank, line))
         yield from reversed(timed)
+
+
+def _read_rows(folder: Path, rank: int, most: int) -> list[Row]:
+    """Return at most about so many rows of a rank's metrics; rows that are left out are not parsed."""
+    lines = GrowingFile(metrics_path(folder, rank)).read(MAX_METRICS_BYTES, newest=True).splitlines()
+    return [of_types(row, METRIC_TYPES) for row in parse_rows(b"\n".join(thinned(lines, most)))]
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
@@ -302,11 +334,11 @@ def _state(state: RunState) -> Mapping[str, Any]:
     return values if state.rank is None else values | {"rank": state.rank}
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path, tail_bytes: int) -> Iterator[str]:
     """Yield the lines of a log as a terminal shows them; of a long one, those at its start and at its end."""
     log = GrowingFile(path)
-    data = log.read(HEAD_BYTES)
-    rest = log.read(TAIL_BYTES, newest=True)
+    data = log.read(tail_bytes // 4)
+    rest = log.read(tail_bytes, newest=True)
     if log.skipped:
         data += f"\n[... {log.skipped:,} bytes not recorded ...]\n".encode()
     for line in (data + rest).split(b"\n"):

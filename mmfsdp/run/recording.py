@@ -8,11 +8,13 @@ data: it names no file to read or write, nothing in it is imported, and what is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..params import ParamError
 from ..params.base import did_you_mean, without_controls
@@ -35,6 +37,8 @@ from .folder import (
 from .pretraining import TYPES as BACKBONES_TYPES
 from .record import ENTRIES, RANK_TYPES, REPLAY, STATUS_TYPES, TRAIN, RunRecord, Status
 
+T = TypeVar("T")
+
 SUFFIX = ".jsonl"
 FORMAT = 1
 MAX_RANKS = 1024
@@ -42,6 +46,10 @@ MAX_RANKS = 1024
 MAX_SECONDS = 366 * 86_400.0
 MAX_LINE = 4000
 """Characters of a line of a log."""
+MAX_ABOUT = 300
+"""Characters of what a recording was made on."""
+MAX_BYTES, MAX_MOMENTS = 1 << 27, 1_000_000
+"""Limits of a recording, above what `mmfsdp record` writes for MAX_RANKS ranks."""
 
 STATE, AGAIN, BACKBONES, RANK, BEAT = "state", "again", "backbones", "rank", "beat"
 ROW, EVENT, LOG, RESULT = "row", "event", "log", "result"
@@ -107,26 +115,43 @@ class Recording:
     @classmethod
     def read(cls, path: PathLike) -> Recording:
         """Return the recording in a file. Raises ParamError where there is none that can be played."""
-        try:
-            header, *lines = read_file(path).splitlines()
-        except (*NO_FILE, ValueError):
-            header, lines = b"", []
-        values: Row = next(iter(parse_rows(header)), {})
-        values = of_types(values, HEADER_TYPES)
+        header, lines = _read_lines(path)
+        values = of_types(next(iter(parse_rows(header)), {}), HEADER_TYPES)
         run = run_of(values.get("run", {}))
-        if values.get("format") != FORMAT or run is None or "params" not in values:
+        if "format" in values and values["format"] != FORMAT:
+            words = f"{str(path)!r} has format {values['format']}, and this version of mmfsdp reads {FORMAT}"
+            raise ParamError("recording", f"{words}; play it with the version that made it{_version_words(run)}")
+        if "format" not in values or run is None or "params" not in values:
             raise ParamError("recording", f"{str(path)!r} is no recording that this version of mmfsdp can read")
         moments = sorted(_moments(lines, run.ranks), key=lambda moment: moment.at)
         created = finite(values.get("created", 0.0))
         about = values.get("about", "") or "it does not say what it was made on"
         return cls(
-            about=about[:300],
+            about=about[:MAX_ABOUT],
             created=created,
             run=run,
             params=values["params"],
             plan=values.get("plan", {}),
             moments=moments,
         )
+
+
+def _read_lines(path: PathLike) -> tuple[bytes, list[bytes]]:
+    """Return the header and the other lines of a recording. Raises ParamError for what is none."""
+    try:
+        data = read_file(path, limit=MAX_BYTES + 1)
+    except NO_FILE:
+        words = "is no file" if os.path.exists(path) else "does not exist"
+        raise ParamError("recording", f"{str(path)!r} {words}") from None
+    if len(data) > MAX_BYTES or data.count(b"\n") > MAX_MOMENTS:
+        words = f"is too large: at most {MAX_BYTES >> 20} MiB and {MAX_MOMENTS:,} lines can be played"
+        raise ParamError("recording", f"{str(path)!r} {words}")
+    header, *lines = data.split(b"\n")
+    return header, lines
+
+
+def _version_words(run: RunRecord | None) -> str:
+    return f", {run.version[:40]}" if run is not None and run.version else ""
 
 
 _RUN = "executor entry ranks steps threads timeout_min device version hang_timeout_s pretrains"
@@ -143,6 +168,16 @@ def run_of(values: Mapping[str, Any]) -> RunRecord | None:
     if run is None or run.ranks > MAX_RANKS or run.executor == REPLAY:
         return None
     return run if run.entry in ENTRIES else RunRecord.of_values(known | NOWHERE | {"entry": TRAIN})
+
+
+def thinned(items: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most about so many of these items: those at both ends, and every k-th of the others."""
+    if len(items) <= most:
+        return items
+    ends = most // 4
+    between = items[ends:-ends]
+    stride = math.ceil(len(between) / (most - 2 * ends))
+    return [*items[:ends], *between[::stride], *items[-ends:]]
 
 
 def finite(number: float) -> float:
@@ -165,8 +200,8 @@ def _moments(lines: list[bytes], ranks: int) -> Iterator[Moment]:
 
 def checked(at: Any, kind: Any, rank: Any, value: Any, *, ranks: int) -> Moment | None:
     """Return a moment as a player may write it, None for what is none."""
-    is_time = isinstance(at, (int, float)) and 0 <= at < MAX_SECONDS  # also false for what is no number
-    if not is_time or kind not in KINDS or not isinstance(rank, int) or not 0 <= rank < ranks:
+    is_time = type(at) in (int, float) and 0 <= at < MAX_SECONDS  # also false for nan
+    if not is_time or kind not in KINDS or type(rank) is not int or not 0 <= rank < ranks:
         return None
     if kind in (BEAT, LOG):
         length = HEARTBEAT_BYTES if kind == BEAT else MAX_LINE
@@ -195,7 +230,7 @@ def shipped() -> dict[str, Path]:
 
 def find_recording(word: PathLike) -> Path:
     """Return the file or run folder that a word names: a path, or the name of a recording of this package."""
-    path, ours = Path(word).expanduser(), shipped()
+    path, ours = Path(os.path.expanduser(word)), shipped()
     if path.exists() or len(path.parts) > 1:
         return path
     if str(word) in ours:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -16,6 +18,7 @@ from .record import REPLAY, RunState, Status, write_status
 from .recorder import recording_of
 from .recording import Recording, find_recording
 from .start import make_folder, start_detached
+from .state import run_state
 
 DEFAULT_SPEED = 10.0
 MAX_SPEED = 1e6
@@ -39,12 +42,13 @@ def replay(recording: PathLike, *, to: PathLike | None = None, speed: float = DE
     speed = check_speed(speed)
     source = find_recording(recording).absolute()
     loaded = load(source)
-    params = params_for(loaded, source, to)
-    folder = prepare(loaded, params)
+    if source.is_dir() and not (state := run_state(source)).done:
+        raise ParamError("recording", f"{source} is {state}; play it once it has ended")
+    folder = prepare(loaded, params_for(loaded, source, to))
     try:
         start_detached(folder, REPLAY, str(speed), str(source), log=folder / "logs" / PLAYER_LOG)
-    except Exception:
-        shutil.rmtree(folder)  # no process left: half a replay would keep the name
+    except BaseException:
+        shutil.rmtree(folder)  # no process left, or an interrupt: half a replay would keep the name
         raise
     return Run(folder)
 
@@ -53,7 +57,7 @@ def check_speed(speed: float) -> float:
     """Return a speed as a number. Raises ParamError for one that is not between 0 and MAX_SPEED."""
     try:
         number = float(speed)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number <= MAX_SPEED:
         words = f"{speed!r} is not a number above 0 and up to {MAX_SPEED:,.0f}; 10 plays ten times as fast"
@@ -75,16 +79,24 @@ def params_for(recording: Recording, source: Path, to: PathLike | None) -> RunPa
         params = RunParams.from_dict(recording.params)
     except ParamError as error:
         raise ParamError("recording", f"{source} has parameters that cannot be read: {error}") from None
-    if to is not None:
-        target = Path(to).expanduser().absolute()
-        parent, name = target.parent, target.name
-    else:
-        parent, name = Path(LaunchParams().folder).absolute(), f"{source.stem}-replay"
-        number = 1
-        while (parent / name).exists():
-            number += 1
-            name = f"{source.stem}-replay-{number}"
-    return params.change(**{"launch.name": name, "launch.folder": str(parent), "launch.replace": False})
+    target = Path(os.path.expanduser(to)).absolute() if to is not None else _free_place(source)
+    place = {"launch.name": target.name, "launch.folder": str(target.parent), "launch.replace": False}
+    try:
+        return params.change(**place)
+    except ParamError as error:
+        raise ParamError("to", f"{str(to)!r} cannot be a run folder: {error.message}") from None
+
+
+def _free_place(source: Path) -> Path:
+    """Return the first of runs/NAME-replay, runs/NAME-replay-2, ... that is free."""
+    name = source.name if source.is_dir() else source.stem
+    name = re.sub(r"[^\w.+-]+", "-", name).lstrip(".+-")[:80] or "recording"  # what a run may be called
+    parent, number = Path(LaunchParams().folder).absolute(), 1
+    place = parent / f"{name}-replay"
+    while os.path.lexists(place):
+        number += 1
+        place = parent / f"{name}-replay-{number}"
+    return place
 
 
 def prepare(recording: Recording, params: RunParams) -> Path:
@@ -98,8 +110,8 @@ def prepare(recording: Recording, params: RunParams) -> Path:
         record = replace(recording.run, executor=REPLAY, created=now, replay_of=recording.about)
         write_status(folder, RunState(Status.QUEUED), alive=now)
         record.write(folder)
-    except Exception:
-        shutil.rmtree(folder)  # no disk space
+    except BaseException:
+        shutil.rmtree(folder)  # no disk space, or an interrupt
         raise
     return folder
 

@@ -24,13 +24,13 @@ from ..params import ParamError
 from .folder import PathLike
 from .record import RunRecord, check_no_replay, rank_statuses
 from .recorder import recording_of
-from .recording import BEAT, KINDS, LOG, ROW, Moment, Recording
+from .recording import BEAT, KINDS, LOG, MAX_ABOUT, ROW, Moment, Recording, thinned
 from .state import run_state
 
 DIGITS = 5
 """Significant digits of numbers in rows."""
 MAX_ROWS = 200
-"""Rows of each rank; of more, those at the start and the end of each stretch stay, and every k-th of the others."""
+"""Rows of each rank; of more, a quarter at the start and at the end stay, and every k-th of those between."""
 LOG_HEAD, LOG_TAIL = 60, 140
 """Lines that stay of a longer log."""
 NEUTRAL_USERS = ("root", "user")
@@ -50,17 +50,21 @@ def record(run: PathLike, to: PathLike, *, about: str) -> Path:
     Raises:
         ParamError: If the run goes on, is a replay or cannot be read, and if the file exists.
     """
-    folder, to = Path(run).expanduser().absolute(), Path(to).expanduser()
-    if not about.strip():
+    folder, to, about = Path(os.path.expanduser(run)).absolute(), Path(os.path.expanduser(to)), " ".join(about.split())
+    if not about:
         raise ParamError("about", "is empty; say what the run was made on, such as '2 ranks on one laptop, CPU, gloo'")
+    if len(about) > MAX_ABOUT:
+        raise ParamError("about", f"has {len(about)} characters; a recording keeps {MAX_ABOUT}")
     check_no_replay(folder, "recorded")
     recording = recording_of(folder)
     if not (state := run_state(folder)).done:
         raise ParamError("run", f"{folder} is {state}; record it once it has ended")
     if os.path.lexists(to):
         raise ParamError("to", f"{str(to)!r} exists already; choose another name")
+    if not to.absolute().parent.is_dir():
+        raise ParamError("to", f"{str(to.parent)!r} is no folder; make it first")
     small = neutral(smaller(recording), names_of(folder))
-    replace(small, about=about.strip()).write(to)
+    replace(small, about=about).write(to)
     return to
 
 
@@ -71,9 +75,9 @@ def smaller(recording: Recording) -> Recording:
     for (kind, _), group in groupby(by_part, key=lambda moment: (moment.kind, moment.rank)):
         moments = list(group)
         if kind == ROW:
-            moments = [moment._replace(value=_rounded(moment.value)) for moment in _thinned(moments)]
+            moments = [moment._replace(value=_rounded(moment.value)) for moment in thinned(moments, MAX_ROWS)]
         elif kind == BEAT:
-            moments = _thinned(moments, 2 * MAX_ROWS)  # two for each step
+            moments = list(thinned(moments, 2 * MAX_ROWS))  # two for each step
         elif kind == LOG and len(moments) > LOG_HEAD + LOG_TAIL:
             gap = len(moments) - LOG_HEAD - LOG_TAIL
             words = moments[LOG_HEAD]._replace(value=f"[... {gap:,} lines not recorded ...]")
@@ -82,16 +86,6 @@ def smaller(recording: Recording) -> Recording:
     order = {id(moment): number for number, moment in enumerate(recording.moments)}
     kept.sort(key=lambda moment: (moment.at, order.get(id(moment), 0)))
     return replace(recording, moments=kept)
-
-
-def _thinned(moments: list[Moment], most: int = MAX_ROWS) -> list[Moment]:
-    """Return at most about so many of these moments: those at both ends, and every k-th of the others."""
-    ends = most // 4
-    if len(moments) <= most:
-        return moments
-    between = moments[ends:-ends]
-    stride = math.ceil(len(between) / (most - 2 * ends))
-    return [*moments[:ends], *between[::stride], *moments[-ends:]]
 
 
 def _rounded(value: Any) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..params import ParamError, RunParams, TrackerKind
-from ..params.base import read_yaml
 from .folder import (
+    MAX_FILE_BYTES,
     GrowingFile,
     PathLike,
     Types,
@@ -26,8 +26,8 @@ from .folder import (
     of_types,
     parse_rows,
     read_events,
-    read_file,
     read_json,
+    read_params_yaml,
     read_result,
     write_json,
 )
@@ -69,14 +69,14 @@ class _Tracked:
         self.state: State = kept.get("state", {})
         self.sent, self.inode, self.resumes = (kept.get(key, 0) for key in ("sent", "inode", "resumes"))
         self.result = kept.get("result", {})
-        params = RunParams.from_dict(read_yaml(read_file(folder / "params.yaml"), name="params.yaml") or {})
+        params = RunParams.from_dict(read_params_yaml(folder))
         open_tracker: OpenTracker = kind.load()
         self.tracker = open_tracker(folder, params, self.state)
         self._file, self._partial = GrowingFile(metrics_path(folder)), b""
 
     def poll(self) -> None:
         """Hand over the rows that were written since the last call."""
-        data = self._file.read()
+        data = self._file.read(MAX_FILE_BYTES)
         if self._file.restarted:
             self._partial = b""  # of the file before
         *lines, self._partial = (self._partial + data).split(b"\n")

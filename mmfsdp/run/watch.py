@@ -29,6 +29,8 @@ MIN_LOG_BYTES = 1 << 16
 
 LOOK_INTERVAL_S = 2.0
 """Seconds between two looks at how far all ranks are: of a thousand, each has files."""
+MAX_LEFT_S = 1e8
+"""Seconds that a run may still take; of more, nothing is said."""
 COUNTED_AT_ONCE = 1 << 20
 """Bytes of a log that are held to count its lines."""
 
@@ -179,7 +181,8 @@ class Progress:
         steps, seconds = last["step"] - first["step"], last["time"] - first["time"]
         if steps <= 0:
             return None
-        return max(0, state.steps - last["step"]) * seconds / steps
+        left_s = max(0, state.steps - last["step"]) * seconds / steps
+        return left_s if left_s < MAX_LEFT_S else None
 
 
 def bar(share: float) -> str:

@@ -16,7 +16,7 @@ import mmfsdp
 from ..checks.lines import OK, WRONG, Line
 from ..params import Executor, RunParams
 from ..params.run import with_cluster
-from ..run.folder import make_inner_folder, of_types, read_json, touch, write_json
+from ..run.folder import make_inner_folder, touch, write_json
 from ..run.handle import Run
 from ..run.placement import count_gpus
 from ..run.record import SITE_CHECK, RunState
@@ -25,6 +25,7 @@ from ..run.start import start
 from ..run.trouble import cause_and_fix
 from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines, where
 from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
+from .read_facts import read_facts
 from .this_machine import version_of
 
 TIME_LIMIT_MIN = 5
@@ -98,9 +99,9 @@ class CheckRun:
         assert self.run is not None
         found = {}
         for rank in range(self.asked.ranks):
-            values = read_json(self.run.path / FACTS / f"rank{rank}.json")
-            if values is not None:  # each part is a mapping, `doing` a text
-                found[rank] = of_types(values, dict.fromkeys(set(values) - {"doing", "rank"}, dict) | {"doing": str})
+            facts = read_facts(self.run.path, rank)
+            if facts is not None:
+                found[rank] = facts
         return found
 
     def wait(

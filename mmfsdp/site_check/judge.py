@@ -137,7 +137,8 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     for rank, gpus in sorted(counts.items()):
         environment = ranks[rank].get("node", {}).get("environment", {})
         local_ranks = asked.params.launch.ranks_per_node
-        allocated = int(environment.get("SLURM_GPUS_ON_NODE") or environment.get(GPUS_VARIABLE) or 0)
+        number = environment.get("SLURM_GPUS_ON_NODE") or environment.get(GPUS_VARIABLE) or "0"
+        allocated = int(number) if number.isdecimal() else 0
         if not (gpus >= local_ranks or (gpus and allocated >= local_ranks)) and (
             device is Device.CUDA or (asked.is_job and allocated)
         ):
@@ -257,7 +258,7 @@ def _group(backend: str, ranks: Ranks) -> Line:
     first = found[min(found)]
     if first.get("skipped"):
         return Line(backend, NOTE if first.get("wanted") else OK, f"not used: {first['skipped']}")
-    expected = sum(range(1, first["ranks"] + 1))
+    expected = first["ranks"] * (first["ranks"] + 1) / 2
     if any(of.get("sum") != expected for of in found.values()):
         return Line(backend, WRONG, f"a sum over ranks came out wrong: {[of.get('sum') for of in found.values()]}", "")
     return Line(backend, OK, f"{first['ranks']} ranks reach each other")

@@ -14,10 +14,12 @@ import yaml
 from ..params.numbers import size
 from ..run.folder import (
     best_words,
+    is_inside,
     read_events,
     read_file,
     read_json,
     read_metrics,
+    read_params_yaml,
     read_result,
     write_text,
 )
@@ -36,6 +38,7 @@ from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
 NEWEST_EVENTS = 6
+MAX_PICTURE_BYTES = 10 << 20
 SKIPPED_NAMES = 5
 """Names of skipped records that are shown for each source."""
 
@@ -111,10 +114,9 @@ def read_params(folder: Path) -> dict[str, Any]:
     if (folder / "params.yaml").is_symlink():
         return {}
     try:
-        values = yaml.safe_load(read_file(folder / "params.yaml"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return read_params_yaml(folder)
+    except (OSError, ValueError):
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def result_figures(result: Mapping[str, Any]) -> str:
@@ -150,10 +152,10 @@ def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
 def _card(folder: Path, row: Mapping[str, str]) -> str:
     caption, truth = escape(row.get("caption", "?")), escape(row.get("truth", "?"))
     words = f"✓ {caption}" if caption == truth else f'✗ {caption}<br><span class="mm-quiet">truth: {truth}</span>'
-    path = (folder / row.get("image", "")).resolve()
+    path = folder / row.get("image", "")
     picture = ""
-    if path.suffix == ".png" and path.is_relative_to(folder.resolve()) and path.is_file():  # nothing from elsewhere
-        data = base64.b64encode(read_file(path)).decode()
+    if path.suffix == ".png" and is_inside(path, folder) and path.is_file():  # nothing from elsewhere
+        data = base64.b64encode(read_file(path, limit=MAX_PICTURE_BYTES)).decode()
         picture = f'<img src="data:image/png;base64,{data}" alt="{truth}">'
     return f'<figure class="mm-card">{picture}<figcaption>{words}</figcaption></figure>'
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,17 @@ def tracked(*folders: str) -> set[str]:
     return set(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
 
 
+def dead_links(folder: Path) -> list[str]:
+    """Links of pages that lead to no file, also out of the folder: a copy has neither the package nor its tests."""
+    dead = []
+    for page in folder.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
+            place = (page.parent / target).resolve()
+            if not place.exists() or not place.is_relative_to(folder.resolve()):
+                dead.append(f"{page.relative_to(folder)}: {target}")
+    return dead
+
+
 @pytest.mark.real
 def test_the_teachers_copy_is_whole_and_what_is_there_is_kept(tmp_path, capsys):
     own = tmp_path / "notebooks/contents.ipynb"
@@ -43,6 +55,8 @@ def test_the_teachers_copy_is_whole_and_what_is_there_is_kept(tmp_path, capsys):
     assert cli.main(["course", str(tmp_path), "--replace"]) == 0
     assert ": 1 of " in capsys.readouterr().out
     assert own.read_bytes() == (ROOT / "notebooks/contents.ipynb").read_bytes()
+    assert not dead_links(tmp_path)
+    assert cli.main(["course", str(tmp_path / "student"), "--student"]) == 0 and not dead_links(tmp_path / "student")
     assert cli.main(["course", str(tmp_path), "--student", "--replace"]) == 2
     assert "01_data_parallel.ipynb has solutions; name another folder" in capsys.readouterr().err
 

@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.hangs import rank_server
-from mmfsdp.hangs.entered import Entry, RankRecord, kind_of, parse
+from mmfsdp.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
 from mmfsdp.hangs.find import DIFFERENT, MISSING, NO_END, STOPPED, find_departure, find_hang
 from mmfsdp.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
 from mmfsdp.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
 from mmfsdp.hangs.stacks import main_stack, own_frame, waits_for_workers
 from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
+from tests.mutated import cases
 from tests.tiny import tiny_flamingo
 
 GATHER, REDUCE = "all-gather", "all-reduce"
@@ -246,6 +247,32 @@ def test_a_list_is_read_without_what_is_no_collective_or_of_an_older_group():
             parse(0, damaged)
     with pytest.raises(ValueError):
         RankRecord.from_dict({"rank": 1, "entries": [[1]], "process": "", "groups": {}})
+
+
+def test_damaged_lists_and_records_are_refused_or_read():
+    """They come from a socket and from a run folder: a hang is named, or it is not, but nothing fails."""
+    answer = {"entries": [row(number) for number in range(1, 8)], "pg_config": {"0": {"ranks": "[0, 1]"}}}
+    good, other = parse(0, json.dumps(answer).encode()), record(1, STEP[:3], waits=1)
+    as_file = json.loads(json.dumps(good.to_dict()))
+    for damaged_answer, damaged_file in zip(cases(answer, 400), cases(as_file, 400), strict=True):
+        for read in (
+            lambda answer=damaged_answer: parse(0, json.dumps(answer).encode()),
+            lambda file=damaged_file: RankRecord.from_dict(file),
+        ):
+            try:
+                records = {0: read(), 1: other}
+            except ValueError:
+                continue
+            for find in (find_hang, find_departure):
+                if hang := find(records, ORDER.fit):
+                    text = hang_words(hang, ORDER)
+                    assert len(text) < 1000 and "\x1b" not in text, text
+
+
+def test_of_a_long_record_the_newest_entries_are_read():
+    values = record(0, STEP).to_dict() | {"entries": [["0", number, GATHER, 8, True] for number in range(1, 5000)]}
+    entries = RankRecord.from_dict(json.loads(json.dumps(values))).entries
+    assert len(entries) == MAX_ENTRIES and entries[-1].number == 4999
 
 
 @pytest.fixture

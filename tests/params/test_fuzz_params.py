@@ -1,11 +1,12 @@
 """Values that people might mistype: what is wrong is one ParamError of one line, and what is right comes back from text
 as it was."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.params.base import leaves, read_yaml
+from mmfsdp.params.base import MAX_YAML_BYTES, leaves, read_yaml
 
 ODD = [
     None, True, 0, 1, -1, 2, 3.5, 1e308, -(10**400), float("nan"), float("inf"), "", " ", "0.5", "1e999", "every:²",
@@ -28,3 +29,18 @@ def test_values_by_name_are_refused_or_come_back_from_text(changes):
         assert error.field and "\n" not in str(error) and len(error.message) < 1300
         return
     assert RunParams.from_dict(read_yaml(params.to_yaml(), name="YAML")) == params
+
+
+def test_a_yaml_text_that_stands_for_more_than_it_seems_to_is_refused():
+    """Each alias is a whole list or text again; a short file must not fill the memory of whoever reads it."""
+    lists = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    for number in range(1, 12):
+        lists += f"a{number}: &a{number} [{', '.join(10 * [f'*a{number - 1}'])}]\n"
+    text = "a: &a " + 100_000 * "x" + "\nb: [" + ", ".join(2000 * ["*a"]) + "]\n"
+    keys = "".join(f"key{number}: 1\n" for number in range(60_000))
+    too_long = "a: " + MAX_YAML_BYTES * "x"
+    for bomb in (lists, text, "a: &a [*a]", "a: 0x" + 3000 * "f", too_long):
+        with pytest.raises(ParamError):
+            read_yaml(bomb, name="YAML")
+    assert len(read_yaml(keys, name="YAML")) == 60_000
+    assert read_yaml("a: &a [1]\nb: *a", name="YAML") == {"a": [1], "b": [1]}, "an alias is no mistake"

@@ -273,6 +273,9 @@ def test_a_replay_without_its_player_is_over(prepared):
     recording, player, run = prepared(RECORDINGS["hang"])
     player.advance(recording.seconds / 2)
     write_status(run.path, player.state, alive=time.time() - 2 * GONE_AFTER_S)
+    for alive in (float("nan"), float("inf"), -1e300):
+        write_status(run.path, player.state, alive=alive)
+        assert run.state().status is Status.LOST
     (run.path / "logs/player.log").write_text("MemoryError\n")
     assert run.state().status is Status.LOST and run.state().replay_of and "(MemoryError)" in run.state().reason
     (run.path / "cancel").touch()
@@ -303,31 +306,68 @@ def test_a_mistake_is_named_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "text.jsonl").write_text("no recording\n")
+    header, *lines = RECORDINGS["hang"].read_text().splitlines()
+    header = json.loads(header)
+    header |= {"format": 2, "run": header["run"] | {"version": "9.9"}}
+    (tmp_path / "newer.jsonl").write_text("\n".join([json.dumps(header), *lines]))
+    os.mkfifo(tmp_path / "pipe")
     for recording, values, words in (
         ("preemtion", {}, "did you mean preemption"),
         ("hang", {"speed": 0}, "not a number above 0"),
         ("hang", {"speed": float("nan")}, "not a number above 0"),
         ("hang", {"to": "there"}, "exists already"),
+        ("hang", {"speed": 10**400}, "not a number above 0"),
+        ("hang", {"to": "my run"}, "to: 'my run' cannot be a run folder: 'my run' is not allowed"),
         ("text.jsonl", {}, "no recording that this version"),
+        ("newer.jsonl", {}, "has format 2, and this version of mmfsdp reads 1; .* that made it, 9.9"),
+        ("~nobody/x.jsonl", {}, "does not exist"),
+        ("pipe", {}, "is no file"),
         ("there", {}, "not the folder of a run"),
     ):
         with pytest.raises(ParamError, match=words):
             mmfsdp.replay(recording, **values)
-    assert sorted(os.listdir(tmp_path)) == ["text.jsonl", "there"]
+    assert sorted(os.listdir(tmp_path)) == ["newer.jsonl", "pipe", "text.jsonl", "there"]
+
+
+def test_a_recording_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmfsdp.run.recording.MAX_MOMENTS", 10)
+    with pytest.raises(ParamError, match="is too large: at most 128 MiB and 10 lines"):
+        Recording.read(RECORDINGS["hang"])
+
+
+def test_a_replay_gets_a_name_that_a_run_can_have(local_run, tmp_path, monkeypatch):
+    """Also where a link to nothing has the first one."""
+    monkeypatch.chdir(tmp_path)
+    folder = local_run.rename(tmp_path / "my run, v1.2")
+    recording = load(folder)
+    assert params_for(recording, folder, None).launch.name == "my-run-v1.2-replay"
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/my-run-v1.2-replay").symlink_to("nowhere")
+    assert params_for(recording, folder, None).launch.name == "my-run-v1.2-replay-2"
+
+
+def test_a_run_that_goes_on_is_not_played(local_run, tmp_path):
+    RunRecord(**vars(RunRecord.read(local_run)) | {"host": "elsewhere"}).write(local_run)
+    write_json(local_run / "status.json", {"status": "RUNNING", "alive": time.time()})
+    with pytest.raises(ParamError, match="play it once it has ended"):
+        mmfsdp.replay(local_run, to=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_link_out_of_a_run_folder_is_not_followed(local_run, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("step 1 secret\n")
-    (local_run / "logs/2_0_log.out").symlink_to(secret)
-    with pytest.raises(ParamError, match="a link out of the folder"):
-        recording_of(local_run)
+    for target in (secret, "2_0_log.out"):  # the second leads to itself
+        (local_run / "logs/2_0_log.out").symlink_to(target)
+        with pytest.raises(ParamError, match="a link out of the folder"):
+            recording_of(local_run)
+        (local_run / "logs/2_0_log.out").unlink()
 
 
 PLAYED = {"logs", "run.json", "params.yaml", "plan.json", "status.json", "events.jsonl", "result.json"}
 PLAYED |= {"metrics.jsonl", "metrics-rank1.jsonl"}
 """All that a player writes of a run of two ranks."""
-HOSTILE = (SEQUENCES + TAG, "../../x", 10**400, -1, float("nan"), None, [TAG], {TAG: TAG})
+HOSTILE = (SEQUENCES + TAG, "../../x", "\ud800", 10**400, 10**18, -1, True, float("nan"), None, [TAG], {TAG: TAG})
 
 
 @pytest.mark.parametrize("place", ["moment", "value", "header", "run"])
@@ -426,6 +466,34 @@ def test_a_long_run_makes_a_small_recording(local_run, tmp_path):
     steps = [moment.value["step"] for moment in recording.moments if moment.kind == ROW and moment.rank == 0]
     assert path.stat().st_size < MAX_BYTES and steps[:3] == [1, 2, 3] and steps[-2:] == [4999, 5000]
     assert steps == sorted(steps) and any("lines not recorded" in str(m.value) for m in recording.moments)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_the_ranks_of_a_long_run_never_seem_to_hang(local_run, prepared, tmp_path, monkeypatch, is_recorded):
+    """The recording leaves steps out, for hours of the run; the ranks went on meanwhile."""
+    monkeypatch.setattr("mmfsdp.run.recorder.MAX_ROWS", 500)
+    for rank in range(2):
+        rows = [{"step": step, "time": LAUNCHED + 30 + step, "loss": 1.0, "step_s": 1.0} for step in range(1, 5001)]
+        name = "metrics-rank1.jsonl" if rank else "metrics.jsonl"
+        (local_run / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (local_run / f"logs/rank{rank}.beat").write_text(f"{'step 5001 callback':<120} {LAUNCHED + 5030.0}\n")
+    report = read_json(local_run / "logs/rank0.json")
+    write_json(local_run / "logs/rank1.json", report | {"rank": 1})
+    write_json(local_run / "status.json", {"status": "CANCELLED", "finished": LAUNCHED + 6000})
+    source = make_recording(local_run, tmp_path / "r.jsonl", about="x") if is_recorded else local_run
+    recording, player, run = prepared(source)
+    assert len(recording.moments) < 5000
+    steps = []
+    for at in range(100, 5000, 70):
+        player.advance(at)
+        ranks = read_ranks(run.path, 2, run.state())
+        assert [rank.status for rank in ranks] == ["running"] * 2 and not troubles(run.path, run.state())
+        steps.append(ranks[0].step)
+    assert steps == sorted(steps) and all(
+        abs(step - at) < 60 for step, at in zip(steps, range(70, 4970, 70), strict=True)
+    )
+    player.advance(5800)
+    assert [trouble.kind for trouble in troubles(run.path, run.state())] == [STALLED], "and one that hangs does"
 
 
 def test_a_run_that_goes_on_is_not_recorded(local_run, tmp_path):

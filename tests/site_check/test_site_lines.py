@@ -12,10 +12,12 @@ from mmfsdp.predict import machine_of_run
 from mmfsdp.predict.seconds import _sent as sent_seconds
 from mmfsdp.predict.wire import CollectiveCount
 from mmfsdp.site_check.check import SiteReport
-from mmfsdp.site_check.judge import Asked, rank_lines
+from mmfsdp.site_check.judge import Asked, figures_of, rank_lines
 from mmfsdp.site_check.machine_figures import bandwidth_line, machine_block, machine_figures, write_machine
 from mmfsdp.site_check.places import SHM, probe
+from mmfsdp.site_check.read_facts import facts_of
 from mmfsdp.site_check.this_machine import place_line
+from tests.mutated import cases
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b]0;title\x07\x1b[31m"
 
@@ -122,3 +124,18 @@ def test_hostile_words_stay_text():
     assert "\x1b" not in str(report) + repr(report) and "title" not in str(report)
     html = report._repr_html_()
     assert "<img" not in html and "&lt;img" in html and "\x1b" not in html
+
+
+def test_damaged_facts_are_lines_too():
+    """Facts of a node with another version of mmfsdp, or of a file that was cut: no line is an error of ours."""
+    rows = [{"bytes": size, "all_gather_s": 0.1, "reduce_scatter_s": 0.2} for size in (4096, 1 << 20)]
+    band = {"backend": "gloo", "ranks": 2, "local_ranks": 1, "all": rows, "inside": rows}
+    gpus = [{"name": "H100", "memory": 8e10, "uuid": "u"}]
+    good = rank(0, torch={"gpus": gpus}) | {"bandwidth": band}
+    assert "a rank sends, in GB/s" in lines(facts_of(good), facts_of(rank(1)))["bandwidth"].text
+    for damaged in cases(good, 500):
+        facts = facts_of(damaged)
+        told = lines(facts, facts_of(rank(1)), **{"train.device": "auto", "launch.gpus_per_node": 1})
+        assert {"versions", "GPUs of ranks", "run folder", "hub", "address", "gloo", "nccl"} <= told.keys()
+        assert max(len(str(line)) for line in told.values()) < 20_000
+        figures_of({0: facts})
