@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from ..run.address import loopback_interface
 
 PRELOADED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.train"]
 """Imported once by the process that ranks are forked from."""
@@ -77,8 +78,8 @@ def _work_in_group(
     backend: str,
     timeout_s: float | None,
 ) -> Any:
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if loopback := loopback_interface():
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     store = dist.FileStore(f"{folder}/store", ranks)
     device = None
     if backend == "nccl":

@@ -26,7 +26,9 @@ from ..models.backbones import merge_lora
 from ..models.build import build_model
 from ..models.given_values import unwrap
 from ..params import ModelKind, RunParams
+from ..run.address import loopback_interface
 from ..run.folder import read_metrics
+from ..run.local import LOOPBACK
 from ..run.own_code import use_code_of
 from ..run.trust import trust_run
 from ..train.evaluate import load_run
@@ -75,11 +77,13 @@ def check_resume(params: RunParams, folder: Path) -> list[Line]:
     error = train_on_ranks(run)
     before = rows_of(run)
     if KILLED not in before:
-        return [Line("resume", WRONG, f"the run ended before step {KILLED}: {error}", "mend what it names")]
+        return [
+            Line("resume", WRONG, f"the run ended before step {KILLED}: {error}", "correct the error that it names")
+        ]
     params.to_yaml(run / "params.yaml")
     error = train_on_ranks(run)
     if error:
-        return [Line("resume", WRONG, f"the killed run cannot be resumed: {error}", "mend what it names")]
+        return [Line("resume", WRONG, f"the killed run cannot be resumed: {error}", "correct the error that it names")]
     return [_compare(before, rows_of(run)), check_export(run, params, folder / "exported")]
 
 
@@ -148,7 +152,7 @@ def rows_of(run: Path) -> dict[int, Any]:
 
 def train_on_ranks(run: Path) -> str:
     """Train in a run folder on ranks of this machine. Return the error that ended them; "" if none."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     errors = run.with_name("errors")
     errors.mkdir(exist_ok=True)
@@ -169,7 +173,9 @@ def train_on_ranks(run: Path) -> str:
 def _train(rank: int, _: str, run: str, errors: str, port: int) -> None:
     """Train as one rank. What it prints goes to a file, and so does the error that ends it."""
     as_rank(rank)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(MASTER_ADDR=LOOPBACK, MASTER_PORT=str(port))
+    if loopback := loopback_interface():
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     log = os.open(f"{run}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

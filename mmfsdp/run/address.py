@@ -86,6 +86,15 @@ def set_interface_to(address: str) -> None:
             set_interface(name)
 
 
+def loopback_interface() -> str:
+    """Return the name of this machine's loopback interface: `lo` on Linux, `lo0` on macOS; "" if it has neither."""
+    names = {name for _, name in socket.if_nameindex()}
+    for loopback in ("lo", "lo0"):
+        if loopback in names:
+            return loopback
+    return ""
+
+
 def set_interface(name: str) -> None:
     """Have gloo and NCCL meet over a network interface, unless the person has named others.
 

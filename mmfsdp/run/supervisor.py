@@ -21,7 +21,7 @@ import submitit
 
 from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack
-from .address import set_interface
+from .address import loopback_interface, set_interface
 from .ask_ranks import prepare_sockets
 from .folder import add_event, last_bytes, last_log_lines, last_row, read_heartbeat
 from .hang import HangDetector
@@ -229,7 +229,7 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
         PYTHONUNBUFFERED="1",
     )
     os.environ.setdefault("SUBMITIT_LOG_LEVEL", "CRITICAL")  # rank logs are for what the ranks print
-    for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+    if loopback := loopback_interface():
         set_interface(loopback)  # a laptop's network may come and go
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         os.environ[VISIBLE_DEVICES] = os.environ["CUDA_VISIBLE_DEVICES"]
