@@ -33,7 +33,7 @@ MAX_ROWS = 200
 """Rows of each rank; of more, a quarter at the start and at the end stay, and every k-th of those between."""
 LOG_HEAD, LOG_TAIL = 60, 140
 """Lines that stay of a longer log."""
-NEUTRAL_USERS = ("root", "user")
+NEUTRAL_USERS = ("root", "user", "~")
 PATH = re.compile(r"(?<![\w.:/])~?(?:/[\w.+@-]+){3,}")
 """An absolute path with more than two parts; not one in a URL."""
 ADDRESS = re.compile(r"\b(?!127\.)\d{1,3}(?:\.\d{1,3}){3}\b|\bfe80:[0-9a-fA-F:]+(?:%\w+)?")
@@ -109,7 +109,9 @@ def names_of(folder: Path) -> dict[str, str]:
     for host in hosts:
         machine = names.setdefault(host, f"node{len(set(names.values())) + 1}")
         names.setdefault(host.partition(".")[0], machine)
-    users = {getpass.getuser(), Path.home().name}
+    users = {Path(os.path.expanduser("~")).name}
+    with suppress(KeyError, OSError):  # in many containers the password database lacks the user
+        users.add(getpass.getuser())
     with suppress(KeyError):
         users.add(pwd.getpwuid(folder.stat().st_uid).pw_name)
     names |= dict.fromkeys(users - set(NEUTRAL_USERS), "user")

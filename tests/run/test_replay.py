@@ -457,6 +457,18 @@ def test_a_recording_names_no_person_machine_or_place(local_run, tmp_path, monke
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_user_whose_name_no_database_has_can_record(local_run, tmp_path, monkeypatch):
+    """As in a container that is run under another user's number."""
+
+    def unknown(_):
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert Recording.read(make_recording(local_run, tmp_path / "r.jsonl", about="x")).about == "x"
+
+
 def test_a_long_run_makes_a_small_recording(local_run, tmp_path):
     rows = [{"step": step, "time": LAUNCHED + 50 + step / 2000, "loss": 1 / 3} for step in range(1, 5001)]
     (local_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
