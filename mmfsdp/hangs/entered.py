@@ -154,7 +154,7 @@ def _name(value: Any) -> str:
 def kind_of(name: str) -> str:
     """Return the kind of a collective by its name in the list, such as all-gather of `nccl:_all_gather_base`."""
     words = name.partition(":")[2].strip("_").lower()
-    for ending in ("_base", "_coalesced", "_into_tensor", "_tensor"):
+    for ending in ("_base", "_coalesced", "_into_tensor", "_tensor", "_single"):
         words = words.removesuffix(ending)
     return KINDS.get(words, words.replace("_", "-"))
 
@@ -166,7 +166,7 @@ def _nbytes(sizes: Iterable[Iterable[int]], dtypes: Iterable[str]) -> int:
 def _ranks_of_groups(config: Any) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group. torch writes them as a text such as `[0, 1]`."""
     groups: dict[str, tuple[int, ...]] = {}
-    for name, group in (config or {}).items():
+    for name, group in config.items() if isinstance(config, dict) else ():
         try:
             ranks = tuple(map(int, json.loads(group["ranks"])))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

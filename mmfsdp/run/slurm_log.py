@@ -58,15 +58,14 @@ def task_error(log: str) -> tuple[int, str] | None:
 def silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
     """Return the state of a job whose ranks reported nothing at their end: what srun printed about them."""
     log = last_log_lines(folder, 0, size=40_000)
-    if match := _TASK_ERROR.search(log):
-        node, tasks, error = match.groups()
-        rank = int(re.split("[,-]", tasks)[0])
-        last_words = last_log_lines(folder, rank)
+    if ended_rank := task_error(log):
+        rank, error = ended_rank
+        last_lines = last_log_lines(folder, rank)
         if rank < len(statuses) and not statuses[rank]:
-            error = f"{error} before it started{_own_words(last_words)}"
+            error = f"{error} before it started{_own_words(last_lines)}"
         elif ended := library_error(last_log_lines(folder, rank, size=64_000)):
             error = f"{error}, ended by a library: {ended}{advice(ended)}"
-        return RunState(Status.FAILED, f"rank {rank} on {node}: {error}", rank, last_words)
+        return RunState(Status.FAILED, f"rank {error}", rank, last_lines)
     lines = log.strip().splitlines()
     if lines:
         return RunState(Status.FAILED, lines[-1][:500], traceback=log[-4000:])

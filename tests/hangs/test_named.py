@@ -242,6 +242,8 @@ def test_a_list_is_read_without_what_is_no_collective_or_of_an_older_group():
     made = parse(3, json.dumps({"entries": rows, "pg_config": config}).encode())
     assert made.entries == (Entry("0", 1, GATHER, 16, True), Entry("0", 2, GATHER, 16, False))
     assert made.groups == {"0": (0, 1)} and RankRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    other_form = json.dumps({"entries": [3, *rows], "pg_config": [config]}).encode()
+    assert parse(3, other_form).entries == made.entries, "a later torch may list more"
     for damaged in (b"[]", b"oops"):
         with pytest.raises(ValueError):
             parse(0, damaged)
