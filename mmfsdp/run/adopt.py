@@ -13,7 +13,7 @@ from .handle import Run
 from .own_code import read_code, sources_of
 from .placement import with_ranks
 from .record import REPLAY
-from .start import name_taken
+from .start import name_taken, runs_folder
 from .state import is_run
 
 IGNORED = {"launch.name", "launch.folder", "launch.replace"}
@@ -36,7 +36,7 @@ class Match(NamedTuple):
 def find_same(params: RunParams) -> Match:
     """Return the run of this name with the same parameters, or of the names that follow it (tiny, tiny-2, tiny-3)."""
     params = with_ranks(params)
-    parent = Path(os.path.expanduser(params.launch.folder)).absolute()
+    parent = runs_folder(params.launch)
     name, number, words = params.launch.name, 1, ""
     while os.path.lexists(parent / name):
         if is_run(parent / name):
@@ -52,16 +52,6 @@ def find_same(params: RunParams) -> Match:
     if number > 1:
         words += f". This one is {name}."
     return Match(None, params.change(**{"launch.name": name}), words)
-
-
-def free_name(params: RunParams) -> str:
-    """Return the first of tiny, tiny-2, tiny-3 that no folder has."""
-    parent = Path(os.path.expanduser(params.launch.folder)).absolute()
-    name, number = params.launch.name, 1
-    while os.path.lexists(parent / name):
-        number += 1
-        name = f"{params.launch.name}-{number}"
-    return name
 
 
 def check_name(params: RunParams) -> None:

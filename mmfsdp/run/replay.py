@@ -17,7 +17,7 @@ from .player import PLAYER_LOG, Player
 from .record import REPLAY, RunState, Status, write_status
 from .recorder import recording_of
 from .recording import Recording, find_recording
-from .start import make_folder, start_detached
+from .start import free_name, make_folder, runs_folder, start_detached
 from .state import run_state
 
 DEFAULT_SPEED = 10.0
@@ -91,12 +91,8 @@ def _free_place(source: Path) -> Path:
     """Return the first of runs/NAME-replay, runs/NAME-replay-2, ... that is free."""
     name = source.name if source.is_dir() else source.stem
     name = re.sub(r"[^\w.+-]+", "-", name).lstrip(".+-")[:80] or "recording"  # what a run may be called
-    parent, number = Path(LaunchParams().folder).absolute(), 1
-    place = parent / f"{name}-replay"
-    while os.path.lexists(place):
-        number += 1
-        place = parent / f"{name}-replay-{number}"
-    return place
+    parent = runs_folder(LaunchParams())
+    return parent / free_name(parent, f"{name}-replay")
 
 
 def prepare(recording: Recording, params: RunParams) -> Path:

@@ -167,7 +167,7 @@ def start(
 
 def make_folder(params: LaunchParams) -> Path:
     """Make a new run folder that its owner alone may open; with `replace`, rename a finished run of that name first."""
-    parent = Path(os.path.expanduser(params.folder)).absolute()
+    parent = runs_folder(params)
     folder = parent / params.name
     if params.folder.startswith("~") and os.path.expanduser(params.folder) == params.folder:
         raise ParamError("launch.folder", f"{params.folder!r}: no such user; write it in full")
@@ -194,6 +194,20 @@ def _is_over(folder: Path) -> bool:
     members = (read_json(folder / SWEEP_FILE) or {}).get("members", [])
     runs = [path for path in folder.glob("*/") if is_run(path)]
     return bool(members) and len(runs) == len(members) and all(run_state(path).done for path in runs)
+
+
+def runs_folder(params: LaunchParams) -> Path:
+    """Return the folder of the runs as an absolute path."""
+    return Path(os.path.expanduser(params.folder)).absolute()
+
+
+def free_name(folder: Path, name: str) -> str:
+    """Return the first of NAME, NAME-2, NAME-3, ... that does not exist in a folder."""
+    candidate, number = name, 1
+    while os.path.lexists(folder / candidate):
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
 
 
 def name_taken(folder: Path, with_what: str = "") -> str:

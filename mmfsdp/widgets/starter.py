@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 
 from ..params import RunParams
-from ..run.adopt import find_same, free_name
+from ..run.adopt import find_same
 from ..run.handle import Run
 from ..run.interrupt import interruptible
 from ..run.launch import launch
+from ..run.start import free_name, runs_folder
 from .cell import import_lock
 from .form import RunForm
 
@@ -105,5 +106,5 @@ class Starter:
 
     def _free_name(self, params: RunParams) -> tuple[RunParams, str]:
         """Return the parameters with a name that no run has."""
-        name = free_name(params)
+        name = free_name(runs_folder(params.launch), params.launch.name)
         return params.change(**{"launch.name": name}), f"This one is {name}."

@@ -9,9 +9,10 @@ import pytest
 from mmfsdp import ParamError, Run, RunParams
 from mmfsdp.params import load
 from mmfsdp.params.base import read_yaml
-from mmfsdp.run.adopt import differences, find_same, free_name
+from mmfsdp.run.adopt import differences, find_same
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.placement import available_cores, crowding
+from mmfsdp.run.start import free_name
 from mmfsdp.run.state import RankProgress
 from mmfsdp.run.watch import LogLine
 from mmfsdp.widgets import Cockpit
@@ -192,7 +193,7 @@ def test_other_choices_get_the_next_free_name_and_why_is_told(tmp_path):
     assert match.run is None and match.params.launch.name == "a-2"
     assert match.words == "the run a has other choices: train.steps 100, not 50. This one is a-2."
     finished(tmp_path / "a-2", other)
-    assert find_same(other).run.path == tmp_path / "a-2" and free_name(other) == "a-3"
+    assert find_same(other).run.path == tmp_path / "a-2" and free_name(tmp_path, "a") == "a-3"
     (tmp_path / "a-2/params.yaml").write_text("{")
     assert "cannot be read" in differences(Run(tmp_path / "a-2"), other)
 
