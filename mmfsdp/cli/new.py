@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -54,14 +54,23 @@ def new(values: Namespace) -> int:
         print(line)
     say("looking at the model")
     params, comments = with_data(base, found)
-    text = as_yaml(params, comments, f"mmfsdp new {values.file} --pictures {values.pictures}")
+    text = as_yaml(params, comments, command_of(values))
     with target.open("x", encoding="utf-8") as file:  # fails where it was made meanwhile
         file.write(text)
     if RunParams.from_yaml(target) != params:
         raise AssertionError(f"{target} reads as other parameters")
-    name = quote(values.file)
+    name = shlex.quote(values.file)
     print(f"\nwritten to {values.file}; next:\n  mmfsdp plan --config {name}\n  mmfsdp run --config {name}")
     return 0
+
+
+def command_of(values: Namespace) -> str:
+    """Return the command that writes this file again, quoted as a shell needs it."""
+    words = ["mmfsdp", "new", values.file, "--pictures", values.pictures]
+    for option in ("vision", "language", "model"):
+        if getattr(values, option):
+            words += [f"--{option}", getattr(values, option)]
+    return shlex.join(words)
 
 
 def base_params(values: Namespace) -> RunParams:
