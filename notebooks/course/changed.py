@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,32 @@ def measure(policy: str) -> dict[str, Any]:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "course.changed_rank", policy]
+    logs = [artifacts("changed") / f"{rank}.log" for rank in range(2)]
     ranks = []
-    for rank in range(2):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # With -m, Python puts the current folder before PYTHONPATH.
-        rank_env = env | {"RANK": str(rank)}
-        ranks.append(subprocess.Popen(command, cwd=artifacts("changed"), env=rank_env, text=True, **pipes))
+    for rank, log in enumerate(logs):
+        # To a file: a rank that fills the pipe of its errors would wait until somebody reads it.
+        with log.open("w") as errors:
+            pipes = {"stdout": subprocess.PIPE, "stderr": errors}
+            # With -m, Python puts the current folder before PYTHONPATH.
+            rank_env = env | {"RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, cwd=artifacts("changed"), env=rank_env, text=True, **pipes))
     try:
-        texts = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+        printed = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        return {"error": f"the ranks have not ended within {TIMEOUT_S} s"}
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     if any(rank.returncode for rank in ranks):
-        _, errors = texts[0]
-        return {"error": errors.strip().splitlines()[-1] if errors.strip() else "a rank ended without a word"}
-    return json.loads(texts[0][0].splitlines()[-1])
+        return {"error": first_error(logs)}
+    return json.loads(printed[0].splitlines()[-1])
+
+
+def first_error(logs: Sequence[Path]) -> str:
+    """Return the last line of a rank that has failed. gloo's error only says that another rank has failed."""
+    last_lines = []
+    for log in logs:
+        last_lines += log.read_text(errors="replace").strip().splitlines()[-1:]
+    causes = [line for line in last_lines if "gloo" not in line]
+    return next(iter(causes + last_lines), "a rank ended without a message")
