@@ -71,7 +71,7 @@ def ensure_backbones(params: RunParams, progress: Progress | None = None, *, rec
                 pretrain(params, folder, recipe or Recipe(), progress or (lambda label, fraction: None))
     except OSError as error:
         why = f"{str(folder.parent)!r} cannot keep the pretrained backbones ({error})"
-        raise ParamError("MMFSDP_CACHE", f"{why}; set this variable to a folder with room that you may write") from None
+        raise ParamError("MMFSDP_CACHE", f"{why}; set this variable to a writable folder with free space") from None
 
 
 def pretrain(params: RunParams, folder: Path, recipe: Recipe, progress: Progress) -> None:

@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# torch 2.14 has new names for these two, and warns of the old ones.
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 CPU_SIZES, GPU_SIZES = (1 << 20, 8 << 20, 32 << 20), (8 << 20, 64 << 20, 256 << 20)
 """Bytes of the full tensor: of a small unit to that of a large one."""
 SMALL_BYTES = 4096
@@ -46,14 +49,14 @@ def _measure(group: Any, device: torch.device, sizes: tuple[int, ...]) -> list[d
     rows = []
     for size in (SMALL_BYTES, *sizes):
         ranks = dist.get_world_size(group)
-        part = torch.ones(size // 4 // ranks, device=device)
+        part = torch.ones(max(1, size // 4 // ranks), device=device)
         full = torch.empty(part.numel() * ranks, device=device)
 
         def gather(full: Tensor = full, part: Tensor = part) -> None:
-            dist.all_gather_into_tensor(full, part, group=group)
+            ALL_GATHER(full, part, group=group)
 
         def reduce(full: Tensor = full, part: Tensor = part) -> None:
-            dist.reduce_scatter_tensor(part, full, group=group)
+            REDUCE_SCATTER(part, full, group=group)
 
         gather_s, reduce_s = _seconds(gather, device, group), _seconds(reduce, device, group)
         rows.append({"bytes": full.numel() * 4, "all_gather_s": gather_s, "reduce_scatter_s": reduce_s})
@@ -64,7 +67,7 @@ def _seconds(work: Callable[[], object], device: torch.device, group: Any) -> fl
     """Return the seconds of a collective: the median of ROUNDS, of the slowest rank of the group."""
     durations = []
     for _ in range(1 + ROUNDS):  # the first one connects
-        work()
+        work()  # not timed: after it all ranks start at the same moment
         _wait(device)
         start = time.monotonic()
         work()

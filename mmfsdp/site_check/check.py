@@ -60,7 +60,7 @@ class SiteReport(Report):
             return f"nothing is wrong in {len(self.lines)} checks"
         names = ", ".join(dict.fromkeys(line.check for line in self.wrong))
         logs = f"; the ranks' logs are in {self.folder}/logs" if self.folder else ""
-        return without_controls(f"{len(self.wrong)} of {len(self.lines)} checks are wrong: {names}{logs}")
+        return without_controls(f"{len(self.wrong)} of {len(self.lines)} checks failed: {names}{logs}")
 
     def to_json(self) -> str:
         """Return the report as JSON: ok, folder, machine, and the lines, each with `where`."""
@@ -145,6 +145,8 @@ class SiteCheck:
         self.is_stopped = is_stopped
         self.found: list[tuple[str, Line]] = []
         self.folder = ""
+        self.temporary = ""
+        """A folder for the ranks where the run folder cannot be written."""
         self.machine: dict[str, float] = {}
 
     def report(self) -> SiteReport:
@@ -172,22 +174,31 @@ class SiteCheck:
             for line in command_lines():
                 self.add(MACHINE, line)
         if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not is_local):
-            self.add(MACHINE, Line("job", NOTE, "none is started, because of what is wrong above"))
+            self.add(MACHINE, Line("job", NOTE, "not started because of the errors above"))
             return
-        # Ranks on this machine are checked also where runs cannot be where they should.
-        temporary = tempfile.mkdtemp(prefix="mmfsdp-check-") if self.is_wrong(RUN_FOLDER) else ""
-        params = self.params.change(**{"launch.folder": temporary}) if temporary else self.params
         try:
+            check_run = self.started()
+            if check_run is not None:
+                self.follow(check_run, self.job_lines(check_run) if is_job else self.local_lines(check_run))
+        finally:
+            if self.temporary and not self.folder:
+                shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def started(self) -> CheckRun | None:
+        """Start the ranks, and return them. Return None if they cannot be started; a line says why."""
+        params = self.params
+        try:
+            if self.is_wrong(RUN_FOLDER):  # ranks on this machine can be checked without it
+                self.temporary = tempfile.mkdtemp(prefix="mmfsdp-check-")
+                params = params.change(**{"launch.folder": self.temporary})
             check_run = CheckRun(params, self.is_stopped)
             check_run.check()
             self.tell(f"starting {check_run.place}")
             check_run.start()
         except (ParamError, OSError) as error:
             self.add(MACHINE, Line("ranks", WRONG, f"they cannot be started: {error}"))
-            return
-        self.follow(check_run, self.job_lines(check_run) if is_job else self.local_lines(check_run))
-        if temporary and not self.folder:
-            shutil.rmtree(temporary, ignore_errors=True)
+            return None
+        return check_run
 
     def local_lines(self, check_run: CheckRun) -> Iterator[Line]:
         """Yield the lines of ranks that are no job of their own."""

@@ -50,7 +50,7 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
     if check.asks_requeue and check.facts():
         yield _requeue_line(check, is_requeued)
     elif not check.asks_requeue:
-        words = "launch.sbatch says no-requeue: a preempted run ends, and `mmfsdp resume` goes on"
+        words = "launch.sbatch has no-requeue: a preempted run ends, and `mmfsdp resume` continues it"
         yield Line("requeue", NOTE, words)
     if is_requeued or not run.state().done:
         yield _scancel_line(check)
@@ -92,12 +92,12 @@ def _requeue_line(check: CheckRun, is_requeued: bool) -> Line:
     """Return whether a preempted run would be started again by itself."""
     assert check.run is not None
     if is_requeued:
-        return Line("requeue", OK, "the job was put into the queue again, as after a preemption")
+        return Line("requeue", OK, "the job was requeued, as after a preemption")
     # The batch script writes into rank 0's log, after that has ended.
     said = [line.strip() for line in last_log_lines(check.run.path, 0).splitlines() if line.strip()]
-    words = f"the job is not put into the queue again: {said[-1][:300] if said else 'scontrol requeue had no effect'}"
+    words = f"the job was not requeued: {said[-1][:300] if said else 'scontrol requeue had no effect'}"
     fix = "ask the administrators whether users may call `scontrol requeue` on nodes; if not, add no-requeue to "
-    return Line("requeue", WRONG, words, f"{fix}launch.sbatch, and `mmfsdp resume` preempted runs yourself")
+    return Line("requeue", WRONG, words, f"{fix}launch.sbatch, and continue preempted runs with `mmfsdp resume`")
 
 
 def _scancel_line(check: CheckRun) -> Line:

@@ -139,15 +139,15 @@ class CheckRun:
             return Line("ranks", OK, f"{self.asked.ranks} have started and ended ({nodes})")
         cause, fix = cause_and_fix(state.reason, state.rank)
         if field := re.match("launch.(setup|modules|python): ", cause):
-            return Line("batch script", WRONG, cause, f"correct {field[0].rstrip(': ')}; what it printed is in the log")
+            return Line("batch script", WRONG, cause, f"correct {field[0].rstrip(': ')}; its output is in the log")
         if not state.done:
             cause = f"they have not ended in time ({state.reason or state.status})"
-            fix = "run the check again; if it stays so, read their logs"
+            fix = "run the check again; if it fails again, read the logs of the ranks"
         busy = [rank for rank, of in ranks.items() if of.get("doing") not in ("", DONE)]
         if busy and not missing:
-            cause = f"{where(ranks, busy[0])} has not come beyond its check of {ranks[busy[0]]['doing']}: {cause}"
+            cause = f"{where(ranks, busy[0])} did not get past its check of {ranks[busy[0]]['doing']}: {cause}"
         if missing:
-            cause = f"no word from rank {', '.join(map(str, missing))}: {cause}"
+            cause = f"no report from rank {', '.join(map(str, missing))}: {cause}"
             fix = _fix_of_silence(cause)
         return Line("ranks", WRONG, cause, fix)
 

@@ -108,16 +108,17 @@ def _versions(asked: Asked, ranks: Ranks) -> Line:
             parts = [f"{version or 'none'} on {where(ranks, members[0])}" for version, members in by_version.items()]
             different.append(f"{name} is {', '.join(parts)}")
     if different:
-        fix = _python_fix(asked) + ", the same on all nodes; no lines of a shell's start-up may choose another one"
+        fix = _python_fix(asked) + ", the same on all nodes; the start files of your shell must not select another one"
         return Line("versions", WRONG, "; ".join(different), fix)
     words = ", ".join(f"{name} {next(iter(by_version))}" for name, by_version in found.items())
     others = []
     for name, version in asked.versions.items():
-        if version != next(iter(found[name])).partition("+")[0]:  # without what it is built for, as +cu130
+        on_ranks = next(iter(found[name]))
+        if version.partition("+")[0] != on_ranks.partition("+")[0]:  # the part after + is the build, such as cu130
             others.append(name)
     if others:
         here = ", ".join(f"{name} {asked.versions[name]}" for name in others)
-        return Line("versions", NOTE, f"{words} on all ranks; this machine, which plans, has {here}")
+        return Line("versions", NOTE, f"{words} on all ranks; this machine, which makes the plan, has {here}")
     return Line("versions", OK, f"{words} on all ranks")
 
 
@@ -129,9 +130,9 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     """Return whether each rank sees the GPU that it is to train on."""
     device = asked.params.train.device
     if device is Device.CPU:
-        return Line("GPUs of ranks", OK, "none wanted: train.device is cpu")
+        return Line("GPUs of ranks", OK, "none needed: train.device is cpu")
     if any(of.get("torch", {}).get("error") for of in ranks.values()):
-        return Line("GPUs of ranks", NOTE, "not checked, because of what is wrong above")
+        return Line("GPUs of ranks", NOTE, "not checked because of the errors above")
     counts = {rank: len(of.get("torch", {}).get("gpus", ())) for rank, of in ranks.items()}
     wanting = []
     for rank, gpus in sorted(counts.items()):
@@ -146,7 +147,7 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     if wanting:
         return _missing_gpus(asked, ranks, wanting)
     if not any(counts.values()):
-        return Line("GPUs of ranks", OK, "none, and none asked for: the ranks train on the CPU")
+        return Line("GPUs of ranks", OK, "none, and none requested: the ranks train on the CPU")
     first = ranks[min(ranks)].get("torch", {})
     names = ", ".join(dict.fromkeys(f"{gpu['name']} of {size(gpu['memory'])}" for gpu in first.get("gpus", ())))
     words = f"each rank sees {', '.join(map(str, sorted(set(counts.values()))))}: {names}, CUDA {first.get('cuda')}"
@@ -170,7 +171,7 @@ def _missing_gpus(asked: Asked, ranks: Ranks, wanting: Sequence[tuple[int, int, 
             "GPUs of ranks", WRONG, words, fix + "--torch-index URL` or --system-torch), or set train.device cpu"
         )
     fix = "run `srun nvidia-smi` on that node; its driver may be older than this torch's CUDA "
-    fix += f"{built['cuda']}, or launch.gpus_as is not as this cluster gives GPUs"
+    fix += f"{built['cuda']}, or launch.gpus_as does not match how this cluster allocates GPUs"
     return Line("GPUs of ranks", WRONG, words, fix)
 
 
@@ -178,7 +179,9 @@ def _folders(asked: Asked, ranks: Ranks) -> Iterator[Line]:
     """Yield a line on the run folder, which all must share, and on each other folder that ranks write into."""
     for rank, of in sorted(ranks.items()):
         if of.get("folders", {}).get("token", asked.token) != asked.token:
-            words = f"{where(ranks, rank)} does not read what this machine has written: the folder is another one there"
+            words = (
+                f"{where(ranks, rank)} does not see the file that this machine wrote: it is a different folder there"
+            )
             yield Line(RUN_FOLDER, WRONG, words, "set launch.folder to a folder on a file system that all nodes share")
             break
     else:
@@ -197,7 +200,7 @@ def _place(name: str, ranks: Ranks) -> Line:
         if found is not None:
             lines.append((place_line(name, found), found.get("free", 0), rank))
     if not lines:
-        return Line(name, NOTE, "not checked: no rank has come so far")
+        return Line(name, NOTE, "not checked: no rank got this far")
     for state in (WRONG, NOTE):
         for line, _, rank in lines:
             if line.state == state:
@@ -219,7 +222,7 @@ def _hub(asked: Asked, ranks: Ranks) -> Line:
         if line.state == WRONG:
             return line
         first = first or line
-    return first or Line("hub", NOTE, "not checked: no rank has come so far")
+    return first or Line("hub", NOTE, "not checked: no rank got this far")
 
 
 def _address(asked: Asked, ranks: Ranks) -> Line:
@@ -231,11 +234,11 @@ def _address(asked: Asked, ranks: Ranks) -> Line:
             return Line("address", WRONG, f"{where(ranks, rank)}: {cause}", fix.removeprefix("rank 0 listens there. "))
     hosts = {str(of["address"].get("host")): of["address"] for of in ranks.values() if of.get("address")}
     if not hosts:
-        return Line("address", NOTE, "not checked: no rank has come so far")
+        return Line("address", NOTE, "not checked: no rank got this far")
     first = next(iter(hosts.values()))
     words = f"all ranks reach {first.get('host')} over {first.get('GLOO_SOCKET_IFNAME') or 'any interface'}"
     if asked.is_job and asked.params.launch.nodes == 1:
-        words += "; the job is on one node, --launch.nodes 2 also checks names and the network between nodes"
+        words += "; the job is on one node: --launch.nodes 2 also checks names and the network between nodes"
         return Line("address", NOTE, words)
     return Line("address", OK, words)
 
@@ -245,23 +248,23 @@ def _group(backend: str, ranks: Ranks) -> Line:
     found = {rank: of[backend] for rank, of in ranks.items() if backend in of}
     dead = [rank for rank, of in ranks.items() if of.get("doing") == backend]
     if dead:
-        words = f"{where(ranks, dead[0])} was ended in it"
+        words = f"{where(ranks, dead[0])} was killed during this check"
         return Line(backend, WRONG, words, f"{FIXES[backend]}; its log says more")
     for rank, of in sorted(found.items()):
         if of.get("error"):
             return Line(backend, WRONG, f"{where(ranks, rank)}: {of['error']}", FIXES[backend])
     if not found:
-        return Line(backend, NOTE, "not checked, because of what is wrong above")
+        return Line(backend, NOTE, "not checked because of the errors above")
     if len(found) < len(ranks):
         missing = min(set(ranks) - set(found))
-        return Line(backend, WRONG, f"{where(ranks, missing)} did not come so far", FIXES[backend])
+        return Line(backend, WRONG, f"{where(ranks, missing)} did not get this far", FIXES[backend])
     first = found[min(found)]
     if first.get("skipped"):
         return Line(backend, NOTE if first.get("wanted") else OK, f"not used: {first['skipped']}")
     expected = first["ranks"] * (first["ranks"] + 1) / 2
     if any(of.get("sum") != expected for of in found.values()):
-        return Line(backend, WRONG, f"a sum over ranks came out wrong: {[of.get('sum') for of in found.values()]}", "")
-    return Line(backend, OK, f"{first['ranks']} ranks reach each other")
+        return Line(backend, WRONG, f"a sum over the ranks is wrong: {[of.get('sum') for of in found.values()]}", "")
+    return Line(backend, OK, f"{first['ranks']} ranks can communicate")
 
 
 FIXES = {

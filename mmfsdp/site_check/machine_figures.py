@@ -92,7 +92,8 @@ def machine_block(figures: Mapping[str, float], about: str) -> str:
     """Return figures as a `machine:` block of a profile, with a comment that says how they were measured."""
     about = " ".join(about.split())  # a line end would end the comment
     lines = [f"# Measured by `mmfsdp check` on {time.strftime('%Y-%m-%d')}: {about}.", "machine:"]
-    lines += [f"  {name}: {value:.2e}" for name, value in figures.items()]
+    for name, value in figures.items():
+        lines.append(f"  {name}: {value}" if isinstance(value, int) else f"  {name}: {value:.2e}")
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +104,7 @@ def write_machine(path: Path, block: str) -> None:
         text = path.read_text(encoding="utf-8")
         if "machine" in (read_yaml(text, name=str(path)) or {}):
             shown: Sequence[str] = block.strip().splitlines()
-            raise ParamError("--write", f"{path} has a machine already; replace it by: {' | '.join(shown)}")
+            raise ParamError("--write", f"{path} already has a machine: block; replace it with: {' | '.join(shown)}")
         if text and not text.endswith("\n"):
             text += "\n"
     write_text(path, text + block)

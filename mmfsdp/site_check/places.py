@@ -59,7 +59,7 @@ def _write_and_read(folder: Path) -> None:
         file.flush()
         os.fsync(file.fileno())  # a network file system may tell only now that it is full
         if Path(file.name).read_bytes()[: len(block)] != block:
-            raise OSError("what was written is not what is read back")
+            raise OSError("the data that were read back differ from those that were written")
 
 
 def hub_facts(names: Iterable[str], *, ask: bool = True) -> dict[str, Any]:

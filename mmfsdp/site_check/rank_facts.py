@@ -39,6 +39,11 @@ REQUEUE = "requeue"
 """File in it by which that process asks for a requeue of the job, as after a preemption."""
 RESTARTED = "restarted"
 """File in it that a rank writes if Slurm has started the job again."""
+SHOWN_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURMD_NODENAME", "SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS", GPUS_VARIABLE,
+)  # fmt: skip
+"""Environment variables that a rank writes down."""
 DONE = "done"
 """What a rank does that has found all."""
 START_WAIT_S = 20.0
@@ -121,8 +126,6 @@ def check_group(facts: Facts, params: RunParams) -> None:
 def node_facts() -> dict[str, Any]:
     """Return what this process is, and where."""
     memory = psutil.virtual_memory()
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURMD_NODENAME", "SLURM_JOB_ID", "SLURM_GPUS_ON_NODE")
-    names += ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", GPUS_VARIABLE)  # type: ignore[assignment]
     return {
         "host": socket.gethostname(),
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
@@ -132,7 +135,7 @@ def node_facts() -> dict[str, Any]:
         "cores": available_cores(),
         "memory": memory.total,
         "time": time.time(),
-        "environment": {name: os.environ[name] for name in names if name in os.environ},
+        "environment": {name: os.environ[name] for name in SHOWN_VARIABLES if name in os.environ},
     }
 
 

@@ -23,8 +23,8 @@ def command_lines() -> Iterator[Line]:
         version = run_command("sbatch", "--version").stdout.strip()
         yield Line("sbatch", OK, f"{version or 'it is there'} ({shutil.which('sbatch')})")
     else:
-        words = "it is not on PATH here, so that no job can be submitted"
-        yield Line("sbatch", WRONG, words, f"{LOGIN_NODE}; in a job of yours, launch.executor srun needs none")
+        words = "it is not on PATH here, so no job can be submitted"
+        yield Line("sbatch", WRONG, words, f"{LOGIN_NODE}; inside a Slurm job, launch.executor srun needs no sbatch")
     if shutil.which("bash"):
         yield _login_shell()
     yield _asked("squeue", "--noheader", "--format=%i", f"--user={os.getuid()}")
@@ -53,10 +53,10 @@ def _asked(command: str, *options: str) -> Line:
     if done.returncode == 0:
         return Line(command, OK, "it answers")
     if command == "sacct":
-        without = "the state of a job that ended while nobody looked is then taken from its files"
+        without = "the state of a job that has ended is then read from its files"
         if NO_ACCOUNTING in done.stderr.lower():
-            return Line(command, NOTE, f"this cluster keeps no accounting: {without}")
+            return Line(command, NOTE, f"this cluster has no accounting: {without}")
         fix = f"ask the administrators whether slurmdbd runs; runs work without it: {without}"
         return Line(command, WRONG, words[0], LOGIN_NODE if done.returncode == 127 else fix)
     fix = LOGIN_NODE if done.returncode == 127 else "wait until Slurm's controller answers (`scontrol ping`)"
-    return Line(command, WRONG, f"{words[0]}: the state of runs is known from their files alone", fix)
+    return Line(command, WRONG, f"{words[0]}: the state of runs is then read from their files only", fix)

@@ -26,11 +26,11 @@ LITTLE_BYTES = 5 << 30
 LITTLE_SHARED_MEMORY, TOO_LITTLE_SHARED_MEMORY = 1 << 30, 32 << 20
 """Containers have 64 MiB unless somebody says more."""
 PLACE_FIXES = {
-    RUN_FOLDER: "set launch.folder to a folder with room that you may write",
-    CACHE: "export MMFSDP_CACHE= a folder with room that you may write",
-    HUB_CACHE: "export HF_HOME= a folder with room that you may write",
-    TEMPORARY: "export TMPDIR= a folder with room that you may write",
-    SHM: "start the container with more (docker run --shm-size=8g), or set data.workers to 0",
+    RUN_FOLDER: "set launch.folder to a writable folder with free space",
+    CACHE: "export MMFSDP_CACHE=FOLDER, a writable folder with free space",
+    HUB_CACHE: "export HF_HOME=FOLDER, a writable folder with free space",
+    TEMPORARY: "export TMPDIR=FOLDER, a writable folder with free space",
+    SHM: "start the container with more shared memory (docker run --shm-size=8g), or set data.workers to 0",
 }
 INSTALL = "run `make`, or `python3 install.py`, in the folder of mmfsdp"
 
@@ -56,7 +56,9 @@ def _packages() -> Line:
     try:
         needed = requires("mmfsdp") or []
     except PackageNotFoundError:
-        return Line("packages", NOTE, "mmfsdp is not installed here but imported from its folder: not compared")
+        return Line(
+            "packages", NOTE, "mmfsdp is imported from its folder and not installed, so the versions are not compared"
+        )
     from packaging.requirements import Requirement
 
     wrong, versions = [], []
@@ -65,8 +67,8 @@ def _packages() -> Line:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         found = version_of(requirement.name)
-        if not requirement.specifier.contains(found, prereleases=True) if found else True:
-            wrong.append(f"{requirement} is needed, and {found or 'none'} is here")
+        if not found or not requirement.specifier.contains(found, prereleases=True):
+            wrong.append(f"{requirement} is required, and {found or 'none'} is installed")
         elif requirement.name in ("torch", "transformers"):
             versions.append(f"{requirement.name} {found}")
     if wrong:
@@ -93,11 +95,11 @@ def _gpus() -> Line:
     if gpus:
         return Line("GPUs", OK, f"torch sees {gpus}")
     if not has_driver():
-        return Line("GPUs", OK, "none, and no driver of one")
+        return Line("GPUs", OK, "none, and no GPU driver")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
         return Line("GPUs", NOTE, f"CUDA_VISIBLE_DEVICES={hidden} hides all GPUs", "unset it to train on them")
-    words = f"there is a driver, but torch {version_of('torch')} sees none"
+    words = f"there is a GPU driver, but torch {version_of('torch')} sees no GPU"
     fix = "install a torch that is built for it: `python3 install.py --torch-index URL` or `--system-torch`"
     return Line("GPUs", WRONG, words, fix)
 
@@ -120,7 +122,7 @@ def place_line(name: str, found: dict[str, Any]) -> Line:
     if name == SHM and free < TOO_LITTLE_SHARED_MEMORY:
         return Line(name, WRONG, f"{words}: data workers and NCCL need more", fix)
     if free < (LITTLE_SHARED_MEMORY if name == SHM else LITTLE_BYTES):
-        return Line(name, NOTE, f"{words}, which is little", fix)
+        return Line(name, NOTE, f"{words}, which may be too little", fix)
     return Line(name, OK, words)
 
 
@@ -133,13 +135,15 @@ def hub_line(found: dict[str, Any], fields: dict[str, str], *, job_is_offline: b
     address, error = found.get("address", ""), found.get("unreachable", "")
     answer = f"{address} does not answer ({error})" if error else f"{address} answers"
     if found.get("offline"):
-        answer = "HF_HUB_OFFLINE is set, so nobody asks the network"
+        answer = "HF_HUB_OFFLINE is set, so the hub is not contacted"
     words = f"{where}{answer}"
     if missing:
         words += f"; not in the cache {found.get('cache', '')}: {', '.join(missing)}"
         if error or found.get("offline") or job_is_offline:
-            fix = "run `mmfsdp fetch` with the same parameters where there is internet, with an HF_HOME that all see"
+            fix = (
+                "run `mmfsdp fetch` with the same parameters on a machine with internet; all nodes must see its HF_HOME"
+            )
             return Line("hub", WRONG, words, fix)
-        return Line("hub", OK, f"{words}; the first run fetches it")
-    words += "; all weights of this run are in the cache" if fields else "; this run needs no weights of it"
+        return Line("hub", OK, f"{words}; the first run downloads them")
+    words += "; all weights of this run are in the cache" if fields else "; this run needs no weights from it"
     return Line("hub", NOTE if error else OK, words)

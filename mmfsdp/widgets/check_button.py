@@ -52,16 +52,16 @@ class CheckButton(w.VBox):
 
     def _check(self) -> None:
         """Check, in a thread."""
-        site = SiteCheck(self._form.params, self._show, self._draw, 60 * WAIT_MIN, is_stopped=self._stopped.is_set)
         try:
+            site = SiteCheck(self._form.params, self._show, self._draw, 60 * WAIT_MIN, is_stopped=self._stopped.is_set)
             self.report = site.report()
             html = self.report._repr_html_()
         except Interrupted as interrupt:
             html = self._table() + note(f"ended: {interrupt}", role="status")
         except Exception as error:  # the thread ends here: the error is shown
             html = self._table() + error_note(error)
-        self.busy = False
         self._result.value = html
+        self.busy = False
         self.update()
 
     def _show(self, place: str, line: Line) -> None:

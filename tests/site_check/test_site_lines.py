@@ -17,7 +17,10 @@ from mmfsdp.site_check.machine_figures import bandwidth_line, machine_block, mac
 from mmfsdp.site_check.places import SHM, probe
 from mmfsdp.site_check.read_facts import facts_of
 from mmfsdp.site_check.this_machine import place_line
+from mmfsdp.widgets.check_button import CheckButton
+from mmfsdp.widgets.form import RunForm
 from tests.mutated import cases
+from tests.waiting import until
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b]0;title\x07\x1b[31m"
 
@@ -40,10 +43,10 @@ def rank(number: int, **changes):
     return facts
 
 
-def lines(*ranks, **changes):
-    """The lines on these ranks of a Slurm job, by their check."""
+def lines(*ranks, torch="2.14", **changes):
+    """The lines on these ranks of a Slurm job, by their check. torch: version on the machine that checks."""
     values = {"launch.executor": "slurm", "launch.ranks": 2, "launch.nodes": 2, "train.device": "cpu"}
-    versions = {"torch": "2.14", "transformers": "5.0", "mmfsdp": "1"}
+    versions = {"torch": torch, "transformers": "5.0", "mmfsdp": "1"}
     asked = Asked(RunParams().change(**values | changes), 2, "t", versions)
     return {line.check: line for line in rank_lines(asked, dict(enumerate(ranks)))}
 
@@ -59,20 +62,42 @@ def test_what_a_rank_finds_is_told_with_its_node_by_the_line_that_is_for_it():
             ("torch is 2.14 on rank 0 on node0, 2.9 on rank 1", "launch.python"),
             {"torch": {"version": "2.9"}},
         ),
-        ("run folder", ("does not read what this machine", "that all nodes share"), {"folders": {"token": ""}}),
+        (
+            "run folder",
+            ("does not see the file that this machine wrote", "that all nodes share"),
+            {"folders": {"token": ""}},
+        ),
         (
             "address",
             ("rank 1 on node1: no rank reaches it", "set it"),
             {"address": {"error": "no rank reaches it; set it"}},
         ),
         ("gloo", ("rank 1 on node1: timed out", "launch.interface"), {"gloo": {"error": "timed out"}}),
-        ("nccl", ("rank 1 on node1 was ended in it", "NCCL_DEBUG"), {"doing": "nccl"}),
+        ("nccl", ("rank 1 on node1 was killed during this check", "NCCL_DEBUG"), {"doing": "nccl"}),
     ):
         found = lines(rank(0), rank(1, **faulty))
         assert [name for name, line in found.items() if line.state == "wrong"] == [check], found
         assert words in found[check].text and fix in found[check].fix, found[check]
     clocks = lines(rank(0, gloo={"times": [0.0, 90.0]}), rank(1))["clocks"]
     assert clocks.state == "wrong" and "90.0 s" in clocks.text
+
+
+@pytest.mark.parametrize(("here", "there"), [("2.14", "2.14+cu130"), ("2.14+cpu", "2.14+cpu"), ("2.14+cpu", "2.14")])
+def test_versions_that_differ_in_their_build_alone_are_equal(here, there):
+    """A wheel of PyTorch's own index has the build in the version of the package, one of PyPI has not."""
+    on_ranks = {"torch": {"version": there}}
+    assert lines(rank(0, **on_ranks), rank(1, **on_ranks), torch=here)["versions"].state == "ok"
+    line = lines(rank(0, **on_ranks), rank(1, **on_ranks), torch="2.13+cpu")["versions"]
+    assert line.state == "note" and line.text.endswith("has torch 2.13+cpu")
+
+
+def test_a_check_that_cannot_begin_says_why_and_its_button_can_be_pressed_again(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    RunParams().change(**{"launch.folder": "$NOT_SET/runs"}).to_yaml(tmp_path / "mine.yaml")
+    button = CheckButton(RunForm(str(tmp_path / "mine.yaml")))
+    button.press()
+    until(lambda: button.button.description == "Check this machine", words=lambda: button._result.value)
+    assert "the variable NOT_SET is not set" in button._result.value and not button.busy
 
 
 def test_a_job_that_was_promised_gpus_and_sees_none_is_wrong():
@@ -100,6 +125,7 @@ def test_figures_of_a_machine_are_those_by_which_a_plan_counts_seconds(tmp_path)
     of_node = {"bytes": full, "all_gather_s": full / 2 / inside, "reduce_scatter_s": full / 2 / inside}
     found = {"backend": "nccl", "ranks": 4, "local_ranks": 2, "all": [small, large], "inside": [small, of_node]}
     figures = machine_figures(found)
+    assert "  gpus_per_node: 2\n" in machine_block(figures, "")
     assert figures == pytest.approx({"bandwidth": between, "inside": inside, "latency": latency, "gpus_per_node": 2})
     profile = tmp_path / "lab.yaml"
     write_machine(profile, machine_block(figures, "four ranks\npartition: evil"))
@@ -111,7 +137,7 @@ def test_figures_of_a_machine_are_those_by_which_a_plan_counts_seconds(tmp_path)
     wire = CollectiveCount("all-gather", "forward", 1, full, ring_bytes("all-gather", full, 4))
     _, _, predicted = sent_seconds(plan, wire, machine)
     assert predicted == pytest.approx(seconds + 2 * latency)
-    with pytest.raises(ParamError, match="has a machine already; replace it by: # Measured"):
+    with pytest.raises(ParamError, match="already has a machine: block; replace it with: # Measured"):
         write_machine(profile, machine_block(figures, ""))
     slow = bandwidth_line(found, figures, params.change(**{"launch.cluster": None}), "NVIDIA A100-SXM4-80GB")
     assert slow.state == "note" and "a100-infiniband has bandwidth 2.5e+10, measured 1e+09" in slow.text

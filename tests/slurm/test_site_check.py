@@ -76,7 +76,7 @@ def faults(folder: Path) -> dict[str, Fault]:
         ),
         "hidden folder": Fault(
             {"sbatch": [f"nodelist={NODES[0]},{SPARE}", "no-requeue"]},
-            {"ranks": ("no word from rank 1", "on a file system that all nodes share")},
+            {"ranks": ("no report from rank 1", "on a file system that all nodes share")},
             (*TWO_NODES, "--launch.folder", str(folder / "hidden")),
         ),
         "many": Fault(
