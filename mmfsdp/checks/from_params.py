@@ -41,7 +41,7 @@ from .lines import NOTE, Line, Report
 from .outcome import LOST_RANKS, as_result, lines_from_ranks, persons_code
 from .own_loop import TIMEOUT_S, run_checks
 from .shallow import as_rank, trial_params
-from .trial import CPU, Loop
+from .trial import CPU, Loop, fill_zeros
 
 NO_LIMIT = float("inf")
 LOG = "ranks.log"
@@ -59,7 +59,7 @@ def verify_run(params: RunParams) -> Report:
         small, processor = write_trial(params, folder)
         check_memory(kept_model(small)[0], psutil.virtual_memory().available)
         lines = lines_from_ranks(verify_folder, str(folder), timeout_s=TIMEOUT_S)
-        why_not = "ranks would not meet in it, either" if lines[0].check == LOST_RANKS else ""
+        why_not = "the ranks would fail in it, too" if lines[0].check == LOST_RANKS else ""
         if processor is None:
             why_not = "there is no tokenizer on this machine"
         if why_not:
@@ -75,7 +75,7 @@ def check_memory(model: nn.Module, available: int) -> None:
     needed = count * BYTES_PER_PARAMETER
     if needed > available:
         words = f"{count / 1e6:,.0f} M parameters in few layers, for which two ranks need {needed / 2**30:.0f} GiB; "
-        words += f"{available / 2**30:.0f} GiB are free here; give it a narrower one (hidden_size, vocab_size)"
+        words += f"{available / 2**30:.0f} GiB are free here; reduce hidden_size and vocab_size of its configuration"
         raise ParamError("model", f"has {words}")
 
 
@@ -97,17 +97,6 @@ def verify_folder(folder: str) -> dict[str, Any]:
     with printing_to(Path(folder) / LOG):
         use_code_of(Path(folder))
         return as_result(lambda: run_checks(ConfiguredLoop(RunParams.from_yaml(Path(folder) / "params.yaml")).loop))
-
-
-@torch.no_grad()
-def fill_zeros(model: nn.Module) -> None:
-    """Give small random values to trainable parameters that begin as zeros: gates, LoRA's second matrices, biases.
-
-    What stands behind a gate of 0 has a gradient of 0, which would be right on any number of ranks.
-    """
-    for p in model.parameters():
-        if p.requires_grad and not p.is_meta and not p.any():
-            nn.init.normal_(p, std=0.02)
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def first_result(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def lost(error: str) -> Line:
     """Return the line for ranks that were not in the same collective."""
     words = f"a rank was in a collective in which the other one was not ({error})"
-    fix = "look for what one rank does and the others do not: a part that depends on the batch, a save, an evaluation"
+    fix = "look for code that only one rank runs: a part that depends on the batch, a save, an evaluation"
     return Line(LOST_RANKS, WRONG, words, fix)
 
 

@@ -24,7 +24,7 @@ def check_trained(trial: Trial) -> Line:
         return Line("trained", OK, f"all {len(trial.trainable)} parameters that train get a gradient")
     detached = [name for name in silent if loss_depends_on(trial, [name])]
     if detached:
-        words = f"the loss depends on {parts(detached, trial.trainable)}, and no gradient arrives there"
+        words = f"the loss depends on {parts(detached, trial.trainable)}, which get no gradient"
         fix = "look for .detach(), .item(), .data or torch.no_grad() on the way from there to the loss; or freeze it"
         return Line("trained", WRONG, words, fix)
     words = f"no batch here uses {parts(silent, trial.trainable)}, which train; freeze them if no batch does"

@@ -13,6 +13,7 @@ from ..checkpoint.gather import gather_json
 from ..core.lint import list_all
 from ..core.names import tied_names
 from .differences import TOLERANCE, differences, parts, rank_factors, total_difference
+from .finite_differences import check_derivatives
 from .lines import NOTE, OK, WRONG, Line
 from .no_picture import check_no_picture
 from .silent import check_trained
@@ -25,7 +26,7 @@ LATER = 10
 def check_weights(trial: Trial) -> Line:
     """Every rank starts from rank 0's weights."""
     if not trial.other_weights:
-        return Line("weights", OK, "every rank starts from the weights that rank 0 has built")
+        return Line("weights", OK, "all ranks start from the weights of rank 0")
     names = parts(trial.other_weights, trial.params)
     fix = "give all ranks one seed before the model is built, or broadcast rank 0's weights, before it is sharded"
     return Line("weights", WRONG, f"ranks start from different weights in {names}", fix)
@@ -59,7 +60,7 @@ def check_ties(trial: Trial) -> Line:
     shared = shared_storages(trial.plain)
     if shared:
         fix = "assign the Parameter itself (head.weight = embedding.weight), not its data"
-        words = f"{list_all(shared)} share their memory, but are not one Parameter: sharded, they go apart"
+        words = f"{list_all(shared)} share their memory, but are not one Parameter: sharding separates them"
         return Line("ties", WRONG, words, fix)
     apart = apart_by_config(trial.plain)
     if apart:
@@ -70,7 +71,7 @@ def check_ties(trial: Trial) -> Line:
     lost = [names for names in before.values() if after and not any(set(names) <= group for group in after)]
     if lost:
         fix = "give fully_shard both modules in one list: fully_shard([embedding, head])"
-        return Line("ties", WRONG, f"tied before wrapping, and apart since: {list_all(lost[0])}", fix)
+        return Line("ties", WRONG, f"tied before wrapping, and not tied after it: {list_all(lost[0])}", fix)
     return Line("ties", OK, f"{len(before)} tied parameters stay tied" if before else "no parameter is tied")
 
 
@@ -124,7 +125,7 @@ def check_loss(trial: Trial) -> Line | None:
         return Line("loss", WRONG, f"{words}, so the gradient grows with the batch and depends on the ranks", fix)
     if is_joined(weighted_mean(losses, rows)):
         fix = "give the model a method count_label_tokens(batch) that returns the number of rows"
-        return Line("loss", WRONG, "a mean over rows, and it is weighed by label tokens", fix)
+        return Line("loss", WRONG, "a mean over rows, but it is weighted by label tokens", fix)
     words = "not a mean over label tokens or rows: rows of a batch act on each other, as in a contrastive loss, so that"
     return Line("loss", NOTE, f"{words} more ranks are not a larger batch")
 
@@ -152,7 +153,7 @@ def check_optimizer(trial: Trial) -> Line:
     if missing:
         fix = "give it every parameter with requires_grad, or freeze these"
         return Line("optimizer", WRONG, f"it lacks {parts(missing, trial.params)}, which would never change", fix)
-    return Line("optimizer", OK, f"it holds all {len(held)} parameters that train, and no other")
+    return Line("optimizer", OK, f"it holds all {len(held)} trainable parameters, and no others")
 
 
 def check_gradients(trial: Trial) -> Line:
@@ -175,14 +176,14 @@ def check_gradients(trial: Trial) -> Line:
     factors = rank_factors(ours, theirs, trial.ranks, trial.tolerance)
     if factors:
         each = ", ".join(f"{factor:.3g}" for factor in factors)
-        words = f"they are those of one process times a number, which is on ranks 0 and 1: {each}"
+        words = f"they are those of one process, multiplied on ranks 0 and 1 by {each}"
         if max(factors) - min(factors) > trial.tolerance:
             return Line("gradients", WRONG, words, "clip all ranks' gradients by one norm; see the check norm")
         fix = "average over ranks what is a mean on each: do not sum it, nor multiply or divide it by the ranks"
         return Line("gradients", WRONG, words, fix)
     missing = [name for name in wrong if ours.get(name) is None]
     why = f"; {parts(missing, found)} have none at all" if missing else ""
-    fix = "look at what the forward does on one rank only, and at the checks above"
+    fix = "look for code in the forward that runs on one rank only, and read the checks above"
     return Line("gradients", WRONG, f"not those of one process in {parts(wrong, found)}{why}", fix)
 
 
@@ -236,6 +237,7 @@ CHECKS: tuple[Callable[[Trial], Line | None], ...] = (
     check_buffers,
     check_ties,
     check_trained,
+    check_derivatives,
     check_loss,
     check_optimizer,
     check_gradients,

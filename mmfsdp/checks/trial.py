@@ -182,6 +182,17 @@ class Trial:
         return [name for name in dict.fromkeys(names) if name]
 
 
+@torch.no_grad()
+def fill_zeros(model: nn.Module) -> None:
+    """Give small random values to trainable parameters that begin as zeros: gates, LoRA's second matrices, biases.
+
+    What stands behind a gate of 0 has a gradient of 0, which would be right on any number of ranks.
+    """
+    for p in model.parameters():
+        if p.requires_grad and not p.is_meta and not p.any():
+            nn.init.normal_(p, std=0.02)
+
+
 def name_of(name: str) -> str:
     """Return a name as the model has it before any wrapper."""
     return plain_name(name).removeprefix("module.")

@@ -25,10 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / "tests/files/own"
 PLANTED = {
     "": None,
-    "detached branch": ("trained", "the loss depends on side.*, and no gradient arrives there"),
+    "detached branch": ("trained", "the loss depends on side.*, which get no gradient"),
     "sum": ("loss", "a sum: batches with"),
     "untied head": ("ties", "the configuration ties the embedding and the head of language"),
-    "encoder under no_grad": ("trained", "the loss depends on vision.*, and no gradient arrives there"),
+    "encoder under no_grad": ("trained", "the loss depends on vision.*, which get no gradient"),
+    "detached in part": ("derivatives", "a part of the gradient is missing in vision"),
     "buffer on rank 0": ("buffers", "not the same on all ranks: vision.mean"),
     "skips the encoder": ("no picture", "a batch without a picture does not enter projector, vision"),
 }

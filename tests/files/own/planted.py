@@ -69,7 +69,10 @@ class Model(nn.Module):
         if self.mistake == "encoder under no_grad":
             with torch.no_grad():
                 return self.vision(pixels)
-        return self.vision(pixels)
+        features = self.vision(pixels)
+        if self.mistake == "detached in part":
+            return torch.cat([features[..., :8].detach(), features[..., 8:]], dim=-1)
+        return features
 
 
 class Processor:
