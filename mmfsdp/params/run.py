@@ -84,7 +84,7 @@ class Cluster(Params):
     """The launch fields of the profile; its other fields have their defaults."""
 
     machine: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Figures for planning, by the names of the fields of `estimate.Machine`."""
+    """Figures for planning, by the names of the fields of `predict.Machine`."""
 
 
 def read_cluster(name: str) -> Cluster:
