@@ -79,27 +79,27 @@ def build_parser() -> Parser:
 def _add_course(add: Callable[..., Parser]) -> None:
     """Add `mmfsdp course`."""
     command = add(course, "copy the notebooks and slides of the course", usage="DIR [--student] [--replace]")
-    command.add_argument("folder", metavar="DIR", help="the folder to copy into; what is there is kept")
-    command.add_argument("--student", action="store_true", help="without answers and slides, for the class")
+    command.add_argument("folder", metavar="DIR", help="the folder to copy into; existing files are kept")
+    command.add_argument("--student", action="store_true", help="for students: without answers and slides")
     command.add_argument("--replace", action="store_true", help="overwrite files that differ from the course's")
 
 
 def _add_checks(add: Callable[..., Parser]) -> None:
     """Add the commands that look for faults: of a machine or a cluster, and of a training."""
-    about = "check this machine, or a cluster by a job of a minute: exit code 1 for a fault"
+    about = "check this machine, or a cluster with a job of a minute; exit code 1 for an error"
     command = add(check, about, usage="[--cluster NAME] [--config C] [flags]")
-    about = "by a Slurm job with this profile: --launch.executor slurm --launch.cluster NAME"
+    about = "check with a Slurm job of this profile: --launch.executor slurm --launch.cluster NAME"
     command.add_argument(
         "--cluster", metavar="NAME", dest="launch.cluster", default=SUPPRESS, action=_Cluster, help=about
     )
     about = f"minutes that the job may wait in the queue (default: {WAIT_MIN:g})"
     command.add_argument("--wait", type=count, default=WAIT_MIN, metavar="MIN", help=about)
-    about = "add the measured bandwidth to this profile as figures for plans; without FILE, print them"
+    about = "add the measured bandwidth to this profile, for plans; without FILE, print it"
     command.add_argument("--write", nargs="?", const="", metavar="FILE", help=about)
     command.add_argument("--json", action="store_true", help="print JSON on stdout, for programs")
     add_flags(command)
 
-    command = add(verify, "check a training on two CPU ranks: exit code 1 for a fault", usage="[--config C] [flags]")
+    command = add(verify, "check a training on two CPU ranks; exit code 1 for an error", usage="[--config C] [flags]")
     add_flags(command)
 
 
@@ -114,16 +114,22 @@ class _Cluster(Action):
 def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     """Add the commands that take the parameters of a run as flags, and the one that writes them."""
     usage = "FILE --pictures PATH\n                  [--vision DIR --language DIR | --model NAME]"
-    command = add(new, "look at your data, and write a configuration that trains on them", usage=usage)
-    command.add_argument("file", metavar="FILE", help="the YAML file to write; none that exists is changed")
+    command = add(new, "inspect your data, and write a configuration that trains on it", usage=usage)
+    command.add_argument("file", metavar="FILE", help="the YAML file to write; it must not exist")
     about = "your data: a folder of pictures, a file of rows, shards, or the name of a data set of the hub"
     command.add_argument("--pictures", metavar="PATH", required=True, help=about)
     command.add_argument("--vision", metavar="DIR", help="a vision encoder of transformers: a folder, or its hub name")
-    command.add_argument("--language", metavar="DIR", help="a language model of transformers, likewise")
-    command.add_argument("--model", metavar="NAME", help="a whole vision-language model of transformers, likewise")
+    command.add_argument(
+        "--language", metavar="DIR", help="a language model of transformers: a folder, or its hub name"
+    )
+    command.add_argument(
+        "--model", metavar="NAME", help="a complete vision-language model of transformers: a folder, or its hub name"
+    )
 
     command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
-    command.add_argument("--machine", metavar="NAME", help="add the seconds of a step, and every mesh, on this machine")
+    command.add_argument(
+        "--machine", metavar="NAME", help="also print the seconds of a step, and every mesh, on this machine"
+    )
     add_flags(command)
 
     command = add(run, "plan, launch, watch, caption, report", usage="[--config C] [flags]")
@@ -135,7 +141,9 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     _add_profile(command)
     add_flags(command)
 
-    command = add(fetch, "bring a run's weights and data into the cache, for nodes without internet", usage="C [flags]")
+    command = add(
+        fetch, "download a run's weights and data into the cache, for nodes without internet", usage="C [flags]"
+    )
     command.add_argument("run_config", metavar="C", nargs="?", help="a YAML file or the name of a preset, as --config")
     add_flags(command)
 
@@ -157,7 +165,9 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("--step", type=count, metavar="N", help="from the checkpoint of this step, not the newest")
     _add_trust(command)
-    command.add_argument("--fresh-code", action="store_true", help="run own code as it is now, not as it was launched")
+    command.add_argument(
+        "--fresh-code", action="store_true", help="use your own code as it is now, not as it was at the launch"
+    )
     add_flags(command)
 
 
@@ -176,7 +186,7 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
             _add_best(command)
             _add_trust(command)
 
-    command = add(track, "hand a run's metrics to TensorBoard or W&B until it is done", usage="RUN [--to KIND ...]")
+    command = add(track, "send a run's metrics to TensorBoard or W&B until it is done", usage="RUN [--to KIND ...]")
     command.add_argument("run", metavar="RUN", help=f"{RUN}, or of a sweep")
     kinds = [kind.value for kind in TrackerKind]
     text = f"{', '.join(kinds)} (default: the run's own, of train.trackers)"
@@ -195,10 +205,10 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     command = add(record, "make a recording of a run, a small file without weights", usage="RUN TO --about WORDS")
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("to", metavar="TO", help="the file to write, such as hang.jsonl; it must not exist")
-    about = "what the run was made on, which every replay shows: '2 ranks on one laptop, CPU, gloo'"
+    about = "on which machine the run was made; every replay shows this: '2 ranks on one laptop, CPU, gloo'"
     command.add_argument("--about", metavar="WORDS", required=True, help=about)
 
-    command = add(export, "write a run's model for other libraries", usage="RUN TO [LAYOUT] [--best] [--trust]")
+    command = add(export, "export a run's model for other libraries", usage="RUN TO [LAYOUT] [--best] [--trust]")
     command.add_argument("run", metavar="RUN", help=RUN)
     _add_best(command)
     _add_trust(command)
@@ -243,7 +253,9 @@ def _add_best(command: Parser) -> None:
 
 def _add_trust(command: Parser) -> None:
     """Add --trust."""
-    command.add_argument("--trust", action="store_true", help="run what the folder names, whoever wrote that")
+    command.add_argument(
+        "--trust", action="store_true", help="execute what the folder names, even if another user wrote it"
+    )
 
 
 def _add_profile(command: Parser) -> None:

@@ -40,9 +40,7 @@ def check(values: Namespace) -> int:
 def write_figures(report: SiteReport, file: str) -> None:
     """Add what was measured to a profile, or print it where no file is named. Raises ParamError if there is none."""
     if not report.machine:
-        raise ParamError(
-            "--write", "the ranks have measured no bandwidth; correct what is wrong above, and check again"
-        )
+        raise ParamError("--write", "no bandwidth was measured; correct the errors above, and check again")
     about = next((line.text for line in report.lines if line.check == "bandwidth"), "")
     block = machine_block(report.machine, about)
     if not file:

@@ -40,7 +40,7 @@ def course(values: Namespace) -> int:
     print(f"{target}: {written} of {len(files)} files written")
     if kept:
         names = ", ".join(kept[:SHOWN]) + (f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else "")
-        print(f"kept, though other than the course's: {names}; --replace overwrites them")
+        print(f"kept, although they differ from the course: {names}; --replace overwrites them")
     print(f"open it with: jupyter lab {target / 'notebooks' / 'contents.ipynb'}")
     return 0
 

@@ -17,7 +17,7 @@ from .planning import CHECKING, say
 def fetch(values: Namespace) -> int:
     """Bring the weights, the tokenizer and the data of a run into the caches of this machine; start nothing."""
     if values.run_config and values.config:
-        raise ParamError("--config", f"is there, and so is {values.run_config!r}; leave one of the two out")
+        raise ParamError("--config", f"and {values.run_config!r} are two configurations; give only one")
     values.config = values.config or values.run_config
     params = with_variables(params_of(values))
     fetch_weights(params, say)
@@ -30,5 +30,5 @@ def fetch(values: Namespace) -> int:
     kept_model(params)  # with its tokenizer and processor
     for field, name in hub_weights(params).items():
         print(f"{name} ({field}) is in {cache()}")
-    print("all that the ranks load is on this machine; nodes find it if they see the same folders")
+    print("everything that the ranks load is in the caches of this machine; nodes find it if they see the same folders")
     return 0

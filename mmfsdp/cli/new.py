@@ -44,7 +44,7 @@ def new(values: Namespace) -> int:
     if target.exists():
         raise ParamError("file", f"{values.file!r} exists already; give another name, or remove it first")
     if not target.absolute().parent.is_dir():
-        raise ParamError("file", f"{values.file!r} is in no folder that exists; make {target.parent} first")
+        raise ParamError("file", f"{values.file!r} is in a folder that does not exist; make {target.parent} first")
     base = base_params(values)
     say("looking at the data")
     from ..data.detect import detect
@@ -77,7 +77,7 @@ def base_params(values: Namespace) -> RunParams:
     """Return the parameters of the model that the words name, without data. Raises ParamError."""
     backbones = [name for name in ("vision", "language") if getattr(values, name)]
     if values.model and backbones:
-        raise ParamError(backbones[0], "is a part of a model, and --model names a whole one; leave one of them out")
+        raise ParamError(backbones[0], "names a part of a model, and --model a complete one; give only one of them")
     if len(backbones) == 1:
         missing = "language" if backbones == ["vision"] else "vision"
         raise ParamError(missing, f"is missing: --{backbones[0]} needs --{missing}, too; or give --model NAME")
@@ -102,7 +102,7 @@ def _place(name: str) -> str:
     if path.is_dir():
         return str(path.absolute())
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ParamError("model", f"{name!r} is no folder here; give the folder of a model, or its name on the hub")
+        raise ParamError("model", f"{name!r} is not a folder; give the folder of a model, or its name on the hub")
     return name
 
 
@@ -212,7 +212,7 @@ def fitting_length(params: RunParams, samples: Sequence[Sample]) -> tuple[int, s
         except CorruptRecord as error:
             refusal = refusal or str(error)
     if not lengths:
-        raise ParamError("pictures", f"the model takes none of the first {len(samples)} samples: {refusal}")
+        raise ParamError("pictures", f"the model accepts none of the first {len(samples)} samples: {refusal}")
     longest = max(lengths)
     length = math.ceil(longest / ROUND_TO) * ROUND_TO
     words = f"the longest of {len(lengths)} samples has {longest} tokens; a shorter limit saves memory and cuts texts"

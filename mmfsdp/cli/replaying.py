@@ -30,5 +30,5 @@ def record(values: Namespace) -> int:
     """Make a recording of a run that has ended."""
     path = make_recording(Run.open(run_folder(values.run)).path, values.to, about=values.about)
     show(f"{path}: {path.stat().st_size:,} bytes; play it with `mmfsdp replay {quote(str(path))}`")
-    show("read it before you publish it: what own code has printed may name people or places")
+    show("read it before you publish it: the output of your own code may contain names of people or places")
     return 0

@@ -83,7 +83,7 @@ def check_cached(params: RunParams) -> None:
         return
     for field, name in hub_weights(params).items():
         if not is_cached(name):
-            words = f"{name!r} is not in the hub's cache here ({cache()}), and the job does not ask the network; run "
+            words = f"{name!r} is not in the hub's cache here ({cache()}), and the job runs offline; run "
             words += "`mmfsdp fetch` with the same parameters first, where there is internet, or set "
             raise ParamError(field, f"{words}launch.hub_offline to false if the nodes have internet")
 
@@ -96,7 +96,7 @@ def cache() -> str:
 
 
 def fetch_weights(params: RunParams, say: Callable[[str], object]) -> None:
-    """Bring all weights that a run needs into the hub's cache; huggingface_hub shows the progress on stderr.
+    """Download all weights that a run needs into the hub's cache; huggingface_hub shows the progress on stderr.
 
     Raises ParamError that names the field if the hub cannot be reached or has no such name.
     """

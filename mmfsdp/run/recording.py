@@ -122,7 +122,7 @@ class Recording:
             words = f"{str(path)!r} has format {values['format']}, and this version of mmfsdp reads {FORMAT}"
             raise ParamError("recording", f"{words}; play it with the version that made it{_version_words(run)}")
         if "format" not in values or run is None or "params" not in values:
-            raise ParamError("recording", f"{str(path)!r} is no recording that this version of mmfsdp can read")
+            raise ParamError("recording", f"{str(path)!r} is not a recording that this version of mmfsdp can read")
         moments = sorted(_moments(lines, run.ranks), key=lambda moment: moment.at)
         created = finite(values.get("created", 0.0))
         about = values.get("about", "") or "it does not say what it was made on"

@@ -60,7 +60,7 @@ def check_speed(speed: float) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number <= MAX_SPEED:
-        words = f"{speed!r} is not a number above 0 and up to {MAX_SPEED:,.0f}; 10 plays ten times as fast"
+        words = f"{speed!r} is not a number above 0 and at most {MAX_SPEED:,.0f}; 10 plays ten times as fast"
         raise ParamError("speed", words)
     return number
 

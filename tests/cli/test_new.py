@@ -102,15 +102,15 @@ def test_a_file_that_is_there_stays_and_what_cannot_be_read_is_refused(folder, c
     (folder.parent / "bad.json").write_text('[{"image": "0.png", "what": "is it"}, {"image": "0.png", "what": "it"}]')
     for line, words in [
         ("my.yaml --pictures data", "file: 'my.yaml' exists already; give another name"),
-        ("gone/my.yaml --pictures data", "is in no folder that exists; make gone first"),
+        ("gone/my.yaml --pictures data", "is in a folder that does not exist; make gone first"),
         ("a.yaml --pictures nothing", "pictures: 'nothing' is neither here nor a name of the hub"),
         ("a.yaml --pictures void", "pictures: 'void' holds nothing that is read: give pictures with metadata.jsonl"),
         ("a.yaml --pictures note.docx", "conversations of from and value (LLaVA)"),
         ("a.yaml --pictures bad.json", "as json: "),
         ("a.yaml --pictures bad.json", "the keys image, what"),
         ("a.yaml --pictures data --vision data", "language: is missing: --vision needs --language, too"),
-        ("a.yaml --pictures data --model x --language y", "language: is a part of a model"),
-        ("a.yaml --pictures data --model ./gone", "model: './gone' is no folder here"),
+        ("a.yaml --pictures data --model x --language y", "language: names a part of a model"),
+        ("a.yaml --pictures data --model ./gone", "model: './gone' is not a folder"),
     ]:
         assert cli.main(["new", *line.split()]) == 2
         assert words in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_the_teachers_copy_is_whole_and_what_is_there_is_kept(tmp_path, capsys):
     own.write_text("mine")
     (tmp_path / "notes.txt").write_text("mine, too")
     assert cli.main(["course", str(tmp_path)]) == 0
-    assert "kept, though other than the course's: notebooks/contents.ipynb; --replace" in capsys.readouterr().out
+    assert "kept, although they differ from the course: notebooks/contents.ipynb; --replace" in capsys.readouterr().out
     assert own.read_text() == "mine"
     assert files_of(tmp_path) == tracked("notebooks", "slides") | {"notes.txt"}
     assert cli.main(["course", str(tmp_path), "--replace"]) == 0

@@ -318,7 +318,7 @@ def test_a_mistake_is_named_before_anything_is_written(tmp_path, monkeypatch):
         ("hang", {"to": "there"}, "exists already"),
         ("hang", {"speed": 10**400}, "not a number above 0"),
         ("hang", {"to": "my run"}, "to: 'my run' cannot be a run folder: 'my run' is not allowed"),
-        ("text.jsonl", {}, "no recording that this version"),
+        ("text.jsonl", {}, "is not a recording that this version"),
         ("newer.jsonl", {}, "has format 2, and this version of mmfsdp reads 1; .* that made it, 9.9"),
         ("~nobody/x.jsonl", {}, "does not exist"),
         ("pipe", {}, "is no file"),
