@@ -9,9 +9,9 @@ from ..checks.lines import Line
 from ..params import ParamError
 from ..params.base import without_controls
 from ..params.flags import params_of
-from ..site_check.check import SiteReport, heading
 from ..site_check.check import check as check_site
 from ..site_check.machine_figures import machine_block, write_machine
+from ..site_check.report import SiteReport, heading
 from .planning import say
 
 

@@ -1,6 +1,14 @@
 """`mmfsdp check`: this machine, then ranks on it or in a Slurm job of about a minute; a line for each finding.
 
-check.py is the function and the command. this_machine.py and slurm_commands.py look at the machine that it is called
-on; check_run.py starts the ranks, as a launch does; rank_facts.py is what each of them does: it writes down what it
-finds, and judges nothing. judge.py makes lines of these facts. `mmfsdp verify` checks the training itself.
+| step | file |
+|---|---|
+| the function `check` | check.py |
+| look at the machine on which it is called | this_machine.py, slurm_commands.py, places.py |
+| start the ranks, as a launch does | check_run.py, check_job.py |
+| each rank writes down facts, and judges nothing | rank_facts.py, group_facts.py, bandwidth.py |
+| read these facts as data | read_facts.py |
+| make lines of these facts | judge.py, machine_figures.py |
+| show the lines | report.py |
+
+`mmfsdp verify` checks the training itself.
 """

@@ -11,11 +11,11 @@ from mmfsdp.params.run import read_cluster
 from mmfsdp.predict import machine_of_run
 from mmfsdp.predict.seconds import _sent as sent_seconds
 from mmfsdp.predict.wire import CollectiveCount
-from mmfsdp.site_check.check import SiteReport
 from mmfsdp.site_check.judge import Asked, figures_of, rank_lines
 from mmfsdp.site_check.machine_figures import bandwidth_line, machine_block, machine_figures, write_machine
 from mmfsdp.site_check.places import SHM, probe
 from mmfsdp.site_check.read_facts import facts_of
+from mmfsdp.site_check.report import SiteReport
 from mmfsdp.site_check.this_machine import place_line
 from mmfsdp.widgets.check_button import CheckButton
 from mmfsdp.widgets.form import RunForm
