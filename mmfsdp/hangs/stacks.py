@@ -11,6 +11,7 @@ PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x|^Stack \(most recent call first\):")
 _LIBRARIES = re.compile(r"/(site|dist)-packages/|^<frozen ")
+_CALLERS = ("/mmfsdp/widgets/ranks_worker.py", "<frozen runpy>")
 DATA_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 
 
@@ -44,11 +45,36 @@ def main_stack(log: str) -> list[Frame]:
 
 def own_frame(frames: list[Frame]) -> Frame | None:
     """Return the innermost frame of a person's own code; else of this package; else the innermost one."""
-    for is_ours in (False, True):
-        for frame in frames:
-            if not _is_library(frame.file) and frame.file.startswith(PACKAGE) == is_ours:
-                return frame
+    for frame in frames:
+        if is_persons_file(frame.file):
+            return frame
+    for frame in frames:
+        if not _is_library(frame.file):
+            return frame
     return frames[0] if frames else None
+
+
+def is_persons_file(file: str) -> bool:
+    """Return True for a file of a person's own code: none of a library, and none of this package."""
+    return not _is_library(file) and not file.startswith(PACKAGE)
+
+
+def short_stacks(text: str) -> str:
+    """Return a process's text without the frames that call a person's code, and of torch's frames only the first."""
+    lines: list[str] = []
+    torch_frames = 0
+    for line in text.splitlines():
+        if line.startswith("  File ") and any(word in line for word in _CALLERS):
+            continue
+        is_of_torch = line.startswith("  File ") and "site-packages/torch/" in line
+        if is_of_torch and torch_frames:
+            torch_frames += 1
+            continue
+        if torch_frames > 1:
+            lines.append(f"  ... {torch_frames - 1} more of torch ...")
+        torch_frames = int(is_of_torch)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def waits_for_workers(frames: list[Frame]) -> bool:

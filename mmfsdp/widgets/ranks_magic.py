@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from ..hangs.stacks import short_stacks
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
@@ -93,10 +95,10 @@ def results(name: str) -> list[dict[str, Any]]:
 
 
 def shown(texts: list[str]) -> str:
-    """Return each rank's text as HTML: escaped, colored by rank, the last 200 lines."""
+    """Return each rank's text as HTML: escaped, colored by rank, stacks shortened, the last 200 lines."""
     blocks = []
     for rank, text in enumerate(texts):
-        lines = "\n".join(text.splitlines()[-200:]) or "(no output)"
+        lines = "\n".join(short_stacks(text).splitlines()[-200:]) or "(no output)"
         edge = f"border-left:4px solid {COLORS[rank % len(COLORS)]};padding-left:8px;margin:4px 0"
         blocks.append(f"<div style='{edge}'><b>rank {rank}</b><pre style='margin:0'>{escape(lines)}</pre></div>")
     return "".join(blocks)

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..hangs.order import StepOrder
 from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder
 from ..hangs.stacks import main_stack
 from ..hangs.words import NO_ORDER, hang_words
+from .rank_failures import note_failure, tell_failures
 
 NOTHING_MOVED = "nothing moved"
 IDLE_S = 4
@@ -84,13 +84,13 @@ def _run(folder: Path, ranks: int) -> None:
 
 
 def _wait(running: dict[int, int], folder: Path, sockets: Path | None) -> None:
-    """Wait until all have ended, or one has failed, or they hang: then each says where it stands, and is ended."""
-    why, end = "", time.monotonic() + LIMIT_S
+    """Wait until all have ended, or one has failed, or they hang: then each says where it stands. End all."""
+    why, failed, end = "", [], time.monotonic() + LIMIT_S
     looks = [(time.monotonic(), 0.0)]  # of the last IDLE_S: the time, and the CPU seconds so far
     while running and not why:
         failed = [rank for rank, status in _ended(running) if status]
         if failed:
-            why = f"rank {failed[0]} had failed"
+            why = "a rank had failed"
         elif time.monotonic() > end:
             why = f"its {LIMIT_S} s were over"
         if time.monotonic() - looks[-1][0] > LOOK_S:
@@ -101,12 +101,15 @@ def _wait(running: dict[int, int], folder: Path, sockets: Path | None) -> None:
             looks.pop(0)
         time.sleep(0.01)
     time.sleep(0.3 if running else 0)  # the others may be about to fail as well
-    list(_ended(running))
+    failed += [rank for rank, status in _ended(running) if status]
+    if failed:
+        why = f"rank {tell_failures(folder, failed)} had failed"
     order = NO_ORDER if sockets is None else order_beside(sockets) or NO_ORDER
     hang = _hang_of(running, sockets, order) if sockets is not None and why == NOTHING_MOVED else None
-    for pid in running:
-        os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.3 if running else 0)
+    if running and not failed:
+        for pid in running:
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.3)
     named = _words(hang, folder, order) if hang is not None else ""
     for rank in running.values():
         (folder / f"{rank}.pt").unlink(missing_ok=True)  # what a rank saved counts only if it came to its end
@@ -149,7 +152,7 @@ def _ended(running: dict[int, int]) -> Iterator[tuple[int, int]]:
 
 
 def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
-    """Be one rank: run the folder's cell.py, joined to the others; 1 if it fails, with the cell's own lines."""
+    """Be one rank: run the folder's cell.py, joined to the others; 1 if it fails, with the error in `RANK.failed`."""
     import torch
     import torch.distributed as dist
 
@@ -179,10 +182,7 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     try:
         exec(compile(cell.read_text(encoding="utf-8"), str(cell), "exec"), names)
     except Exception as error:
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == str(cell):
-                print(f"line {frame.lineno}: {frame.line}")
-        print(f"{type(error).__name__}: {error}")
+        note_failure(folder, rank, error)
         (folder / f"{rank}.pt").unlink(missing_ok=True)
         return 1
     dist.barrier()

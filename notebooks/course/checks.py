@@ -117,11 +117,20 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     for rank, log in enumerate(logs):
         for error in re.findall(r"^\w*(?:Error|Exception): .*", log, re.MULTILINE):
             if "gloo" not in error:  # gloo's only tells that another rank has failed
-                return f"Rank {rank} failed: {error}"
+                explained = [text for pattern, text in EXPLAINED.items() if re.search(pattern, error)]
+                return " ".join([f"Rank {rank} failed: {error}", *explained[:1]])
     for said, hint in STOPPED.items():
         if any(said in log for log in logs):
             return hint
     return f"Rank {found.index({})} ended without a `save(...)`."
+
+
+EXPLAINED = {
+    "operand.*NoneType|(got|not) NoneType": "Something is None here: a gradient before the first one, or what a "
+    "collective returns. A collective changes its tensor in place, and returns None.",
+    "name 'math' is not defined": "Write `import math` in your own cell, or round up with `//`.",
+}
+"""What an error of Python says, as a pattern -> what a learner may not see in it."""
 
 
 def cell_code(name: str) -> str:

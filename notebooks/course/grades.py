@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .checks import saved
@@ -22,6 +23,10 @@ DTYPE = (
     "A module got inputs in another dtype than its weights: `before_forward` has to cast the inputs, and to return "
     "them."
 )
+HOOK = (
+    "PyTorch calls a hook with the gradient and nothing else. `partial(before_backward, unit)` makes such a function, "
+    "which has the unit too; `before_backward(unit, ...)` calls it at once."
+)
 KNOWN = {
     "modified by an inplace operation": VERSION,
     "must have the same dtype": DTYPE,
@@ -30,8 +35,31 @@ KNOWN = {
     "leaf Variable that requires grad": "Autograd refuses to write to a parameter: write to its `.data`.",
     "out of bounds for storage of size 0": FREED,
     "ended without": FREED,
+    "out of bounds for storage of size": "The size of a storage is in bytes: elements times bytes of an element.",
 }
 """What a rank's failure says -> the hint."""
+KNOWN_OF_PART = {
+    "shard_of": {
+        "broadcast shape|must match the (existing )?size": "The last ranks have fewer rows than the others, or none "
+        "at all: copy what there is into the *first* rows of the shard.",
+    },
+    "refill": {
+        "must match the (existing )?size": "The parts have the rows of the padding too, and the whole parameter has "
+        "not: copy the first `len(piece.whole)` of them.",
+        "size mismatch, got input": "The whole parameter has lost its shape. Leave the tensor as it is, and resize "
+        "its storage to 0.",
+    },
+    "collectives": {
+        "Sizes of tensors must match": "A row is for a rank, and pieces stand side by side in it: concatenate along "
+        "`dim=1`.",
+    },
+    "watch": {"has no attribute 'remove'": "In the first step there is no hook yet: remove it only if there is one."},
+    "shard": {
+        "list index out of range": "A unit without parameters was made. A replicated module is no unit: return None.",
+    },
+    "moments": {"missing 1 required positional argument: '_'|'NoneType' object is not callable": HOOK},
+}
+"""What a failure says in a part of the file, as a pattern -> the hint."""
 
 
 def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
@@ -55,8 +83,20 @@ def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
         return f"my_fsdp.py has changed since: run the `%%ranks {ranks} {name}` cell again."
     found = saved(name, ranks)
     if isinstance(found, str):
-        return next((hint for words, hint in KNOWN.items() if words in found), found)
+        return explained(found, part)
     return found
+
+
+def explained(failure: str, part: str) -> str:
+    """Return the hint for what a rank's failure says in a part of the file; the failure itself if there is none."""
+    error = failure.partition("Error: ")[2]
+    for pattern, hint in KNOWN_OF_PART.get(part, {}).items():
+        if re.search(pattern, error):
+            return hint
+    for words, hint in KNOWN.items():
+        if words in failure:
+            return hint
+    return failure
 
 
 def beside_torch(ranks: list[dict[str, Any]]) -> str | None:
@@ -99,7 +139,10 @@ def _gradient(factor: float, world: int) -> str | None:
     if abs(factor - 1) < 1e-3:
         return None
     if factor < 1e-6:
-        return "The shards have no gradient: `after_backward` has to reduce the gradients of a unit that trains."
+        return (
+            "The shards have no gradient: `after_backward` has to reduce the gradients of a unit that trains. (If it "
+            "does: is the graph cut? A view keeps the inputs in it, and `detach` does not.)"
+        )
     if abs(factor - world) < 1e-2:
         return f"Your gradient is {world} times torch's: it is the sum over the ranks. Each step is too long."
     if abs(factor - 1 / world) < 1e-2:

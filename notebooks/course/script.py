@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mmfsdp.hangs.stacks import short_stacks
 from mmfsdp.widgets.ranks_magic import artifacts, run_on_ranks, shown
 
 from .checks import saved
@@ -45,7 +46,7 @@ ENDED = "[ended here, since "
 NAMED = rf"\n\[[^\n]*(?:never entered|have entered|the process of)[^\n]*\](?=\n{re.escape(ENDED)})"
 """mmfsdp's own line on a hang: which rank the others wait for."""
 
-CALLERS = ("/mmfsdp/widgets/ranks_worker.py", "/course/script_rank.py", "<frozen runpy>", ": run(globals()")
+CALLERS = ("/course/script_rank.py", ": run(globals()")
 """Words in the lines of a stack that call the script."""
 
 
@@ -163,7 +164,7 @@ def readable(number: int, texts: list[str], tool: str = "") -> list[str]:
     found = []
     name, count = original(number).name, len(own_script(number).read_text(encoding="utf-8").splitlines())
     for text in texts:
-        lines, frames = [], 0
+        lines = []
         until_ended = re.sub(rf"^({re.escape(ENDED)}.*)\n[\s\S]*", r"\1", text, count=1, flags=re.MULTILINE)
         if tool != "recorder":
             until_ended = re.sub(NAMED, "", until_ended)
@@ -171,15 +172,8 @@ def readable(number: int, texts: list[str], tool: str = "") -> list[str]:
             frame = re.match(rf'  File "{re.escape(name)}", line (\d+) in ', line)
             if any(word in line for word in CALLERS) or (frame and int(frame[1]) > count):
                 continue
-            is_frame = line.startswith("  File ") and "site-packages/torch/" in line
-            if is_frame and frames:
-                frames += 1
-                continue
-            if frames > 1:
-                lines.append(f"  ... {frames - 1} more of torch ...")
-            frames = int(is_frame)
             lines.append(line)
-        found.append("\n".join(lines))
+        found.append(short_stacks("\n".join(lines)))
     return found
 
 

@@ -76,15 +76,29 @@ def hint_for_small_units(found: dict[str, Any]) -> str | None:
             f"A unit of two modules and the one before it are gathered {times.get('forward', 0)} times in forward, in "
             "place of 2: release a unit after its last module only, `module is unit.modules[-1]`."
         )
-    if times.get("backward") != 2 or two["held"]:
+    gathered = (
+        f"A unit of two modules and the one before it are gathered {times.get('backward', 0)} times in backward, in "
+        "place of 2"
+    )
+    if two["held"]:
         return (
-            f"A unit of two modules and the one before it are gathered {times.get('backward', 0)} times in backward, "
-            f"in place of 2, and {two['held']:,} bytes stay: its second module removed the hook that its first one had "
+            f"{gathered}, and {two['held']:,} bytes stay: its second module removed the hook that its first one had "
             "made. Remove the hook of the step before at the first module only, `module is unit.modules[0]`."
         )
-    if handed["failed"] or handed["held"]:
+    if times.get("backward") != 2:
+        return (
+            f"{gathered}: each of its modules made a hook, and the first of them ended the unit's backward too early. "
+            "Make the hook only if there is none yet."
+        )
+    if handed["failed"]:
         return (
             "A module that returns its input beside its output fails in backward. The gradient of that input is "
             'complete only after the module: gather with the *first* gradient of the outputs, with `mode="any"`.'
+        )
+    if handed["held"]:
+        return (
+            "A module that returns its input beside its output is gathered again after its backward is over, since "
+            f"each of its outputs gathers it, and {handed['held']:,} bytes stay. Gather with the *first* gradient of "
+            'the outputs only: one hook for all of them, with `mode="any"`.'
         )
     return None

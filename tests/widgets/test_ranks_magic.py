@@ -3,6 +3,7 @@
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from mmfsdp.hangs.stacks import short_stacks
 from mmfsdp.widgets import ranks_magic
 
 pytestmark = pytest.mark.real
@@ -17,22 +18,43 @@ print("rank", rank, "has", int(sum_of_ranks))
 """
 
 
-@pytest.fixture
-def shell(tmp_path, monkeypatch):
-    monkeypatch.setenv("MMFSDP_COURSE", str(tmp_path / "made"))
-    (tmp_path / "of_the_notebook.py").write_text("VALUE = 10\n")
-    monkeypatch.syspath_prepend(tmp_path)
+OF_THE_NOTEBOOK = """
+VALUE = 10
+
+
+def half(x):
+    return x / None
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of a notebook, and of what its cells leave, in `made`."""
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def shell(folder):
+    (folder / "of_the_notebook.py").write_text(OF_THE_NOTEBOOK)
     ranks_magic._stop()  # one that another test started knows nothing of this path
-    shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "mmfsdp.widgets.ranks_magic")
-    yield shell
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MMFSDP_COURSE", str(folder / "made"))
+        patch.syspath_prepend(folder)
+        shell = InteractiveShell()
+        shell.run_line_magic("load_ext", "mmfsdp.widgets.ranks_magic")
+        yield shell
     ranks_magic._stop()
 
 
-def test_a_cell_runs_on_ranks_that_import_what_the_notebook_does(shell, tmp_path):
+def texts_of(folder, name):
+    """Return what is shown of each rank of a cell."""
+    return [short_stacks((folder / f"made/{name}/{rank}.log").read_text()).strip() for rank in range(2)]
+
+
+def test_a_cell_runs_on_ranks_that_import_what_the_notebook_does(shell, folder):
     shell.run_cell_magic("ranks", "2 sums", CELL)
     assert [int(saved["total"]) for saved in ranks_magic.results("sums")] == [21, 21]
-    assert "rank 1 has 21" in (tmp_path / "made/sums/1.log").read_text()
+    assert "rank 1 has 21" in (folder / "made/sums/1.log").read_text()
     for words in ("2", "9 sums", "two sums"):
         with pytest.raises(ValueError, match="wants a number from 1 to 8 and a name"):
             shell.run_cell_magic("ranks", words, CELL)
@@ -46,9 +68,44 @@ else:
 """
 
 
-def test_a_cell_that_hangs_says_who_is_missing_and_where(shell, tmp_path):
+def test_a_cell_that_hangs_says_who_is_missing_and_where(shell, folder):
     shell.run_cell_magic("ranks", "2 hangs", HANGING_CELL)
-    for rank in range(2):
-        said = (tmp_path / f"made/hangs/{rank}.log").read_text()
+    for said in texts_of(folder, "hangs"):
         assert "[rank 1 never entered the all-reduce of 20 B (collective 1), in which rank 0 waits; it is in " in said
-        assert "(cell.py, line " in said and said.endswith("[ended here, since nothing moved]\n")
+        assert "(cell.py, line " in said and said.endswith("[ended here, since nothing moved]")
+        assert 'cell.py", line ' in said and "mmfsdp" not in said and "runpy" not in said, "no frames of ours"
+
+
+FAILING_CELL = """
+import of_the_notebook
+from mmfsdp import make_plan
+
+if rank == 1 or BOTH:
+    WHAT(torch.ones(2))
+dist.all_reduce(torch.ones(2))
+"""
+THEIR_LINES = "line 6: of_the_notebook.half(torch.ones(2))\nof_the_notebook.py, line 6: return x / None\nTypeError: "
+
+
+def test_a_cell_that_fails_shows_the_persons_lines_on_the_first_rank_and_a_line_of_the_other(shell, folder):
+    one = FAILING_CELL.replace("BOTH", "False").replace("WHAT", "of_the_notebook.half")
+    shell.run_cell_magic("ranks", "2 one_fails", one)
+    other, first = texts_of(folder, "one_fails")
+    assert first.startswith(THEIR_LINES) and len(first.splitlines()) == 3
+    assert (
+        other.startswith("[failed after rank 1, with RuntimeError: ")
+        or other == "[ended here, since rank 1 had failed]"
+    )
+    assert len(other.splitlines()) == 1
+
+    both = FAILING_CELL.replace("BOTH", "True").replace("WHAT", "of_the_notebook.half")
+    shell.run_cell_magic("ranks", "2 both_fail", both)
+    texts = sorted(texts_of(folder, "both_fail"))
+    assert texts[0].startswith("[failed with the same error as rank ") and len(texts[0].splitlines()) == 1
+    assert texts[1].startswith(THEIR_LINES)
+
+    ours = FAILING_CELL.replace("BOTH", "False").replace("WHAT", "make_plan")
+    shell.run_cell_magic("ranks", "2 ours_fails", ours)
+    lines = texts_of(folder, "ours_fails")[1].splitlines()
+    assert lines[0] == "line 6: make_plan(torch.ones(2))"
+    assert not any(line.startswith(("line", "mmfsdp")) or ".py, line" in line for line in lines[1:]), lines
