@@ -93,6 +93,11 @@ def gather() -> str | None:
                 f"Rank {rank} gathered {numbers(values['gathered'])}, and the layer had {numbers(values['before'])}. "
                 "Row r of `by_rank` has the shards of rank r, and each piece its own columns."
             )
+        if rows := set(values["rows"]) - {rank, -1}:
+            return (
+                f"Rank {rank} sends row {min(rows)} of `by_rank`, which is another rank's. gloo gives the right values "
+                "all the same; NCCL wants the rank's own row, or memory of its own."
+            )
         if values["weight"] is None or values["bias"] is None:
             return "The shards have no gradient: set `piece.shard.grad` in the loop."
         whole = torch.cat([torch.arange(6.0).view(3, 2), torch.zeros(1, 2)])

@@ -2,10 +2,16 @@
 
 import json
 
+import fsdp_in_200_lines
 import pytest
+import torch.distributed as dist
 from books import FOLDER
 from course import file_parts as files
 from course.grades import graded
+from course.proof import peak
+from course.toys import texts, toy_lm
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.density import measure
 
@@ -81,3 +87,31 @@ def test_the_copy_for_the_class_catches_up_without_solutions(tmp_path, monkeypat
     parts = files.lesson_parts()
     monkeypatch.setattr(files, "HERE", packed)
     assert json.dumps(files.lesson_parts()) == json.dumps(parts)
+
+
+def by_block(shard, model):
+    """Shard each block and the root, with the last block and the root kept after forward, as lesson 02 does."""
+    for block in model.blocks:
+        shard(block, block is not model.blocks[-1])
+    shard(model, False)
+
+
+def test_freeing_a_unit_before_its_reduce_makes_the_peak_lower_than_torchs(monkeypatch):
+    def freed_first(unit, grads):
+        fsdp_in_200_lines.release(unit)
+        fsdp_in_200_lines.reduce(unit, grads[: len(unit.pieces)])
+
+    def mine(model):
+        by_block(lambda module, reshard: fsdp_in_200_lines.shard(module, reshard=reshard), model)
+
+    def theirs(model):
+        by_block(lambda module, reshard: fully_shard(module, reshard_after_forward=reshard), model)
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        above, torchs = peak(mine, toy_lm, texts), peak(theirs, toy_lm, texts)
+        monkeypatch.setattr(fsdp_in_200_lines, "after_backward", freed_first)
+        below = peak(mine, toy_lm, texts)
+    finally:
+        dist.destroy_process_group()
+    assert below < torchs < above < 1.15 * torchs
