@@ -1,4 +1,4 @@
-"""What a `%%ranks` cell shows of an error: the person's own lines on the first rank that failed, a line for each other.
+"""Show an error of a `%%ranks` cell: the person's own lines on the first rank that failed, and a line of each other.
 
 The error of one rank ends the others, often with errors of their own ("Connection closed by peer"). Those say nothing
 about the cause. So each rank that fails leaves a file, `RANK.failed`, and the process that waits for the ranks adds
