@@ -61,7 +61,7 @@ def measure(path: Path, mode: str) -> dict[str, Any]:
 def minutes(row: dict[str, Any]) -> int:
     """Return the minutes that a card states: those of the longer mode, rounded up."""
     seconds = []
-    for mode in MODES:
+    for mode in set(MODES) & set(row):
         seconds.append(row[mode]["wall_s"] if row[mode]["quiet"] else row[mode]["cpu_s"])
     return max(1, math.ceil(max(seconds) / 60))
 
@@ -71,18 +71,21 @@ def main() -> None:
     import nbformat
     import torch
 
+    from mmfsdp.cli.class_copy import solutions
+
     from .verify import lessons, with_minutes
 
     parser = argparse.ArgumentParser(prog="python -m course.measure", description=__doc__)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: every lesson but 00")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: every lesson")
     parser.add_argument("--one", choices=MODES, help="measure one notebook in this process, and print JSON")
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.notebooks[0], given.one)))
         return
-    for path in given.notebooks or lessons()[1:]:
+    for path in given.notebooks or lessons():
         row: dict[str, Any] = {"torch": torch.__version__.split("+")[0], "cores": os.cpu_count()}
-        for mode in MODES:
+        has_exercises = bool(solutions(nbformat.read(path, as_version=4)))
+        for mode in MODES if has_exercises else MODES[:1]:
             command = [sys.executable, "-m", "course.measure", "--one", mode, str(path)]
             said = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True).stdout
             row[mode] = json.loads(said.splitlines()[-1])

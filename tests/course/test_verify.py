@@ -82,21 +82,24 @@ def test_a_solved_copy_leaves_no_blank_in_an_exercise():
 
 def test_cards_say_what_was_measured():
     measured = json.loads((FOLDER / "measured" / "lessons.json").read_text(encoding="utf-8"))
-    for path in LESSONS:
+    for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb")):
         card = read(path).cells[0].source
         assert card == with_minutes(card, minutes(measured[path.stem])), "run `python -m course.measure`"
         assert re.search(r"you about \d+ minutes.*; the machine \d+ minutes?, on two free cores", card), path
+    for path in LESSONS:
+        card = read(path).cells[0].source
         assert re.search(r"\*\*Last verified\*\* \| \d{4}-\d\d-\d\d, torch \d", card), path.name
     assert with_minutes("the machine ?, on two free cores", 3) == "the machine 3 minutes, on two free cores"
     assert with_day("| **Last verified** | ? |", "2026-01-01") == "| **Last verified** | 2026-01-01 |"
 
 
-def test_run_all_takes_at_most_three_minutes():
+def test_run_all_takes_at_most_three_minutes_and_that_of_the_first_notebook_five():
     measured = json.loads((FOLDER / "measured" / "lessons.json").read_text(encoding="utf-8"))
     for lesson, row in measured.items():
-        for mode in MODES:
+        limit_s = 300 if lesson == "00_start_here" else 180  # it trains a model
+        for mode in set(MODES) & set(row):
             # Two cores: the work takes at least half of its CPU time. Where nothing else ran, the wall time says it.
-            assert row[mode]["wall_s" if row[mode]["quiet"] else "cpu_s"] <= 180, (lesson, mode)
+            assert row[mode]["wall_s" if row[mode]["quiet"] else "cpu_s"] <= limit_s, (lesson, mode)
 
 
 def test_each_exercise_says_its_minutes_and_they_fit_into_the_lesson():
