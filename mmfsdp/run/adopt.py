@@ -61,7 +61,9 @@ def check_name(params: RunParams) -> None:
         return
     different = differences(run, with_ranks(params))
     with_what = f"with the same parameters, and Run.open({str(run.path)!r}) opens it"
-    if different:
+    if is_replay(run):
+        with_what = ""  # its state says so
+    elif different:
         with_what = f"with other parameters: {different}"
     raise ParamError("launch.name", name_taken(run.path, with_what))
 

@@ -44,13 +44,26 @@ def replay(recording: PathLike, *, to: PathLike | None = None, speed: float = DE
     loaded = load(source)
     if source.is_dir() and not (state := run_state(source)).done:
         raise ParamError("recording", f"{source} is {state}; play it once it has ended")
-    folder = prepare(loaded, params_for(loaded, source, to))
+    folder = _prepare(loaded, source, to)
     try:
         start_detached(folder, REPLAY, str(speed), str(source), log=folder / "logs" / PLAYER_LOG)
     except BaseException:
         shutil.rmtree(folder)  # no process left, or an interrupt: half a replay would keep the name
         raise
     return Run(folder)
+
+
+def _prepare(recording: Recording, source: Path, to: PathLike | None) -> Path:
+    """Make the run folder of a replay at `to`, or at the first place that is free. Raises ParamError."""
+    while True:
+        try:
+            return prepare(recording, params_for(recording, source, to))
+        except ParamError as error:
+            if error.field != "launch.name":
+                raise
+            if to is not None:
+                raise ParamError("to", f"{str(to)!r} exists already; name another folder, or remove this one") from None
+            # Another replay has just taken that place: take the next one.
 
 
 def check_speed(speed: float) -> float:

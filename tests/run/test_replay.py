@@ -315,7 +315,7 @@ def test_a_mistake_is_named_before_anything_is_written(tmp_path, monkeypatch):
         ("preemtion", {}, "did you mean preemption"),
         ("hang", {"speed": 0}, "not a number above 0"),
         ("hang", {"speed": float("nan")}, "not a number above 0"),
-        ("hang", {"to": "there"}, "exists already"),
+        ("hang", {"to": "there"}, "to: 'there' exists already; name another folder, or remove this one"),
         ("hang", {"speed": 10**400}, "not a number above 0"),
         ("hang", {"to": "my run"}, "to: 'my run' cannot be a run folder: 'my run' is not allowed"),
         ("text.jsonl", {}, "is not a recording that this version"),
@@ -344,6 +344,24 @@ def test_a_replay_gets_a_name_that_a_run_can_have(local_run, tmp_path, monkeypat
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/my-run-v1.2-replay").symlink_to("nowhere")
     assert params_for(recording, folder, None).launch.name == "my-run-v1.2-replay-2"
+
+
+def test_two_replays_that_start_at_once_get_a_folder_each(local_run, tmp_path, monkeypatch):
+    """The second finds the name free, and taken a moment later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mmfsdp.run.replay.start_detached", lambda *words, **options: None)
+    lexists, looks = os.path.lexists, []
+
+    def free_at_first(path) -> bool:
+        looks.append(path)
+        if len(looks) == 1:
+            assert not lexists(path)
+            prepare(load(local_run), params_for(load(local_run), local_run, path))
+            return False
+        return lexists(path)
+
+    monkeypatch.setattr("mmfsdp.run.replay.os.path.lexists", free_at_first)
+    assert mmfsdp.replay(local_run).name == "recorded-replay-2"
 
 
 def test_a_run_that_goes_on_is_not_played(local_run, tmp_path):
