@@ -84,10 +84,10 @@ STARTUP = {
 """What a rank reports before its first step -> the share of the time before it; measured in a run of preset tiny."""
 MIN_WAIT_SHARE = 0.1
 """Share of the time from the submission to the first step that a requeued job waited for its first start, at least."""
-TAIL_BYTES, MAX_LOG_BYTES = 1 << 20, 1 << 26
+TAIL_BYTES, MAX_LOG_BYTES = 1 << 20, 1 << 24
 """Bytes that are read from the end of a log, and of all logs; from the start a quarter of that. What is between is left
 out."""
-MAX_ROWS, MIN_ROWS = 200_000, 200
+MAX_ROWS, MIN_ROWS = 20_000, 200
 """Rows of metrics of all ranks that are kept, and of each rank at least; of more, every k-th."""
 MAX_EVENTS, MAX_LIVES = 5000, 100
 PRETRAIN_PARTS = 10

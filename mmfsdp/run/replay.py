@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,10 +60,12 @@ def _prepare(recording: Recording, source: Path, to: PathLike | None) -> Path:
         try:
             return prepare(recording, params_for(recording, source, to))
         except ParamError as error:
+            if to is not None and error.field == "launch.name":
+                raise ParamError("to", f"{str(to)!r} exists already; name another folder, or remove this one") from None
+            if to is not None and error.field == "launch.folder":
+                raise ParamError("to", error.message) from None
             if error.field != "launch.name":
                 raise
-            if to is not None:
-                raise ParamError("to", f"{str(to)!r} exists already; name another folder, or remove this one") from None
             # Another replay has just taken that place: take the next one.
 
 
@@ -127,4 +130,10 @@ def prepare(recording: Recording, params: RunParams) -> Path:
 
 def play(folder: Path, speed: float, source: Path) -> None:
     """Play a recording in a folder that `prepare` has made; in a process of its own."""
-    Player(folder, load(source)).play(speed)
+    try:
+        Player(folder, load(source)).play(speed)
+    except Exception as error:
+        words = f"its player has failed: {error or type(error).__name__}; start another replay"
+        with suppress(OSError):  # a full disk: then it counts as lost after GONE_AFTER_S
+            write_status(folder, RunState(Status.LOST, words), finished=time.time())
+        raise

@@ -22,7 +22,7 @@ from mmfsdp.run.progress import part_of
 from mmfsdp.run.record import RunRecord, Status, status_values, write_status
 from mmfsdp.run.recorder import recording_of
 from mmfsdp.run.recording import BEAT, LOG, ROW, STATE, Recording, shipped
-from mmfsdp.run.replay import load, params_for, prepare
+from mmfsdp.run.replay import load, params_for, play, prepare
 from mmfsdp.run.small_recording import record as make_recording
 from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.run.trouble import STALLED, troubles
@@ -282,6 +282,14 @@ def test_a_replay_without_its_player_is_over(prepared):
     assert run.cancel().status is Status.CANCELLED
 
 
+def test_a_player_that_fails_says_why(prepared, tmp_path):
+    recording, player, run = prepared(RECORDINGS["hang"])
+    with pytest.raises(ParamError):
+        play(run.path, 1e6, tmp_path / "removed.jsonl")
+    state = run.state()
+    assert state.status is Status.LOST and "its player has failed" in state.reason and "does not exist" in state.reason
+
+
 def test_the_cockpit_offers_a_launch_and_no_resume_for_a_replay(prepared):
     recording, player, run = prepared(RECORDINGS["hang"])
     form = RunForm("tiny")
@@ -319,6 +327,7 @@ def test_a_mistake_is_named_before_anything_is_written(tmp_path, monkeypatch):
         ("hang", {"speed": 10**400}, "not a number above 0"),
         ("hang", {"to": "my run"}, "to: 'my run' cannot be a run folder: 'my run' is not allowed"),
         ("text.jsonl", {}, "is not a recording that this version"),
+        ("hang", {"to": "text.jsonl/run"}, "to: .*text.jsonl' cannot hold runs"),
         ("newer.jsonl", {}, "has format 2, and this version of mmfsdp reads 1; .* that made it, 9.9"),
         ("~nobody/x.jsonl", {}, "does not exist"),
         ("pipe", {}, "is no file"),
