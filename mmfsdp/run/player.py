@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ PLAYER_LOG = "player.log"
 """What the player prints; in logs/."""
 GONE_AFTER_S = 60.0
 """Seconds after which a player that has written nothing is gone: a laptop was closed, or somebody has killed it."""
+FULL_BYTES = 1 << 16
 CANCELLED = RunState(Status.CANCELLED, "the replay was cancelled")
 
 
@@ -51,6 +53,8 @@ def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunStat
         return CANCELLED if is_gone else replace(state, reason=CANCELLING)
     if is_gone:
         words = last_line(folder / "logs" / PLAYER_LOG)
+        if not words and shutil.disk_usage(folder).free < FULL_BYTES:  # then it could not even write why it ended
+            words = "the disk is full"
         return RunState(Status.LOST, "its player has ended; start another replay" + (f" ({words})" if words else ""))
     if state.status is Status.STARTING and has_steps:  # a row is written before the state
         state = replace(state, status=Status.RUNNING)
