@@ -250,8 +250,12 @@ def torch_of_index(chosen: argparse.Namespace) -> bool:
     """Bring torch and torchvision from one index. Their own requirements come with everything else."""
     both = ("--no-deps", "--index-url", chosen.torch_index, torch_requirement(), "torchvision")
     if not chosen.download:
-        if not pip(chosen, "install", *both):
+        origin = Path(chosen.constraints).with_name("torch_index")
+        known = origin.exists() and origin.read_text(encoding="utf-8") == chosen.torch_index
+        again = [] if known else ["--force-reinstall"]  # pip would be content with a torch of another index
+        if not pip(chosen, "install", *again, *both):
             return False
+        origin.write_text(chosen.torch_index, encoding="utf-8")
         asked = subprocess.run([chosen.python, "-c", VERSIONS], capture_output=True, text=True, check=True)
         keep_versions(chosen, *asked.stdout.split())
         return True

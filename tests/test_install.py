@@ -1,9 +1,12 @@
 """install.py on a cluster, and into a Python that is there: the site's torch, one index for torch, a wheelhouse; with
 real pip and small wheels."""
 
+import contextlib
 import functools
 import http.server
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -75,6 +78,57 @@ def index(tmp_path):
     server.shutdown()
 
 
+class Tunnel(http.server.BaseHTTPRequestHandler):
+    """A proxy by which a host is a port of this machine."""
+
+    port, hosts = 0, list[str]()
+
+    def do_CONNECT(self):
+        self.hosts.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+        with socket.create_connection(("127.0.0.1", self.port)) as there:
+            back = threading.Thread(target=hand_on, args=(there, self.connection), daemon=True)
+            back.start()
+            hand_on(self.connection, there)
+            back.join()
+
+    def log_message(self, *_):
+        pass
+
+
+def hand_on(source: socket.socket, target: socket.socket) -> None:
+    """Send on what comes until there is no more."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def pytorch_org(tmp_path):
+    """download.pytorch.org on this machine, with builds for CPUs: its hosts that were asked for, and pip's settings."""
+    folder, key, certificate = tmp_path / "pytorch_org", tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make_wheel(folder / "whl/cpu/torch", "torch", "2.13.0+cpu", "sympy")
+    make_wheel(folder / "whl/cpu/torchvision", "torchvision", "0.13.0+cpu", "torch==2.13.0")
+    names = ["-subj", "/CN=download.pytorch.org", "-addext", "subjectAltName=DNS:download.pytorch.org"]
+    kind = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", "req", "-x509", *kind, *names], check=True, capture_output=True)
+    site = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    site.socket = context.wrap_socket(site.socket, server_side=True)
+    tunnel = type("ToSite", (Tunnel,), {"port": site.server_port, "hosts": []})
+    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), tunnel)
+    for server in (site, proxy):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield tunnel.hosts, {"HTTPS_PROXY": f"http://127.0.0.1:{proxy.server_port}", "PIP_CERT": str(certificate)}
+    for server in (site, proxy):
+        server.shutdown()
+
+
 @pytest.fixture
 def install(tmp_path, index):
     """Copies install.py beside a small project, and runs it with a Python of its own."""
@@ -109,8 +163,10 @@ def install(tmp_path, index):
     return run
 
 
-def test_torch_is_the_sites_or_of_one_index_and_a_wheelhouse_needs_no_network(install, index, tmp_path):
+def test_torch_is_the_sites_or_of_one_index_and_a_wheelhouse_needs_no_network(install, index, pytorch_org, tmp_path):
     away = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    unreachable = install("--cpu", HTTPS_PROXY="http://127.0.0.1:9")
+    assert "https://download.pytorch.org/whl/cpu cannot be reached" in unreachable, unreachable
     wrong = install("--torch-index", f"{index}/none")
     assert f"{index}/none cannot be reached, or has no torch and torchvision" in wrong, wrong
     assert "finds no torch with torchvision" in install("--system-torch")
@@ -140,6 +196,10 @@ def test_torch_is_the_sites_or_of_one_index_and_a_wheelhouse_needs_no_network(in
     offline = install("--from", wheelhouse, fresh=True, **away)
     assert offline.startswith("2.12.0+site 0.12.0+site 1 "), offline
     assert "not allowed with argument" in install("--cpu", "--system-torch")
+    hosts, settings = pytorch_org
+    on_cpus = install("--cpu", **settings)
+    assert on_cpus.startswith("2.13.0+cpu 0.13.0+cpu 1 "), f"in place of the one that was there: {on_cpus}"
+    assert hosts and set(hosts) == {"download.pytorch.org:443"}
 
 
 def test_here_keeps_the_torch_that_is_there_or_says_why_it_cannot(install, index, tmp_path):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from .entered import DEFAULT_GROUP, Entry, RankRecord
 
 MISSING, DIFFERENT, STOPPED, NO_END = "missing", "different", "stopped", "no end"
 """Kinds of hang: a rank never entered a collective; it is in another one; its process does not run; all have entered
 the same collective, which does not end."""
+CROSSED, UNKNOWN_GROUP = "crossed", "unknown group"
+"""Two more: ranks wait for each other, in collectives of different groups; and ranks wait in a group of which nobody
+knows all ranks, so that nobody knows who is missing."""
 SAME_BYTES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
 """Collectives in which the full tensor has the same size on all ranks."""
+ENDED = "ended"
+"""In place of the state of a process: the rank came to its end."""
 STOPPED_PROCESS = ("stopped", "tracing-stop", "disk-sleep", "dead", "zombie")
 
 LAST_ENTRIES = 3
@@ -33,7 +38,8 @@ class Hang:
     history: tuple[Entry, ...] = ()
     """What the first of them has entered; the last is the collective in which it waits. Empty if nobody waits."""
     instead: tuple[Entry, ...] = ()
-    """What the missing rank has entered, up to the collective that differs. Empty if it is in none, or not known."""
+    """What the missing rank has entered, up to the collective that differs. Empty if it is in none, or not known.
+    Of ranks that wait for each other: what the second of them has entered."""
     process: str = ""
     """The state of the process of a rank that is stopped."""
 
@@ -51,20 +57,26 @@ def find_hang(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
     answered = {rank: record for rank, record in records.items() if record.answered}
     for rank, record in records.items():
         if record.process in STOPPED_PROCESS:
-            return _stopped(rank, record, answered)
+            return _stopped((rank,), record.process, answered)
+    ended = tuple(rank for rank, record in records.items() if record.process == ENDED)
+    if ended:
+        return _stopped(ended, ENDED, answered)
     if len(answered) < len(records) or len(answered) < 2:
         return None
     return _different(answered, fit) or _missing(answered)
 
 
-def find_departure(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
+def find_departure(records: Mapping[int, RankRecord], fit: Fit, crashed: Collection[int]) -> Hang | None:
     """Return which rank left the others' order, where the ranks have failed and some of them cannot be asked any more.
 
     gloo ends a process that gets more bytes than it awaits, as in a collective of another size.
+
+    crashed: the ranks that were ended so. Others that did not answer were stopped for the failure, and may be innocent.
     """
     answered = {rank: record for rank, record in records.items() if record.entries}
     if len(answered) > 1 and (hang := _different(answered, fit)):
-        return hang
+        left_in = hang.instead[-1]._replace(done=False)  # it ended since it failed
+        return replace(hang, instead=(*hang.instead[:-1], left_in))
     for rank, record in answered.items():
         others = tuple(other for other in records if other != rank)
         for end in range(max(1, len(record.entries) - LAST_ENTRIES), len(record.entries)):
@@ -72,12 +84,22 @@ def find_departure(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
             expected = expected_next(before)
             if expected is not None and _signature(expected) != _signature(entry):
                 expected = expected._replace(number=entry.number)
-                return Hang(DIFFERENT, (rank,), others, (*before, expected), (*before, entry))
+                return Hang(DIFFERENT, (rank,), others, (*before, expected), (*before, entry._replace(done=False)))
     silent = tuple(rank for rank in records if rank not in answered)
-    if not answered or not silent:
+    if not answered or not silent or not set(silent) <= set(crashed):
         return None
     # Those that could tell did what they had done in earlier steps.
     return Hang(DIFFERENT, silent, tuple(answered), next(iter(answered.values())).entries)
+
+
+def find_ended(records: Mapping[int, RankRecord], fit: Fit, crashed: Collection[int]) -> Hang | None:
+    """Return which rank came to its end before the others, whose collectives then failed; None if none did."""
+    ended = tuple(rank for rank, record in records.items() if record.process == ENDED)
+    answered = tuple(rank for rank, record in records.items() if record.entries)
+    if not ended:
+        return None
+    history = records[answered[0]].entries if answered else ()
+    return Hang(STOPPED, ended, answered, history, process=ENDED)
 
 
 def expected_next(history: Sequence[Entry]) -> Entry | None:
@@ -92,10 +114,10 @@ def expected_next(history: Sequence[Entry]) -> Entry | None:
     return best
 
 
-def _stopped(rank: int, record: RankRecord, answered: Mapping[int, RankRecord]) -> Hang:
+def _stopped(ranks: tuple[int, ...], process: str, answered: Mapping[int, RankRecord]) -> Hang:
     waiting = _waiting(answered)
     history = _until(answered[waiting[0]].entries, answered[waiting[0]].waits_in) if waiting else ()
-    return Hang(STOPPED, (rank,), waiting, history, process=record.process)
+    return Hang(STOPPED, ranks, waiting, history, process=process)
 
 
 def _different(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
@@ -137,39 +159,43 @@ def _missing(records: Mapping[int, RankRecord]) -> Hang | None:
     waiting = _waiting(records)
     if not waiting:
         return None
-    first, seen = waiting[0], set()
-    while first not in seen:
-        seen.add(first)
+    first, chain = waiting[0], list[int]()
+    while first not in chain:
+        chain.append(first)
         entry = records[first].waits_in
         assert entry is not None
-        absent = [
-            rank for rank in _members(records, entry.group) if records[rank].last_number(entry.group) < entry.number
-        ]
+        members, all_known = _members(records, entry.group)
+        absent = [rank for rank in members if records[rank].last_number(entry.group) < entry.number]
+        history = _until(records[first].entries, entry)
         if not absent:
-            return Hang(NO_END, (), waiting, _until(records[first].entries, entry))
+            return Hang(NO_END if all_known else UNKNOWN_GROUP, (), waiting if all_known else (first,), history)
         free = [rank for rank in absent if records[rank].waits_in is None]
         if free:
             in_it = tuple(rank for rank in records if rank not in absent and records[rank].waits_in == entry)
             # The first collective that the rank lacks: others may have started more than one before they wait.
-            return Hang(MISSING, tuple(free), in_it or (first,), _until(records[first].entries, entry))
+            return Hang(MISSING, tuple(free), in_it or (first,), history)
         first = absent[0]
-    return None
+    cycle = chain[chain.index(first) :]
+    first, second = (cycle * 2)[:2]
+    history = _until(records[first].entries, records[first].waits_in)
+    instead = _until(records[second].entries, records[second].waits_in)
+    return Hang(CROSSED, (), tuple(cycle), history, instead)
 
 
 def _waiting(records: Mapping[int, RankRecord]) -> tuple[int, ...]:
     return tuple(rank for rank, record in records.items() if record.waits_in is not None)
 
 
-def _members(records: Mapping[int, RankRecord], group: str) -> list[int]:
-    """Return the ranks of a group; where torch does not tell, those that have entered one of its collectives."""
+def _members(records: Mapping[int, RankRecord], group: str) -> tuple[list[int], bool]:
+    """Return the ranks of a group, and whether these are all; else they are those that have entered its collectives."""
     if group == DEFAULT_GROUP:
-        return list(records)
+        return list(records), True
     named = {rank for record in records.values() for rank in record.groups.get(group, ())}
     members = []
     for rank, record in records.items():
         if rank in named or record.last_number(group):
             members.append(rank)
-    return members
+    return members, bool(named)
 
 
 def _until(entries: Sequence[Entry], last: Entry | None) -> tuple[Entry, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.plan import WrapPlan, plan_of
 from ..params import TrainParams
 from .order import StepOrder, step_order
-from .rank_server import SOCKETS_VARIABLE, serve_here
+from .rank_server import SOCKETS_VARIABLE, note_groups, serve_here
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,7 @@ def name_hang(model: nn.Module | None = None) -> bool:
         True if a hang of this process will be named.
     """
     served = serve_here()
+    note_groups()
     plan = None if model is None else plan_of(model)
     if served and plan is not None and os.environ.get("LOCAL_RANK", "0") == "0":
         temporary = Path(os.environ[SOCKETS_VARIABLE]) / f".{PLAN}"
@@ -39,10 +40,10 @@ def name_hang(model: nn.Module | None = None) -> bool:
     return served
 
 
-def order_beside(sockets: Path) -> StepOrder | None:
-    """Return the collectives of a step of a loop of one's own, by its model's plan; None where it has told none."""
+def order_in(file: Path) -> StepOrder | None:
+    """Return the collectives of a step of a loop of one's own, by its model's plan in a file; None without one."""
     try:
-        plan = WrapPlan.from_dict(json.loads((sockets / PLAN).read_text(encoding="utf-8")))
+        plan = WrapPlan.from_dict(json.loads(file.read_text(encoding="utf-8")))
         return step_order(plan, TrainParams())
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import http.client
+import json
 import os
 import shutil
 import socket
@@ -17,10 +18,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from .entered import RankRecord
 
 SOCKETS_VARIABLE = "MMFSDP_HANG_SOCKETS"
 """Environment variable of ranks that somebody asks when they hang: the folder of their sockets."""
@@ -82,6 +86,10 @@ def _socket_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.sock"
 
 
+def _groups_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.groups"
+
+
 def set_recorder() -> None:
     """Let torch record collectives, before the process group is made. What a person has set stands."""
     if not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} & os.environ.keys():
@@ -117,10 +125,38 @@ def serve(folder: Path, rank: int) -> bool:
             _servers.pop().shutdown()
         with suppress(OSError):
             path.unlink()
+            _groups_path(folder, rank).unlink(missing_ok=True)
             folder.rmdir()  # by the last rank
 
     atexit.register(end)
     return True
+
+
+def note_groups() -> None:
+    """Write down which ranks each process group of this rank has, beside its socket: gloo's lists do not tell them."""
+    folder, rank = os.environ.get(SOCKETS_VARIABLE), os.environ.get("RANK", "")
+    if not folder or not _servers:
+        return
+    path = _groups_path(Path(folder), int(rank))
+    with suppress(OSError):
+        path.with_suffix(".new").write_text(json.dumps(own_groups()), encoding="utf-8")
+        path.with_suffix(".new").rename(path)
+
+
+def own_groups() -> dict[str, list[int]]:
+    """Return the ranks of each process group of this process, by its name; {} where torch does not have them so."""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    with suppress(AttributeError, TypeError, ValueError):  # private in torch
+        return {str(name): sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
+    return {}
+
+
+def noted_groups(folder: Path, rank: int) -> dict[str, tuple[int, ...]]:
+    """Return what a rank of this node has written down of its process groups; {} if it has not."""
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        values = json.loads(_groups_path(folder, rank).read_text(encoding="utf-8"))
+        return {str(name): tuple(map(int, ranks)) for name, ranks in values.items()}
+    return {}
 
 
 @contextmanager
@@ -170,6 +206,11 @@ def ask_lists(folder: Path, rank: int) -> list[bytes]:
         with suppress(LookupError):
             answers.append(ask(folder, rank, what))
     return answers
+
+
+def with_groups(record: RankRecord, folder: Path) -> RankRecord:
+    """Return the record of a rank of this node with the process groups that it has written down."""
+    return replace(record, groups=noted_groups(folder, record.rank) | record.groups)
 
 
 def own_lists() -> list[bytes]:

@@ -12,6 +12,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x|^Stack \(most recent call first\):")
 _LIBRARIES = re.compile(r"/(site|dist)-packages/|^<frozen ")
 _CALLERS = ("/mmfsdp/widgets/ranks_worker.py", "<frozen runpy>")
+_CRASH = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 DATA_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 
 
@@ -41,6 +42,16 @@ def main_stack(log: str) -> list[Frame]:
         elif inside:
             inside = False
     return frames
+
+
+def crash(log: str) -> str:
+    """Return how a process crashed, such as `Segmentation fault in step (train.py, line 9)`, by what faulthandler has
+    printed; "" if it has not."""
+    crashes = list(_CRASH.finditer(log))
+    if not crashes:
+        return ""
+    frame = own_frame(main_stack(log[crashes[-1].end() :]))
+    return f"{crashes[-1][1]} in {frame}" if frame else crashes[-1][1]
 
 
 def own_frame(frames: list[Frame]) -> Frame | None:

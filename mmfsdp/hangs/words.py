@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..core.plan import ROOT
 from ..params.numbers import size
 from .entered import DEFAULT_GROUP, Entry
-from .find import DIFFERENT, MISSING, NO_END, STOPPED, Hang
+from .find import CROSSED, DIFFERENT, ENDED, MISSING, NO_END, STOPPED, UNKNOWN_GROUP, Hang
 from .order import StepOrder
 from .stacks import Frame, own_frame, waits_for_workers
 
@@ -26,14 +26,23 @@ def hang_words(hang: Hang, order: StepOrder, frames: Sequence[Frame] = ()) -> st
     waiting = f"{ranks_words(hang.waiting)} {'wait' if len(hang.waiting) > 1 else 'waits'}" if hang.waiting else ""
     if hang.kind == STOPPED:
         words = f"the process of {missing} {STOPPED_WORDS.get(hang.process, 'has ended')}"
-        return f"{words}; {waiting} for it in {where}" if where else words
+        if hang.process == ENDED:
+            words = f"{missing} came to the end before the others"
+        return f"{words}; {waiting} for {'it' if len(hang.missing) == 1 else 'them'} in {where}" if where else words
     if hang.kind == NO_END:
         return f"all ranks have entered {where}, and it does not end"
+    if hang.kind == UNKNOWN_GROUP:
+        return f"{waiting} in {where}, and which other ranks belong to that group is not known"
+    if hang.kind == CROSSED:
+        return _crossed_words(hang, order, where)
     words = f"{missing} never entered {where}, in which {waiting}"
     who = "it" if len(hang.missing) == 1 else f"rank {hang.rank}"
     frame = own_frame(list(frames))
     if hang.kind == DIFFERENT:
         other = collective_words(hang.instead, order) if hang.instead else "another collective"
+        if hang.instead and hang.instead[-1].done:  # it has gone on since, so that its stack shows another line
+            words += f"; {who} had entered {other} instead"
+            return f"{words}, and is now in {frame}" if frame else words
         words += f"; {who} is in {other} instead"
         return f"{words}, called in {frame}" if frame else words
     assert hang.kind == MISSING, hang.kind
@@ -41,6 +50,16 @@ def hang_words(hang: Hang, order: StepOrder, frames: Sequence[Frame] = ()) -> st
         return words
     words += f"; {who} is in {frame}"
     return f"{words}, where it waits for its data workers" if waits_for_workers(list(frames)) else words
+
+
+def _crossed_words(hang: Hang, order: StepOrder, where: str) -> str:
+    """Return that ranks wait for each other. where: the collective in which the first of them waits."""
+    first, second = hang.waiting[:2]
+    other = f"{collective_words(hang.instead, order, 'the')} ({_number(hang.instead[-1])})"
+    return (
+        f"rank {first} waits in {where} for rank {second}, and rank {second} waits in {other}: "
+        "they use these process groups in different orders, or one of them makes a call that the other does not"
+    )
 
 
 def collective_words(history: Sequence[Entry], order: StepOrder, article: str = "") -> str:

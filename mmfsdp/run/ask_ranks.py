@@ -21,16 +21,19 @@ from pathlib import Path
 import psutil
 
 from ..hangs.entered import RankRecord, parse
+from ..hangs.name_own import PLAN
 from ..hangs.rank_server import (
     PICKLED_LIST,
     SOCKETS_VARIABLE,
     ask,
     ask_lists,
+    own_groups,
     own_lists,
     ranks_in,
     remove,
     set_recorder,
     socket_folder,
+    with_groups,
 )
 from .folder import make_inner_folder, read_json, touch, write_bytes, write_text
 from .local import is_same_process
@@ -40,6 +43,8 @@ REQUEST = "ranks.ask"
 """File in logs/ by which the askers are told to ask."""
 FOR_TORCHFRTRACE = "flight_recorder"
 """Folder in logs/ with NCCL's collectives of each rank as torch pickles them. Nothing here ever reads them."""
+KEPT_PLAN = "ranks.plan.json"
+"""File in logs/: the plan of a loop of one's own that has failed."""
 ASKER_POLL_S = 1.0
 OTHER_NODES_TIMEOUT_S = 10.0
 """Seconds that the answers of other nodes may take: the file server may show a new file late."""
@@ -75,7 +80,7 @@ def ask_here(folder: Path, sockets: Path) -> dict[int, RankRecord]:
 def _ask_rank(folder: Path, sockets: Path, rank: int) -> RankRecord | None:
     try:
         answers = ask_lists(sockets, rank)
-        record = parse(rank, *answers)
+        record = with_groups(parse(rank, *answers), sockets)
     except TimeoutError:
         return RankRecord(rank, process=_process_state(folder, rank))
     except (OSError, ValueError):
@@ -89,7 +94,16 @@ def keep_entered(folder: Path, rank: int) -> None:
     """Write what this rank has entered into the run folder: it fails, and cannot be asked later."""
     with suppress(Exception):  # the cause is the exception that ends the rank, and nothing here
         if entered := parse(rank, *own_lists()).entries:
-            _write_answer(folder, RankRecord(rank, entered))
+            groups = {name: tuple(ranks) for name, ranks in own_groups().items()}
+            _write_answer(folder, RankRecord(rank, entered, groups=groups))
+            _keep_plan(folder)
+
+
+def _keep_plan(folder: Path) -> None:
+    """Keep the plan of a loop of one's own: it lies beside the sockets, on this node, and goes with them."""
+    sockets = sockets_here()
+    if sockets is not None and (sockets / PLAN).exists():
+        write_bytes(folder / "logs" / KEPT_PLAN, (sockets / PLAN).read_bytes())
 
 
 def kept(folder: Path, record: RunRecord) -> dict[int, RankRecord]:
@@ -121,12 +135,14 @@ def ask_ranks(folder: Path, record: RunRecord) -> dict[int, RankRecord]:
     records = {rank: RankRecord(rank) for rank in range(record.ranks)}
     sockets = sockets_here()
     if record.executor != "local":
-        touch(folder / "logs" / REQUEST)
+        with suppress(OSError):  # as on a disk that is full
+            touch(folder / "logs" / REQUEST)
     if sockets is not None:
         records |= ask_here(folder, sockets)
     for answer in records.values():  # also for the person, who may want to see more
         if answer.answered:
-            _write_answer(folder, answer)
+            with suppress(OSError):  # the disk may be full: that is no reason to tell less
+                _write_answer(folder, answer)
     if record.executor != "local":
         records |= _answers_of_askers(folder, records)
     return records

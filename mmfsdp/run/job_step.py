@@ -100,6 +100,7 @@ def start_step(folder: Path, record: RunRecord) -> JobStep:
         names = ",".join(launch.interface)
         environment |= {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": f"={names}"}
     name = f"mmfsdp-{record.identity}"
+    print(f"srun starts {name}", flush=True)  # into the log of the supervisor, before what srun prints
     command = step_command(params, job=job, name=name, logs=logs)
     return JobStep(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment), name)
 

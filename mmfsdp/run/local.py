@@ -30,6 +30,7 @@ from .record import (
     read_status,
     status_values,
 )
+from .slow_start import slow_start
 
 START_TOLERANCE_S = 60.0
 """Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""
@@ -186,7 +187,20 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         return _state_after_death(folder, record)
     if (folder / "cancel").exists():
         return replace(state, reason=CANCELLING)
+    if is_here(record) and is_stopped(record.pid):
+        words = f"its supervisor, process {record.pid}, is stopped, and nobody watches the ranks: "
+        return replace(state, reason=f"{words}`kill -CONT {record.pid}` lets it go on")
+    if state.status is Status.STARTING and not state.reason:
+        state = replace(state, reason=slow_start(folder, record, rank_statuses(folder, record)))
     return state
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if somebody has stopped a process, by SIGSTOP or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _silence(folder: Path) -> float:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.plan import WrapPlan
-from ..hangs.find import Hang, find_departure, find_hang
-from ..hangs.name_own import order_beside
+from ..hangs.entered import RankRecord
+from ..hangs.find import ENDED, Hang, find_departure, find_ended, find_hang
+from ..hangs.name_own import PLAN, order_in
 from ..hangs.order import StepOrder, step_order
-from ..hangs.stacks import Frame
+from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..params import ParamError, RunParams
-from .ask_ranks import ask_ranks, kept, sockets_here
-from .folder import read_json
-from .record import RunRecord
+from .ask_ranks import KEPT_PLAN, ask_ranks, kept, sockets_here
+from .folder import last_bytes, last_log_lines, log_paths, read_json
+from .record import DIFFERENT_COLLECTIVES, RunRecord, RunState, library_error, rank_statuses
+
+LOST_RANK = re.compile("Connection (closed|reset) by peer|Broken pipe", re.IGNORECASE)
+"""In the error of a rank whose collective failed since another rank is gone."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +42,46 @@ class NamedHang:
 
 def name_hang_of(folder: Path, record: RunRecord) -> NamedHang | None:
     """Return who is missing in a run that hangs; None where the ranks cannot tell, such as before they have joined."""
-    records = ask_ranks(folder, record)
+    records = with_ended(folder, record, ask_ranks(folder, record))
     order = order_of_run(folder)
     hang = find_hang(records, order.fit)
     return None if hang is None else NamedHang(hang, order)
 
 
-def name_departure_of(folder: Path, record: RunRecord) -> NamedHang | None:
-    """Return which rank was in another collective, of a run whose ranks have failed; None if they cannot tell."""
-    order = order_of_run(folder)
-    hang = find_departure(kept(folder, record), order.fit)
-    return None if hang is None else NamedHang(hang, order)
+def with_ended(folder: Path, record: RunRecord, records: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
+    """Return the records with a mark at ranks that have come to their end while others have not."""
+    marked = dict(records)
+    for rank, status in enumerate(rank_statuses(folder, record)):
+        if status.get("state") == "done":
+            marked[rank] = RankRecord(rank, process=ENDED)
+    return marked
+
+
+def with_cause(folder: Path, record: RunRecord, state: RunState) -> RunState:
+    """Return the state of a failed run with the rank that the others failed of, where the ranks' lists tell it.
+
+    That is one that was in another collective than the others, or one that came to its end before them.
+    """
+    if DIFFERENT_COLLECTIVES in state.reason:
+        records, find = kept(folder, record), find_departure
+    elif LOST_RANK.search(state.reason):
+        records, find = with_ended(folder, record, kept(folder, record)), find_ended
+    else:
+        return state
+    order, logs = order_of_run(folder), dict(log_paths(folder))
+    crashed = [rank for rank in records if rank in logs and library_error(last_bytes(logs[rank], size=64_000))]
+    hang = find(records, order.fit, crashed)
+    if hang is None or hang.rank is None:
+        return state
+    stack = main_stack(last_log_lines(folder, hang.rank, size=64_000))
+    return replace(state, reason=f"{hang_words(hang, order, stack)}; then {state.reason}", rank=hang.rank)
 
 
 def order_of_run(folder: Path) -> StepOrder:
     """Return the collectives of a step of a run, by its plan.json; none where it has no plan."""
     sockets = sockets_here()
-    own = order_beside(sockets) if sockets else None
+    own = order_in(sockets / PLAN) if sockets else None
+    own = own or order_in(folder / "logs" / KEPT_PLAN)
     if own is not None:  # of a loop of one's own
         return own
     values = read_json(folder / "plan.json") or {}

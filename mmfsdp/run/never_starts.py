@@ -25,6 +25,8 @@ FIXES = {
     "DependencyNeverSatisfied": "the job that it depends on has failed; launch it again",
     "JobHeldUser": "it is held; `scontrol release {job}` lets it start",
     "JobHeldAdmin": "an administrator holds it; ask why",
+    "launch[ _]failed[ _]requeued[ _]held": "its node could not start it, and Slurm holds it: tell the administrators; "
+    "`scontrol release {job}` tries again",
 }
 """Pattern of Slurm's reason -> what to do. The first that matches counts."""
 

@@ -106,7 +106,8 @@ def variable_lines(field: str, text: str) -> list[str]:
     """Return the lines that end the job with a reason if it lacks a variable that a command names."""
     lines = []
     for name in dict.fromkeys(_VARIABLE.findall(text)):
-        lines += [f"test -v {name}", f"stop_if_failed 'launch.{field}: ${name} is not set in the job: test -v {name}'"]
+        begin = f"begin_line 'launch.{field}: ${name} is not set in the job: test -v {name}'"
+        lines += [begin, f"test -v {name}", "stop_if_failed"]
     return lines
 
 

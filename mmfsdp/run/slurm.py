@@ -33,7 +33,7 @@ from .site import (
     time_limit,
     variable_lines,
 )
-from .slurm_log import SCRIPT_FILE
+from .slow_start import SCRIPT_FILE, STARTS_RANKS
 from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
 
 MAX_PREEMPT_NOTICE_S = 90
@@ -124,21 +124,23 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[s
     """Return the lines of the batch script before srun."""
     exit_code = shlex.quote(str(logs / EXIT_CODE_FILE))
     lines = [
-        f"touch {shlex.quote(str(logs / SCRIPT_FILE))}",
+        # Whoever watches the job is told the line that is slow.
+        f'begin_line() {{ script_line=$1; echo "$1" > {shlex.quote(str(logs / SCRIPT_FILE))}; }}',
         f"rm -f {shlex.quote(str(logs))}/rank*",  # what ranks reported before the job was requeued
-        'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$1 failed with exit code $code"',
+        'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$script_line failed with exit code $code"',
         f"echo $code > {exit_code}; exit $code; }}",
         *exports,
     ]
     for module in launch.modules:
-        lines += [f"module load {shlex.quote(module)}", f"stop_if_failed 'launch.modules: module load {module}'"]
+        load = f"module load {shlex.quote(module)}"
+        lines += [f"begin_line 'launch.modules: module load {module}'", load, "stop_if_failed"]
     for line in launch.setup:
         lines += variable_lines("setup", line)
-        lines += [command_words(line), f"stop_if_failed 'launch.setup: {line}'"]  # which holds no quote
+        lines += [f"begin_line 'launch.setup: {line}'", command_words(line), "stop_if_failed"]  # it holds no quote
     lines += variable_lines("python", launch.python or "")
     if not in_container(launch):
-        lines += [f"{python} -c pass", f"stop_if_failed {shlex.quote(f'launch.python: {python}')}"]
-    return [*lines, _FIND_PORT, "export MASTER_PORT"]
+        lines += [f"begin_line {shlex.quote(f'launch.python: {python}')}", f"{python} -c pass", "stop_if_failed"]
+    return [*lines, _FIND_PORT, "export MASTER_PORT", f"begin_line {STARTS_RANKS}"]
 
 
 def _after_ranks(logs: Path) -> list[str]:

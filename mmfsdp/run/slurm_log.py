@@ -1,35 +1,15 @@
-"""The log of a Slurm job: how the job ended, and what it waits for, where neither the ranks nor squeue tell."""
+"""The log of a Slurm job: how the job ended, where neither the ranks nor squeue tell."""
 
 from __future__ import annotations
 
 import re
-import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .folder import last_log_lines, log_paths
-from .record import RunState, Status, advice, library_error
-
-SCRIPT_FILE = "script.started"
-"""File in logs/: left by the first line of the batch script, once its login shell has read its start files."""
-
-SLOW_LOGIN_S = 20.0
-"""Seconds after which the login shell of a batch script is slow."""
-
-
-def slow_login(folder: Path) -> str:
-    """Return words on a batch script whose login shell still reads its start files; empty if it does not.
-
-    Slurm's daemon makes the job's log when it starts the script; the script's first line leaves a file.
-    """
-    logs = [path for rank, path in log_paths(folder) if rank == 0]
-    if (folder / "logs" / SCRIPT_FILE).exists() or not logs:
-        return ""
-    seconds = time.time() - logs[-1].stat().st_mtime
-    if seconds < SLOW_LOGIN_S:
-        return ""
-    return f"; its login shell has read start files, such as ~/.bash_profile, for {seconds:.0f} s: what is slow there?"
-
+from .folder import last_log_lines
+from .record import RunState, Status, first_failure
+from .silent_ranks import death_words
 
 _CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
 """Printed into the job's log by the daemon of its node: `CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT`."""
@@ -43,29 +23,71 @@ def state_in_log(folder: Path) -> str:
 
 
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+_BY_SRUN = re.compile("Killed|Terminated|Exited with")
+"""How ranks end that srun ends because another one has failed; and that one may have ended so, too."""
 
 
-def task_error(log: str) -> tuple[int, str] | None:
-    """Return the first rank that ended badly by what srun has printed, and words such as `2 on node7: Killed`."""
-    match = _TASK_ERROR.search(log)
-    if not match:
-        return None
-    node, tasks, error = match.groups()
-    rank = int(re.split("[,-]", tasks)[0])
-    return rank, f"{rank} on {node}: {error}"
+class TaskError(NamedTuple):
+    """A line of srun on ranks that ended badly."""
+
+    node: str
+    ranks: tuple[int, ...]
+    error: str
+    """Such as `Killed`, `Aborted` or `Exited with exit code 1`."""
 
 
-def silent_death(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
-    """Return the state of a job whose ranks reported nothing at their end: what srun printed about them."""
+def task_errors(log: str) -> list[TaskError]:
+    """Return the ranks that ended badly by what srun has printed, the first to end first."""
+    errors = []
+    for node, tasks, error in _TASK_ERROR.findall(log):
+        ranks: list[int] = []
+        for part in tasks.split(","):
+            first, _, last = part.partition("-")
+            ranks += range(int(first), int(last or first) + 1)
+        errors.append(TaskError(node, tuple(ranks), error))
+    return errors
+
+
+_RESTARTED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (?:PREEMPTION|NODE FAILURE)[^\n]*\n")
+
+
+def job_log(folder: Path) -> str:
+    """Return the end of a job's log, from where Slurm has started it for the last time."""
+    return _RESTARTED.split(last_log_lines(folder, 0, size=40_000))[-1]
+
+
+def failure_in_job(folder: Path, statuses: list[dict[str, Any]], log: str) -> RunState | None:
+    """Return the FAILED state of the rank that failed first, of ranks that srun has started; None if none has.
+
+    A rank that died without a report is blamed before those that reported an error: they fail because of it. srun ends
+    the others as soon as one has failed, so that only its first line, or a crash, tells of a cause.
+
+    log: what srun has printed.
+    """
+    reported, errors = first_failure(statuses), task_errors(log)
+    crashes = [error for error in errors if not _BY_SRUN.match(error.error)]
+    for error in crashes + errors[:1]:
+        if any(statuses[rank].get("state") == "failed" for rank in error.ranks if rank < len(statuses)):
+            break  # it has reported why
+        state = _silent_death(folder, statuses, error)
+        return replace(state, reason=f"{state.reason}; then {reported.reason}") if reported else state
+    return reported
+
+
+def _silent_death(folder: Path, statuses: list[dict[str, Any]], error: TaskError) -> RunState:
+    """Return the state of a job whose first failed rank reported nothing at its end."""
+    rank, words = error.ranks[0], error.error
+    last_words = last_log_lines(folder, rank)
+    if rank < len(statuses) and not statuses[rank]:
+        words += f" before it started{_own_words(last_words)}"
+    elif ended := death_words(folder, rank):
+        words += f", it {ended}"
+    return RunState(Status.FAILED, f"rank {rank} on {error.node}: {words}", rank, last_words)
+
+
+def failure_without_rank(folder: Path, reason: str) -> RunState:
+    """Return the state of a job that failed, where no rank did: what its log says. reason: Slurm's."""
     log = last_log_lines(folder, 0, size=40_000)
-    if ended_rank := task_error(log):
-        rank, error = ended_rank
-        last_lines = last_log_lines(folder, rank)
-        if rank < len(statuses) and not statuses[rank]:
-            error = f"{error} before it started{_own_words(last_lines)}"
-        elif ended := library_error(last_log_lines(folder, rank, size=64_000)):
-            error = f"{error}, ended by a library: {ended}{advice(ended)}"
-        return RunState(Status.FAILED, f"rank {error}", rank, last_lines)
     lines = log.strip().splitlines()
     if lines:
         return RunState(Status.FAILED, lines[-1][:500], traceback=log[-4000:])

@@ -16,6 +16,7 @@ from typing import Any
 
 from .folder import NO_FILE, last_line, last_log_lines, read_file
 from .local import is_here, is_supervised
+from .named_hang import with_cause
 from .never_starts import what_to_do
 from .record import (
     CANCELLING,
@@ -31,7 +32,8 @@ from .record import (
     status_values,
     write_status,
 )
-from .slurm_log import silent_death, slow_login, state_in_log
+from .slow_start import SLOW_START_S, slow_start
+from .slurm_log import failure_in_job, failure_without_rank, job_log, state_in_log
 
 EXIT_CODE_FILE = "ranks.end"
 """File in logs/: the exit code of srun, written by the batch script after all ranks ended."""
@@ -92,7 +94,11 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
         if submitting and state.status is Status.PREPARING:
             return replace(state, reason=CANCELLING) if (folder / "cancel").exists() else state
         if submitting:
-            return RunState(Status.QUEUED, state.reason or "being submitted")
+            seconds = time.time() - max(record.created, tried_at(folder))
+            words = "being submitted"
+            if seconds > SLOW_START_S:
+                words += f" for {seconds:.0f} s: sbatch does not answer; is Slurm busy (`scontrol ping`)?"
+            return RunState(Status.QUEUED, state.reason or words)
         if (folder / "cancel").exists():
             return RunState(Status.CANCELLED, "cancelled")
         words = last_line(folder / "logs" / "supervisor.log")
@@ -139,9 +145,10 @@ def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
         return RunState(Status.COMPLETED)
     if (folder / "logs" / PREEMPTED_FILE).exists():
         return RunState(Status.FAILED, "preempted, and not requeued; resume it")
-    if "srun: error: Node failure on " in last_log_lines(folder, 0, size=40_000):
+    log = last_log_lines(folder, 0, size=40_000)
+    if "srun: error: Node failure on " in log or first_failure(statuses) is None:
         return None  # Slurm requeues a job that has lost a node
-    return first_failure(statuses)
+    return _failure(folder, record, statuses)
 
 
 def tried_at(folder: Path) -> float:
@@ -185,11 +192,15 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
         status = Status.RUNNING
     elif job.state or rank0:
         status = Status.STARTING
-    if failure := first_failure(rank_statuses(folder, record)):
+    statuses = rank_statuses(folder, record)
+    if failure := first_failure(statuses):
         return replace(failure, status=status, reason=failure.reason + trouble)  # final once all ranks have ended
-    nodes = f" on {job.nodes}" if job.nodes else ""
-    login = slow_login(folder) if job.state == "RUNNING" and not rank0 else ""
-    return RunState(status, f"job {number}{nodes}{login}{trouble}")
+    words = f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
+    if job.state not in ("", "RUNNING"):
+        words += f" (Slurm: {job.state})"  # such as CONFIGURING, while its nodes boot or a prolog runs
+    elif slow := slow_start(folder, record, statuses):
+        words += f"; {slow}"
+    return RunState(status, words + trouble)
 
 
 def _waiting_reason(job: Job) -> str:
@@ -210,7 +221,7 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
     if job.state == "CANCELLED":
         by = f" ({job.reason})" if job.reason else ""
         return cancelled_state(folder, record, ENDED[job.state] + by)
-    if failure := first_failure(statuses):
+    if first_failure(statuses) and (failure := _failure(folder, record, statuses)):
         return failure
     if not job.state and _exit_code(folder) is None:
         return RunState(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
@@ -218,7 +229,13 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
         return RunState(Status.FAILED, ENDED[job.state])
     if _exit_code(folder) == 0:
         return _interrupted_state(statuses)
-    return silent_death(folder, statuses, job.reason)
+    return _failure(folder, record, statuses) or failure_without_rank(folder, job.reason)
+
+
+def _failure(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) -> RunState | None:
+    """Return the state of a job that has failed, with the rank that the others failed of; None if no rank failed."""
+    failure = failure_in_job(folder, statuses, job_log(folder))
+    return None if failure is None else with_cause(folder, record, failure)
 
 
 def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:

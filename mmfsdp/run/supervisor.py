@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING, Any
 import submitit
 
 from ..hangs.rank_server import remove
-from ..hangs.stacks import main_stack
 from .address import loopback_interface, set_interface
 from .ask_ranks import prepare_sockets
-from .folder import add_event, last_bytes, last_log_lines, last_row, read_heartbeat
+from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
-from .named_hang import name_departure_of
+from .named_hang import with_cause
 from .pretraining import pretrain_first
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
-    DIFFERENT_COLLECTIVES,
     LESS_MEMORY,
     RunRecord,
     RunState,
@@ -39,11 +37,11 @@ from .record import (
     all_done,
     cancelled_state,
     first_failure,
-    library_error,
     rank_statuses,
     write_status,
 )
-from .slurm_log import task_error
+from .silent_ranks import death_words
+from .slurm_log import failure_in_job
 
 if TYPE_CHECKING:
     from .job_step import JobStep
@@ -143,7 +141,7 @@ class Supervisor:
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
                 touched = time.monotonic()
             if state := self.stop_requested() or self.failure():
-                return self.with_departure(state)
+                return with_cause(self.folder, self.record, state)
             statuses = rank_statuses(self.folder, self.record)
             if all(status.get("state") in ("done", "preempted") for status in statuses):
                 break
@@ -178,35 +176,24 @@ class Supervisor:
             return None
         time.sleep(SETTLE_S)
         silent_ranks, reported = self.silent_ranks(), first_failure(rank_statuses(self.folder, self.record))
+        log = last_bytes(self.folder / "logs" / "supervisor.log", size=40_000)
+        if self.step:
+            of_step = log.rpartition(self.step.name)[2]  # what srun has printed since this step began
+            failure = failure_in_job(self.folder, rank_statuses(self.folder, self.record), of_step)
+            if failure is not None:
+                return failure
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
-        if self.step and (told := task_error(last_bytes(self.folder / "logs" / "supervisor.log"))):
-            rank, words = told
-            return RunState(Status.FAILED, f"rank {words}", rank, last_log_lines(self.folder, rank))
         cause = "killed from outside, out of memory, or a crash"
         if oom_kills() > self.oom_kills:
             cause = "Linux has killed a process for lack of memory since the ranks started"
         reason = f"rank {rank} died without a traceback: {cause}{LESS_MEMORY}"
-        if error := library_error(last_log_lines(self.folder, rank, size=64_000)):
-            beat = read_heartbeat(self.folder, rank)
-            activity = f" (in {beat[0]})" if beat else ""
-            reason = f"rank {rank} was ended by a library{activity}: {error}{advice(error)}"
+        if ended := death_words(self.folder, rank):
+            reason = f"rank {rank} {ended}"
         if reported:
             reason += f"; then {reported.reason}"
-        log = last_log_lines(self.folder, rank) or last_bytes(self.folder / "logs" / "supervisor.log")
-        return RunState(Status.FAILED, reason, rank, log)
-
-    def with_departure(self, state: RunState) -> RunState:
-        """Return the state with the rank that was in another collective than the others, where that is the cause."""
-        if DIFFERENT_COLLECTIVES not in state.reason:
-            return state
-        named = name_departure_of(self.folder, self.record)
-        if named is None or named.rank is None:
-            return state
-        log = last_log_lines(self.folder, named.rank, size=64_000)
-        words = named.words(main_stack(log))
-        return replace(state, reason=f"{words}; then {state.reason}", rank=named.rank)
+        return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank) or log[-4000:])
 
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""

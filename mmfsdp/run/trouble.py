@@ -42,6 +42,11 @@ class Trouble(NamedTuple):
 FIXES = {
     r"the process of rank \d+ .* waits? for it": "find out who stopped that process (`kill -CONT` lets it go on), or "
     "what it waits for; then resume",
+    "came to the end before the others": "give all ranks the same number of steps: look at the length of their data, "
+    "such as a last batch that only some have, and at code that ends on one rank only; then resume",
+    "in different orders": "call the collectives of both process groups on all their ranks, in one order; then resume",
+    "which other ranks belong to that group is not known": "look at what the other ranks do, in logs/ of the run; in a "
+    "loop of your own call mmfsdp.name_hang after all process groups are made; then resume",
     "and it does not end": "look at the network between the nodes, and at the GPUs; then resume",
     "never entered .* instead": "run forward and backward of the same units on all ranks, in one order: look for a "
     "batch without a picture, a skipped backward, and a call that only some ranks make, such as an evaluation",

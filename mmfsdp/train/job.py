@@ -25,7 +25,7 @@ from ..core.wrap import apply_plan
 from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
 from ..data.sources import open_for
-from ..hangs.rank_server import serve_here
+from ..hangs.rank_server import note_groups, serve_here
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
@@ -82,6 +82,7 @@ def run(folder: Path) -> None:
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
         model, frozen = wrap(built, plan, weights, device, beat)
+        note_groups()  # there are all, those of a mesh too
         optimizer, schedule = build_optimizer(model, rated)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))

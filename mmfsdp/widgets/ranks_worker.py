@@ -22,9 +22,9 @@ import psutil
 
 from ..hangs.entered import RankRecord, parse
 from ..hangs.find import Hang, find_hang
-from ..hangs.name_own import order_beside
+from ..hangs.name_own import PLAN, order_in
 from ..hangs.order import StepOrder
-from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder
+from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder, with_groups
 from ..hangs.stacks import main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from .rank_failures import note_failure, tell_failures
@@ -104,7 +104,7 @@ def _wait(running: dict[int, int], folder: Path, sockets: Path | None) -> None:
     failed += [rank for rank, status in _ended(running) if status]
     if failed:
         why = f"rank {tell_failures(folder, failed)} had failed"
-    order = NO_ORDER if sockets is None else order_beside(sockets) or NO_ORDER
+    order = NO_ORDER if sockets is None else order_in(sockets / PLAN) or NO_ORDER
     hang = _hang_of(running, sockets, order) if sockets is not None and why == NOTHING_MOVED else None
     if running and not failed:
         for pid in running:
@@ -123,7 +123,7 @@ def _hang_of(running: dict[int, int], sockets: Path, order: StepOrder) -> Hang |
     for pid, rank in running.items():
         records[rank] = RankRecord(rank)
         try:
-            records[rank] = parse(rank, *ask_lists(sockets, rank))
+            records[rank] = with_groups(parse(rank, *ask_lists(sockets, rank)), sockets)
         except TimeoutError:
             records[rank] = RankRecord(rank, process=psutil.Process(pid).status())
         except (OSError, ValueError):

@@ -1,7 +1,9 @@
-"""`python -m tests.bench.ways_in FOLDER`: time each way to install, in fresh environments, and what it takes on disk.
+"""`python -m tests.bench.ways_in FOLDER [WAY ...]`: time ways to install, in fresh environments, and their disk space.
 
-Needs the network, some 25 GB in FOLDER and half an hour. Writes notebooks/measured/ways_in.json after each way, from
-which `python -m tests.pages` makes the table of notebooks/reference/classroom.md.
+Needs the network, some 16 GB in FOLDER and half an hour for all. The WAYs are download, from, system-torch, here, plain
+and pip; from, system-torch and here take the wheels that download has brought. Writes notebooks/measured/ways_in.json
+after each way, where figures of other ways stay, and from which `python -m tests.pages` makes the table of
+notebooks/reference/classroom.md.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+INSTALL = [sys.executable, "install.py"]
 STORED = ROOT / "notebooks" / "measured" / "ways_in.json"
 SEES = "import torch, torchvision, mmfsdp; print(torch.__version__)"
 
@@ -33,6 +36,8 @@ class Bench:
     def __init__(self, folder: Path):
         self.folder, self.wheels = folder, folder / "wheelhouse"
         self.rows: list[dict[str, object]] = []
+        if STORED.exists():
+            self.rows = json.loads(STORED.read_text(encoding="utf-8"))["rows"]
 
     def project(self, name: str) -> Path:
         """Return a fresh copy of the repository, without what runs have left."""
@@ -60,7 +65,7 @@ class Bench:
             )
             assert said.returncode == 0, said.stderr
             row["torch"] = said.stdout.strip()
-        self.rows.append(row)
+        self.rows = [older for older in self.rows if older["way"] != way] + [row]
         about = {"date": date.today().isoformat(), "cpus": os.cpu_count(), "machine": platform.machine()}
         STORED.write_text(json.dumps({**about, "rows": self.rows}, indent=1) + "\n")
 
@@ -73,40 +78,72 @@ class Bench:
             subprocess.run(pip, check=True)
         return python
 
-    def run(self) -> None:
-        """Measure all ways, one after another."""
-        project = self.project("a")
+    def download(self) -> None:
+        """Measure a wheelhouse for all; the next three install from it."""
+        project = self.project("download")
         way = "`install.py --download DIR`: wheels for all, once"
-        install = [sys.executable, "install.py"]
-        self.measure(way, [*install, "--download", self.wheels], cwd=project, taken=self.wheels, python=None)
-        way = "`install.py --from DIR`: from these wheels, without a network"
-        venv = project / ".venv"
-        shutil.rmtree(venv)
-        self.measure(way, [*install, "--from", self.wheels], cwd=project, taken=venv, python=venv / "bin/python")
+        self.measure(way, [*INSTALL, "--download", self.wheels], cwd=project, taken=self.wheels, python=None)
         shutil.rmtree(project)
-        with_torch = self.environment("with_torch", "torch", "torchvision")
-        (packages,) = (self.folder / "with_torch/lib").glob("python*/site-packages")
-        project = self.project("b")
+
+    def from_wheels(self) -> None:
+        """Measure an installation from the wheelhouse."""
+        project = self.project("from")
         venv = project / ".venv"
-        words = [*install, "--system-torch", "--from", self.wheels]
+        way = "`install.py --from DIR`: from these wheels, without a network"
+        words = [*INSTALL, "--from", self.wheels]
+        self.measure(way, words, cwd=project, taken=venv, python=venv / "bin/python")
+        shutil.rmtree(project)
+
+    def system_torch(self) -> None:
+        """Measure an installation beside the torch of a module, which puts its packages on the path."""
+        self.environment("module", "torch", "torchvision")
+        (packages,) = (self.folder / "module/lib").glob("python*/site-packages")
+        project = self.project("system_torch")
+        venv = project / ".venv"
+        words = [*INSTALL, "--system-torch", "--from", self.wheels]
         way = "`install.py --system-torch --from DIR`: torch is the site's"
         module = {"PYTHONPATH": str(packages)}
         self.measure(way, words, cwd=project, taken=venv, python=venv / "bin/python", **module)
         shutil.rmtree(project)
-        project = self.project("c")
+        shutil.rmtree(self.folder / "module")
+
+    def here(self) -> None:
+        """Measure an installation into a Python that has torch, as a notebook's may."""
+        with_torch = self.environment("kernel", "torch", "torchvision")
+        (packages,) = (self.folder / "kernel/lib").glob("python*/site-packages")
+        project = self.project("here")
         way = "`install.py --here --from DIR`: into a Python that has torch"
         words = [with_torch, "install.py", "--here", "--from", self.wheels]
         self.measure(way, words, cwd=project, taken=packages, python=with_torch)
-        shutil.rmtree(self.folder / "with_torch")
-        way = "`install.py`, as `make` does: from PyPI"
+        shutil.rmtree(project)
+        shutil.rmtree(self.folder / "kernel")
+
+    def plain(self) -> None:
+        """Measure what `make` does."""
+        project = self.project("plain")
         venv = project / ".venv"
-        no_cache = {"PIP_NO_CACHE_DIR": "1"}
-        self.measure(way, install, cwd=project, taken=venv, python=venv / "bin/python", **no_cache)
-        shutil.rmtree(venv)
-        python = self.environment("plain")
+        way = "`install.py`, as `make` does: from PyPI"
+        self.measure(way, INSTALL, cwd=project, taken=venv, python=venv / "bin/python", PIP_NO_CACHE_DIR="1")
+        shutil.rmtree(project)
+
+    def pip(self) -> None:
+        """Measure pip alone."""
+        project, python = self.project("pip"), self.environment("fresh")
         way = "`pip install` of the repository into a new environment: from PyPI"
         words = [python, "-m", "pip", "install", project]
-        self.measure(way, words, cwd=project, taken=self.folder / "plain", python=python, **no_cache)
+        self.measure(way, words, cwd=project, taken=self.folder / "fresh", python=python, PIP_NO_CACHE_DIR="1")
+        shutil.rmtree(project)
+        shutil.rmtree(self.folder / "fresh")
+
+
+WAYS = {
+    "download": Bench.download,
+    "from": Bench.from_wheels,
+    "system-torch": Bench.system_torch,
+    "here": Bench.here,
+    "plain": Bench.plain,
+    "pip": Bench.pip,
+}
 
 
 def table(stored: dict) -> str:
@@ -120,4 +157,6 @@ def table(stored: dict) -> str:
 
 
 if __name__ == "__main__":
-    Bench(Path(sys.argv[1])).run()
+    bench = Bench(Path(sys.argv[1]))
+    for way in sys.argv[2:] or WAYS:
+        WAYS[way](bench)

@@ -247,6 +247,16 @@ def test_all_choices_are_searched_shared_and_tried(page):
     expect(page.locator(".mm-copy:visible")).to_have_text("Copied")
     press(page, "YAML, command, sbatch")
 
+    # The machine is checked, ranks on it too, line by line.
+    press(page, "Check this machine")
+    expect(button(page, "End the check")).to_be_visible()
+    lines = page.locator(".mm-check .mm-check-table")
+    expect(lines.get_by_role("row", name=re.compile("this machine run folder"))).to_be_visible()
+    expect(button(page, "Check this machine")).to_be_visible()
+    expect(page.locator(".mm-check [role=status]")).to_contain_text(re.compile(r"\d+ checks"))
+    expect(lines.get_by_role("row", name=re.compile("^ok 2 ranks on this machine gloo 2 ranks reach"))).to_be_visible()
+    assert serious_findings(page, ".mm-check") == []
+
     # Every input has a name, and what scrolls takes the keyboard's focus.
     nameless = """root => [...root.querySelectorAll('input, select, textarea, button, [role=slider]')].filter(e => {
         const labels = [...(e.labels || [])].map(label => label.textContent).join('');

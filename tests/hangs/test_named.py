@@ -13,10 +13,20 @@ import torch.distributed as dist
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.hangs import rank_server
 from mmfsdp.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
-from mmfsdp.hangs.find import DIFFERENT, MISSING, NO_END, STOPPED, find_departure, find_hang
+from mmfsdp.hangs.find import (
+    CROSSED,
+    DIFFERENT,
+    ENDED,
+    MISSING,
+    NO_END,
+    STOPPED,
+    UNKNOWN_GROUP,
+    find_departure,
+    find_hang,
+)
 from mmfsdp.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
 from mmfsdp.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
-from mmfsdp.hangs.stacks import main_stack, own_frame, waits_for_workers
+from mmfsdp.hangs.stacks import Frame, crash, main_stack, own_frame, waits_for_workers
 from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
 from tests.mutated import cases
@@ -123,8 +133,47 @@ def test_in_the_first_step_the_plan_tells_what_is_right_and_without_one_the_most
     assert named(skipped, right[0])[0].missing == (0,)
 
 
-def departed(*records: RankRecord):
-    hang = find_departure({record.rank: record for record in records}, ORDER.fit)
+def test_a_rank_that_has_gone_on_is_not_said_to_be_where_its_stack_is():
+    """Collectives of one size may pair wrongly, and come to an end."""
+    frames = [Frame("/home/me/train.py", 9, "main")]
+    gone_on = record(1, [*STEP, (REDUCE, 4), STEP[1]], waits=1)
+    hang = find_hang({0: record(0, [*STEP, STEP[0], STEP[1]], waits=1), 1: gone_on}, ORDER.fit)
+    words = hang_words(hang, ORDER, frames)
+    assert words.endswith("; it had entered an all-reduce of 4 B instead, and is now in main (train.py, line 9)"), words
+
+
+def test_ranks_that_use_two_groups_in_different_orders_wait_for_each_other():
+    def waits(group, rank):
+        return RankRecord(rank, (Entry(group, 1, REDUCE, 36, done=False),), groups={"3": (0, 1), "4": (0, 1)})
+
+    hang, text = named(waits("3", 0), waits("4", 1))
+    assert hang.kind == CROSSED and hang.rank is None
+    assert text == (
+        "rank 0 waits in the all-reduce of 36 B (collective 1 of process group 3) for rank 1, and rank 1 waits in the "
+        "all-reduce of 36 B (collective 1 of process group 4): they use these process groups in different orders, or "
+        "one of them makes a call that the other does not"
+    )
+
+
+def test_in_a_group_whose_ranks_nobody_knows_nobody_is_said_to_be_missing_and_nobody_to_be_there():
+    alone = RankRecord(0, (Entry("3", 1, REDUCE, 36, done=False),))
+    hang, text = named(alone, record(1, STEP))
+    assert hang.kind == UNKNOWN_GROUP and text == (
+        "rank 0 waits in the all-reduce of 36 B (collective 1 of process group 3), and which other ranks belong to "
+        "that group is not known"
+    )
+    known = RankRecord(0, alone.entries, groups={"3": (0, 1)})
+    assert named(known, record(1, STEP))[1].startswith("rank 1 never entered the all-reduce of 36 B (collective 1 of ")
+
+
+def test_a_rank_that_has_ended_is_the_one_that_the_others_wait_for():
+    hang, text = named(record(0, STEP, waits=1), record(1, STEP, waits=1), RankRecord(2, process=ENDED))
+    assert hang.rank == 2
+    assert text.startswith("rank 2 came to the end before the others; ranks 0 and 1 wait for it in the all-reduce of")
+
+
+def departed(*records: RankRecord, crashed=(0, 1)):
+    hang = find_departure({record.rank: record for record in records}, ORDER.fit, crashed)
     return hang and hang_words(hang, ORDER)
 
 
@@ -135,6 +184,7 @@ def test_of_ranks_that_gloo_has_ended_the_one_that_left_the_order_of_earlier_ste
     assert departed(record(0, stayed), RankRecord(1)) == f"{never}another collective instead"
     assert departed(record(0, stayed), record(1, left)) == f"{never}an all-gather of 96 B instead"
     assert departed(RankRecord(0), RankRecord(1)) is None is departed(record(0, stayed), record(1, stayed))
+    assert departed(record(0, stayed), RankRecord(1), RankRecord(2)) is None, "2 was only stopped: is it 1, or 2?"
 
 
 def test_ranks_that_wait_for_each_other_lead_to_the_one_that_waits_for_nobody():
@@ -198,6 +248,12 @@ Current thread 0x00007f (most recent call first):
   File "/x/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 3 in __next__
   File "/home/me/train.py", line 9 in main
 """
+
+
+def test_a_crash_is_told_with_its_line():
+    fatal = "Fatal Python error: Segmentation fault\n\n"
+    assert crash(STACK) == "" and crash(f"{STACK}{fatal}{STACK}") == "Segmentation fault in collate (data.py, line 41)"
+    assert crash(fatal) == "Segmentation fault"
 
 
 def test_the_line_of_a_persons_own_code_is_found_in_the_newest_stack_of_the_main_thread():

@@ -20,6 +20,7 @@ from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
 from mmfsdp.run.site import job_environment, minutes, notes
 from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
+from mmfsdp.run.slurm_log import failure_in_job, job_log
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
@@ -99,7 +100,7 @@ def test_what_a_profile_says_of_names_srun_and_time_is_in_the_batch_file(tmp_pat
     assert {"export GLOO_SOCKET_IFNAME=ib0,ib1", "export NCCL_SOCKET_IFNAME==ib0,ib1"} <= set(lines)
     assert "export MMFSDP_HOST='{host}i'" in lines
     assert 'export "SIF=$HOME/mm.sif"' in lines, "the job expands it"
-    assert "stop_if_failed 'launch.python: $VENV is not set in the job: test -v VENV'" in lines
+    assert "begin_line 'launch.python: $VENV is not set in the job: test -v VENV'" in lines
     assert not [line for line in lines if " -c pass" in line], "there may be no Python outside of the container"
     (srun,) = (line for line in lines if line.startswith("srun "))
     container = "'--container-image=nvcr.io#nvidia/pytorch:25.01-py3' --cpu-bind=cores --mpi=none"
@@ -296,6 +297,47 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     (fake_slurm / "squeue").write_text(f"#!/bin/sh\necho '99|{folder}/logs/submission.sh'\n")
     Run.open(folder).cancel()
     assert (folder / "cancel").exists() and "99" in (fake_slurm / "cancelled").read_text()
+
+
+LOST = {"state": "failed", "rank": 0, "error": "RuntimeError: Connection closed by peer", "time": 2.0}
+OWN = {"state": "failed", "rank": 2, "error": "ValueError: no", "time": 1.0}
+RUNS = {"state": "running", "rank": 1}
+SRUN = "srun: error: n{}: task{}: {}\n"
+CRASH = SRUN.format(1, " 1", "Segmentation fault")
+BY_SRUN = SRUN.format(2, "s 2-3", "Killed")
+JOBS_THAT_FAILED = {
+    "a rank was killed, and another failed because of it": (
+        [LOST, RUNS, RUNS, RUNS],
+        SRUN.format(1, " 1", "Killed") + SRUN.format(1, " 0", "Exited with exit code 1") + BY_SRUN,
+        "rank 1 on n1: Killed; then rank 0: RuntimeError: Connection closed by peer",
+    ),
+    "the crash is told after what it caused": (
+        [LOST, RUNS, RUNS, RUNS],
+        SRUN.format(1, " 0", "Exited with exit code 1") + CRASH + BY_SRUN,
+        "rank 1 on n1: Segmentation fault; then rank 0: RuntimeError: Connection closed by peer",
+    ),
+    "a rank has reported its error, and srun has ended the others": (
+        [LOST, RUNS, OWN, RUNS],
+        SRUN.format(2, " 2", "Exited with exit code 1") + SRUN.format(1, "s 0-1,3", "Killed"),
+        "rank 2: ValueError: no",
+    ),
+    "a rank never started": ([RUNS, {}], CRASH, "rank 1 on n1: Segmentation fault before it started"),
+    "no rank failed": ([RUNS], "", None),
+}
+
+
+@pytest.mark.parametrize("name", JOBS_THAT_FAILED)
+def test_the_first_rank_that_failed_is_blamed_and_not_those_that_srun_ended(name, tmp_path):
+    statuses, log, reason = JOBS_THAT_FAILED[name]
+    state = failure_in_job(tmp_path, statuses, log)
+    assert (state and state.reason) == reason
+
+
+def test_what_srun_printed_before_the_job_was_started_again_is_not_of_its_end(tmp_path):
+    again = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO NODE FAILURE, SEE LOG ***\n"
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/7_0_log.out").write_text(CRASH + again + BY_SRUN)
+    assert job_log(tmp_path) == BY_SRUN
 
 
 SUBMISSIONS = {

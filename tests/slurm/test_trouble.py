@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 import stat
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import cli
-from mmfsdp.run import slurm_log
+from mmfsdp.run import slow_start, slurm_log
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
 from tests.slurm.cluster import NODES, NOWHERE
@@ -48,14 +49,26 @@ def test_a_suspended_job_is_shown_as_suspended_and_goes_on(submit, cluster):
     assert run.cancel().status is Status.CANCELLED
 
 
-def test_a_job_that_waits_for_its_login_shell_says_so(submit, cluster, monkeypatch):
-    monkeypatch.setattr(slurm_log, "SLOW_LOGIN_S", 1.0)
-    start_file = Path(cluster.environment["HOME"], ".bash_profile")
-    start_file.write_text("sleep 4")
+def test_a_job_says_what_is_slow_before_its_ranks_report(submit, cluster, tmp_path, monkeypatch):
+    """Its login shell, a line of its setup, its ranks' Python: each waits here until the test has seen it told."""
+    monkeypatch.setattr(slow_start, "SLOW_START_S", 1.0)
+    start_file, python = Path(cluster.environment["HOME"], ".bash_profile"), tmp_path / "python"
+    wait = f"while [ ! -e {tmp_path}/$0.over ]; do sleep 0.1; done"
+    start_file.write_text(wait.replace("$0", "login"))
+    (tmp_path / "setup.sh").write_text(f"echo bringing an image\n{wait.replace('$0', 'setup')}")
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || {wait.replace("$0", "ranks")}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    stages = {
+        "login": r"its login shell has read start files, such as ~/.bash_profile, for \d+ s: what is slow there\?",
+        "setup": rf"its batch script is in `launch.setup: source {tmp_path}/setup.sh` for \d+ s: what is slow there\?; "
+        "its last words are: bringing an image",
+        "ranks": r"ranks 0 to 3 started \d+ s ago and reported nothing yet: Python may be read from a slow disk",
+    }
     try:
-        run = submit("places")
-        words = "its login shell has read start files, such as ~/.bash_profile, for "
-        until(lambda: words in run.state().reason, words=lambda: f"{run.state()}")
+        run = submit("places", **{"launch.setup": [f"source {tmp_path}/setup.sh"], "launch.python": str(python)})
+        for stage, words in stages.items():
+            until(lambda words=words: re.search(words, run.state().reason), words=lambda: f"{run.state()}")
+            (tmp_path / f"{stage}.over").touch()
     finally:
         start_file.unlink()
     assert run.wait(60).ok, f"{run.state()}\n{run.logs(0)}"

@@ -1,0 +1,66 @@
+"""Tell for what a run waits before its ranks report, where that takes long: it has started, and prints nothing.
+
+A Slurm job begins with the start files of a login shell, modules and setup, then srun, which may bring the image of a
+container; then Python reads its files, on many clusters from a network disk. A file has the line of the script.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ..hangs.words import ranks_words
+from .folder import NO_FILE, last_line, log_paths, read_file
+from .record import RunRecord, status_values
+
+SCRIPT_FILE = "ranks.line"
+"""File in logs/: the line that the batch script is at. There is none while its login shell reads its start files."""
+STARTS_RANKS = "srun"
+"""What it holds once the ranks are started."""
+LOGIN = "its login shell has read start files, such as ~/.bash_profile,"
+SLOW_RANKS = "Python may be read from a slow disk, or the image of a container is brought"
+
+SLOW_START_S = 20.0
+"""Seconds after which a person is told what the run waits for."""
+
+
+def slow_start(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) -> str:
+    """Return what a run waits for while ranks have not reported, and for how long; "" as long as that is not slow.
+
+    statuses: of all ranks, as `rank_statuses` reads them.
+    """
+    missing = [rank for rank, status in enumerate(statuses) if not status]
+    line, since = _line_and_start(folder, record)
+    seconds = time.time() - since
+    if not missing or since == 0.0 or seconds < SLOW_START_S:
+        return ""
+    if line == STARTS_RANKS:
+        words = f"{ranks_words(missing)} started {seconds:.0f} s ago and reported nothing yet: {SLOW_RANKS}"
+    elif line:
+        words = f"its batch script is in `{line}` for {seconds:.0f} s: what is slow there?"
+    else:
+        words = f"{LOGIN} for {seconds:.0f} s: what is slow there?"
+    said = [last_line(path) for rank, path in log_paths(folder) if rank == missing[0] or line != STARTS_RANKS]
+    return f"{words}; its last words are: {said[-1]}" if said and said[-1] else words
+
+
+def _line_and_start(folder: Path, record: RunRecord) -> tuple[str, float]:
+    """Return the line that the batch script is at, and since when in unix seconds; 0 if it has not started.
+
+    Slurm's daemon makes the job's log when it starts the script. Where there is no script, the ranks start at once,
+    after submitit has written their call.
+    """
+    logs = folder / "logs"
+    try:
+        if record.executor == "slurm":
+            line = read_file(logs / SCRIPT_FILE).decode("utf-8", "replace").strip()
+            return line, (logs / SCRIPT_FILE).stat().st_mtime
+        calls = [path.stat().st_mtime for path in logs.glob("*_submitted.pkl")]
+        return STARTS_RANKS, max(calls, default=0.0)
+    except NO_FILE:
+        pass
+    submitted = status_values(folder).get("submitted", 0.0)
+    times = [path.stat().st_mtime for rank, path in log_paths(folder) if rank == 0]
+    # Much older ones are of an earlier job; this one may have started before its number was written down.
+    return "", max([at for at in times if at > submitted - SLOW_START_S], default=0.0)
