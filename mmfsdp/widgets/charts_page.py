@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..params.base import without_controls
 from .chart_data import Columns, Table
 from .chart_table import charts_of, to_dict
 from .static_chart import static_charts
@@ -20,7 +21,13 @@ PAGE_PIXELS = 600
 def names_of(folders: Iterable[str | Path]) -> dict[str, Path]:
     """Return run folders by what they are called in charts: by their paths where there are several."""
     paths = [Path(folder) for folder in folders]
-    return {str(path) if len(paths) > 1 else path.name: path for path in paths}
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        name = without_controls(str(path) if len(paths) > 1 else path.name)
+        while name in by_name and by_name[name] != path:  # it differed in control characters alone
+            name += "'"
+        by_name[name] = path
+    return by_name
 
 
 def payload(tables: Mapping[str, Table]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import ipywidgets as w
 
 from ..params import ParamError
-from ..params.base import leaves
+from ..params.base import leaves, without_controls
 from ..params.numbers import size
 from ..run.folder import read_metrics, read_result, write_text
 from ..run.record import RunState
@@ -23,7 +23,7 @@ from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
 from .charts import Charts
 from .charts_page import charts_html
-from .markup import note, page
+from .markup import note, page, shown
 from .panel import RunPanel
 from .report import read_params
 from .static_files import STATIC
@@ -142,7 +142,7 @@ def table_html(
     body = ""
     for index in order:
         sign = f'<span style="color:{RUN_COLORS[index % len(RUN_COLORS)]}" aria-hidden="true">━</span>'
-        cells = f"<td>{sign} {escape(str(runs[index].path))}</td>"
+        cells = f"<td>{sign} {shown(runs[index].path)}</td>"
         for column in columns.values():
             cell = column[index]
             value = "" if cell.value is None else f' data-value="{cell.value!r}"'
@@ -179,7 +179,10 @@ class Comparison(CellWidget):
         for control in (self.sort_by, self.descending, self.filter):
             control.observe(lambda _: self._draw(), "value")
         self.table = w.HTML()
-        self.open_buttons = [w.Button(description=run.path.name[:40], tooltip=str(run.path)) for run in self.runs]
+        self.open_buttons = []
+        for run in self.runs:
+            name, place = without_controls(run.path.name)[:40], without_controls(str(run.path))
+            self.open_buttons.append(w.Button(description=name, tooltip=place))
         for button, run in zip(self.open_buttons, self.runs, strict=True):
             button.on_click(lambda _, run=run: self._open(run))
         self.charts = Charts([run.path for run in self.runs])

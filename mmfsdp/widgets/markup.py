@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from ..params.base import without_controls
 from ..params.own import OwnCodeError
 from .style import DARK_PAGE, STYLE
 
@@ -23,9 +24,14 @@ Point = tuple[float, float]
 _NARROW_LETTERS = set("fijlrtI.,:;|!'()[] ")
 
 
+def shown(words: object) -> str:
+    """Return a text of somebody else, such as the name of a folder, for a page: escaped, without control characters."""
+    return escape(without_controls(str(words)))
+
+
 def page(title: str, body: str) -> str:
     """Return a complete HTML page that fetches nothing; `body` is HTML already."""
-    return _PAGE.format(title=escape(title), style=STYLE, dark=DARK_PAGE, body=body)
+    return _PAGE.format(title=shown(title), style=STYLE, dark=DARK_PAGE, body=body)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -52,7 +58,7 @@ def key_figures(figures: Iterable[tuple[str, str]]) -> str:
 def note(message: object, kind: str = "quiet", *, role: str = "") -> str:
     """Return a line of text. kind: quiet, warning or error. role: alert or status, for screen readers."""
     attribute = f' role="{role}"' if role else ""
-    return f'<div class="mm-{kind}"{attribute}>{escape(str(message))}</div>'
+    return f'<div class="mm-{kind}"{attribute}>{shown(message)}</div>'
 
 
 def error_note(error: Exception, *, role: str = "alert") -> str:

@@ -24,7 +24,7 @@ from .banner import banner, tracebacks
 from .cell import CellWidget, ViewerPresence
 from .charts import Charts
 from .log_view import LogView
-from .markup import note
+from .markup import note, shown
 from .parts import parts_line
 from .rank_grid import rank_grid
 from .report import newest_events
@@ -121,7 +121,7 @@ class RunPanel(CellWidget):
             self._draw_details()
             cpu_s = time.thread_time() - cpu_start
             self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
-        html = f"<span><b>{escape(self.run.name)}</b> {escape(headline(state, self._troubles))}"
+        html = f"<span><b>{shown(self.run.name)}</b> {escape(headline(state, self._troubles))}"
         seconds_left = self._progress.seconds_left(state)
         if seconds_left and not is_ending(state, self._troubles):
             html += f', <span class="mm-quiet">{clock(seconds_left)} left</span>'

@@ -15,8 +15,8 @@ from mmfsdp.run.record import RunRecord, RunState, Status
 from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.run.trouble import headline, troubles
 from mmfsdp.widgets.banner import banner, tracebacks
-from mmfsdp.widgets.compare import comparison
-from mmfsdp.widgets.panel import rank_grid
+from mmfsdp.widgets.compare import Comparison, comparison
+from mmfsdp.widgets.panel import RunPanel, rank_grid
 from mmfsdp.widgets.parts import parts_line
 from mmfsdp.widgets.report import report_html
 from tests.run.test_runs import GONE, record
@@ -92,6 +92,22 @@ def test_no_value_of_any_field_reaches_a_terminal_or_a_page_as_it_is(folder, nam
             path.write_text(before + changed + "\n" if path.suffix == ".jsonl" else changed)
             text, html = shown(folder, report=name in OF_REPORT)
             assert not set(CONTROLS) & set(text + html) and TAG not in html, (key, value)
+
+
+@pytest.mark.parametrize("name", [f"{SEQUENCES}{TAG}".replace("/", ""), "\udcff\udcfe"])
+def test_the_name_of_a_folder_is_text_on_a_page(folder, name, capsys):
+    """Also one that is not UTF-8."""
+    named = folder.rename(folder.with_name(name))
+    panel = RunPanel(named)
+    panel.wait()
+    compared = Comparison([named, named])
+    html = report_html(named) + comparison([named, named], scripted=True) + panel._head.value + compared.table.value
+    plain = "".join(button.description + button.tooltip for button in compared.open_buttons)  # no HTML in a button
+    (html + plain).encode()
+    assert not set(CONTROLS) & set(html + plain) and TAG not in html
+    for words in (["report", str(named)], ["report", str(named), str(named)], ["status", str(named)]):
+        assert cli.main(words) in (0, 1)
+        assert not set(CONTROLS) & set(capsys.readouterr().out)
 
 
 def test_names_in_a_plan_are_escaped(folder):
