@@ -81,9 +81,14 @@ def main() -> int:
     html, pdf = (given.to / name for name in ("index.html", "deck.pdf"))
     html.write_text(page(sections), encoding="utf-8")
     print(html)
-    if not given.no_pdf:
+    if given.no_pdf:
+        return 0
+    try:
         to_pdf(sections, pdf.resolve())
-        print(pdf)
+    except RuntimeError as error:
+        print(f"{error}; the page above is whole without it, and --no-pdf leaves it out", file=sys.stderr)
+        return 1
+    print(pdf)
     return 0
 
 
