@@ -89,6 +89,7 @@ def loop(folder: Path, fault: str) -> None:
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         model = wrapped(fault)
+        groups = [dist.new_group(), dist.new_group()]
         assert mmfsdp.name_hang(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
         for step, batch in enumerate(DataLoader(range(6), 1, collate_fn=collate), start=1):
@@ -104,11 +105,27 @@ def loop(folder: Path, fault: str) -> None:
             optimizer.zero_grad()
             if fault == "evaluates" and is_faulty(step, rank=0):
                 evaluate(model, batch)
+            if fault == "logs" and is_faulty(step, rank=1):
+                dist.all_reduce(torch.ones(77))
+            if fault == "crosses" and step == FAULTY_STEP:
+                for group in groups if RANK == 0 else reversed(groups):
+                    dist.all_reduce(torch.ones(9), group=group)
             dist.all_reduce(loss.detach())
 
 
-FAULTS = ("dies", "sleeps", "no_picture", "no_picture_in_gloo", "stops", "skips_backward", "evaluates")
-"""gloo fails, rather than waits, where one rank gathers another unit, of another size: `no_picture_in_gloo`."""
+FAULTS = (
+    "dies",
+    "sleeps",
+    "logs",
+    "crosses",
+    "no_picture",
+    "no_picture_in_gloo",
+    "stops",
+    "skips_backward",
+    "evaluates",
+)
+"""gloo fails, rather than waits, where one rank gathers another unit, of another size: `no_picture_in_gloo`; or where
+one sums more numbers than the others: `logs`."""
 
 
 def __getattr__(fault: str) -> Callable[[Path], None]:

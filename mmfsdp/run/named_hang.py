@@ -15,7 +15,7 @@ from ..hangs.order import StepOrder, step_order
 from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..params import ParamError, RunParams
-from .ask_ranks import KEPT_PLAN, ask_ranks, kept, sockets_here
+from .ask_ranks import KEPT_PLAN, ask_here, ask_ranks, kept, sockets_here
 from .folder import last_bytes, last_log_lines, log_paths, read_json
 from .record import DIFFERENT_COLLECTIVES, RunRecord, RunState, library_error, rank_statuses
 
@@ -64,6 +64,9 @@ def with_cause(folder: Path, record: RunRecord, state: RunState) -> RunState:
     """
     if DIFFERENT_COLLECTIVES in state.reason:
         records, find = kept(folder, record), find_departure
+        if sockets := sockets_here():  # of a local run: ranks that did not fail are still there, and answer
+            live = ask_here(folder, sockets)
+            records |= {rank: answer for rank, answer in live.items() if not records[rank].entries}
     elif LOST_RANK.search(state.reason):
         records, find = with_ended(folder, record, kept(folder, record)), find_ended
     else:

@@ -54,6 +54,7 @@ FIXES = {
     "it is slow by nature, raise launch.silence_s; then resume",
     "does not answer .*: it hangs": "read its stack below; if this work is slow by nature, raise launch.silence_s; "
     "then resume",
+    "crashed": "look at the line that is named, and at the packages in C or C++ that it calls; then resume",
     "was ended by a library": "read its last lines below, correct what they name, then resume",
     "its processes are gone": "free some disk space if the disk is full, then resume",
     "train.max_skipped": "lower train.lr, or use bf16 rather than fp16",

@@ -54,6 +54,16 @@ FAILS = (
 )
 
 
+OF_THREE = (
+    r"rank 1 never entered the all-reduce of 4 B \(collective \d+\), in which ranks? \d( and \d)? waits?; it is in an "
+    r"all-reduce of 308 B instead.*; then rank \d"
+)
+CROSSED = (
+    r"rank 0 waits in the all-reduce of 36 B \(collective 1 of process group \w+\) for rank 1, and rank 1 waits in the "
+    r"all-reduce of 36 B \(collective 1 of process group \w+\): they use these process groups in different orders"
+)
+
+
 def check(run, fault: str) -> None:
     """The state, its trouble and what to do are as planted."""
     rank, words, fix = HANGS[fault]
@@ -67,9 +77,14 @@ def check(run, fault: str) -> None:
 def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):
     params = light(tmp_path, **{"launch.ranks": 2, "launch.silence_s": SILENCE_S, "launch.threads": 1})
     with runs_of(params, "hang_entries") as go:
-        runs = {fault: go(fault, **{"launch.name": fault}) for fault in (*HANGS, "no_picture_in_gloo")}
+        runs = {fault: go(fault, **{"launch.name": fault}) for fault in (*HANGS, "crosses", "no_picture_in_gloo")}
+        runs["logs"] = go("logs", **{"launch.name": "logs", "launch.ranks": 3})
         for fault in HANGS:
             check(runs[fault], fault)
+        crossed = runs["crosses"].wait(240)
+        assert crossed.rank is None and re.match(CROSSED, crossed.reason), crossed
+        of_three = runs["logs"].wait(240)
+        assert of_three.rank == 1 and re.match(OF_THREE, of_three.reason, re.DOTALL), of_three
         failed = runs["no_picture_in_gloo"]
         state = failed.wait(240)
         assert state.rank == 1 and re.match(FAILS, state.reason, re.DOTALL), state
