@@ -66,7 +66,7 @@ def find_hang(records: Mapping[int, RankRecord], fit: Fit) -> Hang | None:
     return _different(answered, fit) or _missing(answered)
 
 
-def find_departure(records: Mapping[int, RankRecord], fit: Fit, crashed: Collection[int]) -> Hang | None:
+def find_departure(records: Mapping[int, RankRecord], fit: Fit, crashed: Collection[int] = ()) -> Hang | None:
     """Return which rank left the others' order, where the ranks have failed and some of them cannot be asked any more.
 
     gloo ends a process that gets more bytes than it awaits, as in a collective of another size.
@@ -92,7 +92,7 @@ def find_departure(records: Mapping[int, RankRecord], fit: Fit, crashed: Collect
     return Hang(DIFFERENT, silent, tuple(answered), next(iter(answered.values())).entries)
 
 
-def find_ended(records: Mapping[int, RankRecord], fit: Fit, crashed: Collection[int]) -> Hang | None:
+def find_ended(records: Mapping[int, RankRecord]) -> Hang | None:
     """Return which rank came to its end before the others, whose collectives then failed; None if none did."""
     ended = tuple(rank for rank, record in records.items() if record.process == ENDED)
     answered = tuple(rank for rank, record in records.items() if record.entries)

@@ -62,22 +62,27 @@ def with_cause(folder: Path, record: RunRecord, state: RunState) -> RunState:
 
     That is one that was in another collective than the others, or one that came to its end before them.
     """
+    order = order_of_run(folder)
+    hang: Hang | None = None
     if DIFFERENT_COLLECTIVES in state.reason:
-        records, find = kept(folder, record), find_departure
-        if sockets := sockets_here():  # of a local run: ranks that did not fail are still there, and answer
-            live = ask_here(folder, sockets)
-            records |= {rank: answer for rank, answer in live.items() if not records[rank].entries}
-    elif LOST_RANK.search(state.reason):
-        records, find = with_ended(folder, record, kept(folder, record)), find_ended
-    else:
-        return state
-    order, logs = order_of_run(folder), dict(log_paths(folder))
-    crashed = [rank for rank in records if rank in logs and library_error(last_bytes(logs[rank], size=64_000))]
-    hang = find(records, order.fit, crashed)
+        hang = _departure(folder, record, order)
+    elif LOST_RANK.search(state.reason.partition("; then rank ")[0]):
+        hang = find_ended(with_ended(folder, record, kept(folder, record)))
     if hang is None or hang.rank is None:
         return state
     stack = main_stack(last_log_lines(folder, hang.rank, size=64_000))
     return replace(state, reason=f"{hang_words(hang, order, stack)}; then {state.reason}", rank=hang.rank)
+
+
+def _departure(folder: Path, record: RunRecord, order: StepOrder) -> Hang | None:
+    """Return which rank was in another collective, of a run whose ranks have failed; None if they cannot tell."""
+    records, logs = kept(folder, record), dict(log_paths(folder))
+    if sockets := sockets_here():  # of a local run: ranks that did not fail are still there, and answer
+        for rank, answer in ask_here(folder, sockets).items():
+            if rank in records and not records[rank].entries:
+                records[rank] = answer
+    crashed = [rank for rank in records if rank in logs and library_error(last_bytes(logs[rank], size=64_000))]
+    return find_departure(records, order.fit, crashed)
 
 
 def order_of_run(folder: Path) -> StepOrder:
