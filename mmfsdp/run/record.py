@@ -31,6 +31,8 @@ EXECUTORS = ("local", "slurm", "srun", REPLAY)
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
 MAX_PID = 2**31
+MAX_REASON, MAX_TRACEBACK = 4000, 100_000
+"""Characters of why a run or a rank has ended, and of a traceback, that are read."""
 
 ENTRIES_VARIABLE = "MMFSDP_ENTRIES"
 """Environment variable with further modules of entries, separated by commas: for tests."""
@@ -125,7 +127,17 @@ STATUS_TYPES: Types = {
 
 def status_values(folder: Path) -> Row:
     """Return what status.json holds, each value of its type; {} if it is missing or damaged."""
-    return of_types(read_json(folder / "status.json") or {}, STATUS_TYPES)
+    return _shortened(of_types(read_json(folder / "status.json") or {}, STATUS_TYPES))
+
+
+def _shortened(values: Row) -> Row:
+    """Return the values with texts that are not too long: they are searched for what to do, and shown in a line."""
+    for key in ("reason", "error"):
+        if key in values:
+            values[key] = values[key][:MAX_REASON]
+    if "traceback" in values:
+        values["traceback"] = values["traceback"][-MAX_TRACEBACK:]  # its end names the error
+    return values
 
 
 def read_status(folder: Path) -> RunState:
@@ -203,6 +215,7 @@ class RunRecord:
         kinds: Types = {"str": str, "int": int, "float": NUMBER, "bool": bool}
         types = {f.name: kinds[str(f.type)] for f in fields(cls)}
         known = of_types({name: value for name, value in values.items() if name in types}, types)
+        known = {name: value[:MAX_REASON] if isinstance(value, str) else value for name, value in known.items()}
         try:
             record = cls(**known)
         except TypeError:  # a field is missing, or its value is of another type
@@ -245,7 +258,7 @@ RANK_TYPES: Types = {
 def rank_status(folder: Path, rank: int) -> dict[str, Any]:
     """Return what a rank last reported: state (running, preempted, failed, done), pid, time and so on; {} if it
     has not reported."""
-    return of_types(read_json(folder / "logs" / f"rank{rank}.json") or {}, RANK_TYPES)
+    return _shortened(of_types(read_json(folder / "logs" / f"rank{rank}.json") or {}, RANK_TYPES))
 
 
 def rank_statuses(folder: Path, record: RunRecord) -> list[dict[str, Any]]:

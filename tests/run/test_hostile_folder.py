@@ -155,6 +155,15 @@ def test_no_command_waits_for_a_pipe(folder, capsys, name):
         assert cli.main([command, str(folder)]) in (0, 1, 2)
 
 
+def test_a_reason_of_megabytes_is_cut_before_it_is_searched(folder):
+    """A pattern such as `never entered .* instead` would take hours for it."""
+    words = "never entered rank 0: it hangs " * 100_000
+    for name, key in (("status.json", "reason"), ("logs/rank1.json", "error"), ("logs/rank1.json", "traceback")):
+        write_json(folder / name, read_json(folder / name) | {key: words})
+    text, _ = shown(folder, report=False)
+    assert len(text) < 1_000_000
+
+
 def test_texts_that_need_no_file_are_clean_where_they_are_printed():
     assert "\x1b" not in str(RunState(Status.FAILED, f"a cause {SEQUENCES}"))
 
