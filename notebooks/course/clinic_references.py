@@ -123,7 +123,8 @@ def left_out(way: str) -> Weights:
     """Return the weights of script 4, where what the damaged batch does is one of:
 
     all: no rank takes this step; rank: the damaged batch has a gradient of zero; row: only the damaged row is left
-    out; never: training ends at that step.
+    out; zeros: the same, and the mean is over all rows; target: the damaged row has a target of 0; never: training ends
+    at that step.
     """
     script = parts_of(4)
     model = script["build"]()
@@ -133,9 +134,11 @@ def left_out(way: str) -> Weights:
         for rank in range(RANKS):
             x, y = script["batch_of"](step, rank)
             good = torch.isfinite(y).flatten()
-            if not good.all() and way != "row":
+            if not good.all() and way in ("all", "rank", "never"):
                 continue
-            losses.append((model(x[good]) - y[good]).square().mean())
+            squares = (model(x) - y.nan_to_num()).square()
+            kept = squares if way == "target" else squares[good]
+            losses.append(kept.sum() / (len(y) if way == "zeros" else len(kept)))
         if len(losses) < RANKS and way == "never":
             break
         if len(losses) < RANKS and way == "all":

@@ -7,7 +7,7 @@ from typing import Any
 from . import clinic_references as reference
 from .checks import DEADLOCK, MISMATCH, exercise
 from .clinic_stories import STORIES as STORIES
-from .script import ran
+from .script import changed_figures, ran
 
 LOSS_TOLERANCE = 1e-4
 """Relative: the ranks add in another order than one process does."""
@@ -17,6 +17,8 @@ Ranks = list[dict[str, Any]]
 
 def results_of(number: int) -> Ranks | str:
     """Return what both ranks of the learner's script saved, or the hint that says why there is nothing to judge."""
+    for name, (before, now) in changed_figures(number).items():
+        return f"{name} is {now} in your copy, and was {before}: set it back, and check again."
     found = ran(number)
     if found == DEADLOCK:
         return (
@@ -171,8 +173,10 @@ def skipped_backward() -> str | None:
         )
     if not same(found[0]["weights"], found[1]["weights"]):
         return "The ranks end with different weights: one has taken a step that the other one has not."
-    if any(same(found[0]["weights"], reference.left_out(way)) for way in ("all", "rank", "row")):
+    if any(same(found[0]["weights"], reference.left_out(way)) for way in ("all", "rank", "row", "zeros")):
         return None
+    if same(found[0]["weights"], reference.left_out("target")):
+        return "The damaged row is learned, as if its target were 0. Leave it out."
     if same(found[0]["weights"], reference.left_out("never")):
         return "Training ends at the damaged batch. Leave that batch out, and go on with the next one."
     return (
@@ -349,8 +353,8 @@ def uneven_batches() -> str | None:
     if same(weights, reference.uneven("half")):
         return "Now each row counts the same, and each step is half as long: FSDP still takes the mean over the ranks."
     return (
-        "The weights are not those of one process. In the last batch one rank has four rows, and the other has one. "
-        "How much does a row of each count in the mean over the ranks?"
+        "The weights are not those of one process. Is each of the 21 rows learned once in an epoch? In the last batch "
+        "the ranks have different numbers of rows: how much does a row of each count in the mean over the ranks?"
     )
 
 
@@ -365,7 +369,7 @@ def resume() -> str | None:
         return hint
     different = earliest_difference(found, right.losses)
     if different is None:
-        return None
+        return resumed_hint(found)
     step, rank = different
     stop = reference.parts_of(12)["STOP_AT"]
     mine = found[rank]["rows"]["loss"]
@@ -382,6 +386,21 @@ def resume() -> str | None:
         f"The loss of step {step} is {mine[step]:.4f}, and without a stop it is {right.losses[rank][step]:.4f}. "
         "`dcp.load` has filled the tensors in `state`. Are these the model's and the optimizer's?"
     )
+
+
+def resumed_hint(ranks: Ranks) -> str | None:
+    """Return the hint for a run of script 12 that has the right losses."""
+    if any(values.get("went_on") for values in ranks):
+        return (
+            "The losses are right, since nothing was resumed: the model at the end is the one that was saved. A new "
+            "process has a new model and a new optimizer: keep the second `start`."
+        )
+    if not all(values.get("is_copy", True) for values in ranks):
+        return (
+            "The losses are right. But the checkpoint has the model's own tensors: if training goes on while they are "
+            "written, it has weights of two steps. Keep the copy in `state_of`."
+        )
+    return None
 
 
 @exercise("08.class")

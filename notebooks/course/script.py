@@ -6,6 +6,7 @@ of it.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
@@ -72,6 +73,31 @@ def own_script(number: int) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     return copy
+
+
+def changed_figures(number: int) -> dict[str, tuple[Any, Any]]:
+    """Return the figures at the top of a script that are others in the learner's copy: {name: (before, now)}."""
+    before = figures_of(original(number).read_text(encoding="utf-8"))
+    now = figures_of(own_script(number).read_text(encoding="utf-8"))
+    return {name: (before[name], now[name]) for name in before if name in now and now[name] != before[name]}
+
+
+def figures_of(text: str) -> dict[str, Any]:
+    """Return the constants of a script, such as STEPS; {} if it has a syntax error."""
+    figures: dict[str, Any] = {}
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return figures
+    for line in tree.body:
+        if isinstance(line, ast.Assign):
+            target = line.targets[0]
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            values = line.value.elts if isinstance(line.value, ast.Tuple) else [line.value]
+            for name, value in zip(names, values, strict=False):
+                if isinstance(name, ast.Name) and name.id.isupper() and isinstance(value, ast.Constant):
+                    figures[name.id] = value.value
+    return figures
 
 
 def ran(number: int) -> list[dict[str, Any]] | str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import io
 import json
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from mmfsdp import describe
 from mmfsdp.train.cpu_memory import silent
@@ -37,7 +41,7 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
         verify(script)
         return
     watch = watched(tool, Path(folder), script.get("STEPS", 1))
-    with watch, Collectives() as counted, forwards_in_backward() as recomputed:
+    with watch, Collectives() as counted, forwards_in_backward() as recomputed, checkpoints() as written:
         result = script["main"]()
         counts = {f"{row.kind}, {row.phase}": row.count for row in counted.rows()}
     try:
@@ -50,6 +54,10 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
             columns.setdefault(name, []).append(float(value))
     numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
     save(rows=numbers, weights=whole_weights(model), counts=counts, recomputed=len(recomputed))
+    if written:
+        copied = all(checkpoint.is_copy for checkpoint in written)
+        went_on = any(module() is model for checkpoint in written for module in checkpoint.modules)
+        save(is_copy=copied, went_on=went_on)
     if tool == "counts":
         show_counts(counts, len(rows))
     if tool == "describe" and dist.get_rank() == 0:
@@ -62,6 +70,43 @@ def join_with_detail() -> None:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.PrefixStore("detail", store), rank=rank, world_size=world)
+
+
+@dataclass
+class Checkpoint:
+    """What a call of `dcp.save` is given, and what is there at that time."""
+
+    is_copy: bool
+    """No tensor of it has the memory of a parameter."""
+    modules: list[weakref.ref[nn.Module]]
+    """All modules that exist."""
+
+
+@contextmanager
+def checkpoints() -> Iterator[list[Checkpoint]]:
+    """Yield a list to which each `dcp.save` adds an entry."""
+    found: list[Checkpoint] = []
+    save = dcp.save
+
+    def noted(state: Any, **options: Any) -> Any:
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        used = {memory_of(p) for module in modules for p in module.parameters(recurse=False)}
+        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+        is_copy = not any(memory_of(tensor) in used for tensor in tensors if tensor.numel())
+        found.append(Checkpoint(is_copy, [weakref.ref(module) for module in modules]))
+        return save(state, **options)
+
+    dcp.save = noted
+    try:
+        yield found
+    finally:
+        dcp.save = save
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory; for a DTensor, of this rank's shard."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage().data_ptr()
 
 
 @contextmanager

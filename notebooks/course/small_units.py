@@ -30,19 +30,46 @@ class HandsOn(nn.Module):
         return self.layer(x), x
 
 
+class Skips(nn.Module):
+    """Does not use its parameters, as a cross-attention does in a batch without a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, WIDTH) -> the same, doubled."""
+        return 2 * x
+
+
+SAID = {
+    "two modules": "a unit of two modules",
+    "hands on": "a module that hands on its input",
+    "skips": "a unit that trains and is not used",
+}
+
+
 def small_units(shard: Shard, *, frozen: bool = False) -> dict[str, Any]:
-    """Run each of the two units once, behind a unit that trains, with the course's `shard`; print what happened.
+    """Run each of the units once, behind a unit that trains, with the course's `shard`; print what happened.
+
+    Args:
+        shard: The course's function of this name.
+        frozen: Freeze the first two, and add one that trains and is not used, which only lesson 03 can release.
 
     Returns:
-        For "two modules" and "hands on": "gathered", {"forward": times, "backward": times} of both units; "held", the
-        bytes of whole parameters after backward; "failed", an error's text, which is empty if there was none.
+        For "two modules", "hands on" and "skips": "gathered", {"forward": times, "backward": times} of both units;
+        "held", the bytes of whole parameters after backward; "failed", an error's text, which is empty if there was
+        none.
     """
-    two = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    cases = {"two modules": [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)], "hands on": [HandsOn()]}
+    if frozen:
+        for modules in cases.values():
+            for module in modules:
+                module.requires_grad_(False)
+        cases["skips"] = [Skips()]
     found = {}
-    for name, modules in {"two modules": two, "hands on": [HandsOn()]}.items():
+    for name, modules in cases.items():
         first = nn.Linear(WIDTH, WIDTH)
-        for module in modules:
-            module.requires_grad_(not frozen)
         units = [shard(first), shard(*modules)]
         found[name] = {"failed": "", "gathered": {}}
         with Collectives() as counted:
@@ -54,7 +81,7 @@ def small_units(shard: Shard, *, frozen: bool = False) -> dict[str, Any]:
             if row.kind == "all-gather":
                 found[name]["gathered"][row.phase] = row.count
         found[name]["held"] = bytes_held(units)
-        print(f"a unit of {name}" if name == "two modules" else f"a module that {name} its input", end=": ")
+        print(SAID[name], end=": ")
         print(found[name]["failed"] or f"all-gathers with the unit before: {found[name]['gathered']}")
     return found
 
@@ -120,5 +147,11 @@ def hint_for_small_units(found: dict[str, Any]) -> str | None:
             "A module that returns its input beside its output is gathered again after its backward is over, since "
             f"each of its outputs gathers it, and {handed['held']:,} bytes stay. Gather with the *first* gradient of "
             'the outputs only: one hook for all of them, with `mode="any"`.'
+        )
+    skips = found.get("skips")
+    if skips and (skips["failed"] or skips["held"]):
+        return (
+            f"A unit that trains and is not used in a step, as without a picture, keeps {skips['held']:,} bytes after "
+            "backward: its parameters get no gradient. Wait for its inputs as well."
         )
     return None
