@@ -32,24 +32,29 @@ def note_failure(folder: Path, rank: int, error: Exception) -> None:
 
 def tell_failures(folder: Path, ended: Iterable[int]) -> int:
     """Add what is shown of the ranks that ended with a failure to their logs. Return the rank that was the first."""
-    ranks = sorted(ended)
-    failures = {}
-    for rank in ranks:
+    failures, killed = {}, []
+    for rank in sorted(ended):
         file = folder / f"{rank}.failed"
-        if file.is_file():  # a process that was killed leaves none
+        if file.is_file():
             failures[rank] = json.loads(file.read_text(encoding="utf-8"))
-    if not failures:
-        return ranks[0]
-    first = min(failures, key=lambda rank: failures[rank]["time_ns"])
+        else:
+            killed.append(rank)
+            _add(folder, rank, "[this process ended without an error of Python: it was killed, or it ended itself]")
+    # A killed rank is the cause of the others' errors, and has no time.
+    first = killed[0] if killed else min(failures, key=lambda rank: failures[rank]["time_ns"])
     for rank, failure in failures.items():
         text = "\n".join([*failure["lines"], failure["error"]])
-        if rank != first and failure["error"] == failures[first]["error"]:
+        if rank != first and not killed and failure["error"] == failures[first]["error"]:
             text = f"[failed with the same error as rank {first}]"
         elif rank != first:
             text = f"[failed after rank {first}, with {failure['error'].splitlines()[0]}]"
-        with (folder / f"{rank}.log").open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
+        _add(folder, rank, text)
     return first
+
+
+def _add(folder: Path, rank: int, text: str) -> None:
+    with (folder / f"{rank}.log").open("a", encoding="utf-8") as log:
+        log.write(f"{text}\n")
 
 
 def _is_of_the_course(file: str) -> bool:

@@ -109,3 +109,9 @@ def test_a_cell_that_fails_shows_the_persons_lines_on_the_first_rank_and_a_line_
     lines = texts_of(folder, "ours_fails")[1].splitlines()
     assert lines[0] == "line 6: make_plan(torch.ones(2))"
     assert not any(line.startswith(("line", "mmfsdp")) or ".py, line" in line for line in lines[1:]), lines
+
+    killed = FAILING_CELL.replace("BOTH", "False").replace("WHAT(torch.ones(2))", "__import__('os')._exit(3)")
+    shell.run_cell_magic("ranks", "2 killed", killed)
+    other, first = texts_of(folder, "killed")
+    assert "ended without an error of Python" in first
+    assert other.startswith(("[failed after rank 1, with RuntimeError: ", "[ended here, since rank 1 had failed]"))
