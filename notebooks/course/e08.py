@@ -354,7 +354,7 @@ def uneven_batches() -> str | None:
         return "Now each row counts the same, and each step is half as long: FSDP still takes the mean over the ranks."
     return (
         "The weights are not those of one process. Is each of the 21 rows learned once in an epoch? In the last batch "
-        "the ranks have different numbers of rows: how much does a row of each count in the mean over the ranks?"
+        "the ranks have different numbers of rows. How much does a row of each count in the mean over the ranks?"
     )
 
 
