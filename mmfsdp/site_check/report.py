@@ -51,18 +51,21 @@ class SiteReport(Report):
         return json.dumps(values, indent=1)
 
     def table(self) -> str:
-        """Return the lines as a table of HTML."""
-        rows = ""
+        """Return the lines as a table of HTML. A place is named in its first line; without a fix there is no column."""
+        heads = ["state", "where", "check", "found"]
+        if any(line.fix for line in self.lines):
+            heads.append("what to do")
+        rows, before = "", ""
         for place, line in zip(self.places, self.lines, strict=True):
             state = f"<b>{escape(line.state)}</b>" if line.state == WRONG else escape(line.state)
+            texts = ("" if place == before else place, line.check, line.text, line.fix)
+            before = place
             rows += f"<tr>{_cell(state)}"
-            for text in (place, line.check, line.text, line.fix):
+            for text in texts[: len(heads) - 1]:
                 rows += _cell(escape(without_controls(text)))
             rows += "</tr>"
-        heads = ""
-        for name in ("state", "where", "check", "found", "what to do"):
-            heads += f"<th style='text-align:left'>{name}</th>"
-        return f"<table class='mm-check-table'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in heads)
+        return f"<table class='mm-check-table'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def _repr_html_(self) -> str:
         """Return the table, and how many lines are wrong, as a notebook shows them."""

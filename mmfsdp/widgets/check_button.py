@@ -28,7 +28,7 @@ class CheckButton(w.VBox):
         self.report: SiteReport | None = None
         """What the newest check has found, once it is done."""
         self._found: list[tuple[str, Line]] = []
-        self.button = w.Button(icon="stethoscope", tooltip=TIP, layout=w.Layout(width="auto"))
+        self.button = w.Button(icon="stethoscope", tooltip=TIP, layout=w.Layout(width="auto", align_self="flex-start"))
         self.button.on_click(lambda _: self.press())
         self._result = w.HTML()
         super().__init__([self.button, self._result])

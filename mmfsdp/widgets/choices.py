@@ -34,7 +34,9 @@ class Choices(w.VBox):
             Number("train.lr", "lr", choose),
         ]
         self.controls: list[Control] = [
-            Buttons("fsdp.frozen_policy", "frozen weights rest as", meanings(FrozenPolicy), choose, with_meaning=True),
+            Buttons(
+                "fsdp.frozen_policy", "how frozen weights are held", meanings(FrozenPolicy), choose, with_meaning=True
+            ),
             Number("fsdp.memory_budget_gib", "budget (GiB)", choose),
             Buttons("fsdp.backend", "backend", meanings(Backend), choose),
             PowerSlider("launch.ranks", "ranks", choose, highest=MAX_RANKS),
@@ -87,8 +89,11 @@ class Choices(w.VBox):
         return any(is_of(error, control.name) for control in self.controls)
 
     def _take_data(self, values: dict[str, Any]) -> None:
-        """Take the data that were found at a path. Raises ParamError where the model cannot learn from them."""
-        self._form.show(self._form.params.change(**values))
+        """Take the data that were found at a path, in place of an own reader's.
+
+        Raises ParamError where the model cannot learn from them.
+        """
+        self._form.show(self._form.params.change(**values, **{"data.reader": None}))
 
 
 def meanings(choice: Any) -> dict[str, str]:

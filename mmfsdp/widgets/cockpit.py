@@ -202,7 +202,7 @@ class Cockpit(CellWidget):
         figures = plan_figures(plan, planned.cost, pinned=(pinned.plan, pinned.cost) if pinned else None)
         self._figures.value = figures_html([_short(figure) for figure in figures])
         trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
-        words = f"{count(trainable)} of {count(numel)} parameters train"
+        words = f'{count(trainable)} of {count(numel)} <span class="mm-roomy">parameters </span>train'
         self._summary.value = f'<span role="status">{self._status(planned) or words}</span>'
         self._pictures.value = plan_pictures(
             plan,

@@ -123,7 +123,8 @@ def look_html(splits: Splits) -> str:
     skipped = list(train.skipped.items())
     if skipped:
         name, reason = skipped[0]
-        html += note(f"{len(skipped):,} cannot be used; first {name} {reason}", "warning")
+        words = f"{len(skipped):,} records cannot be used, such as" if len(skipped) > 1 else "A record cannot be used:"
+        html += note(f"{words} {name}, which {reason}", "warning")
     return html
 
 

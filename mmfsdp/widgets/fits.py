@@ -46,10 +46,15 @@ def fit_html(planned: PlannedRun, machine: str) -> str:
     found = room(planned.cost.peak_bytes or planned.cost.memory_bytes, planned, machine)
     share, words = found.needed / found.capacity, escape(found.sentence)
     bar = f'<div class="mm-fit" role="img" aria-label="{words}"><i style="width:{min(1.0, share):.1%}"></i></div>'
-    figures = f"{size(found.needed)} of {size(found.capacity)}, {share:.0%}"
+    figures = f"{size(found.needed)} of {size(found.capacity)}"
+    if found.is_enough:
+        figures += f", {share:.0%}"
     html = f'<div class="mm-fit-row" title="{words}">{bar}<span class="mm-quiet">{figures}</span></div>'
     if not found.is_enough:
-        html += f'<div class="mm-error" role="alert">{words}</div>'
+        where = f"{machine}, with what a GPU needs beyond tensors"
+        if machine == LAPTOP:
+            where = "a rank's share of a laptop"
+        html += f'<div class="mm-error" role="alert">DOES NOT FIT into {escape(where)}</div>'
     if machine != LAPTOP:
         times = step_time(
             planned.plan, machine=machine_of_run(machine, planned.params), **workload(planned.plan, planned.params)

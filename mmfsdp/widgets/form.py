@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as w
 import traitlets
 
-from ..params import ParamError, RunParams, load, preset_names
+from ..params import DataSource, ParamError, RunParams, load, preset_names
 from ..params.own import names_own_code, own_fields, path_of
 from ..run.trust import is_trusted
 from .cell import CellWidget, close_all
@@ -215,7 +215,7 @@ class RunForm(CellWidget):
         """Take the rows as they stand: valid parameters, or the error next to its field."""
         try:
             values = {name: row.value for name, row in self.rows.items()}
-            params = self.params.change(**self._with_warmup(values))
+            params = self.params.change(**self._without_reader(self._with_warmup(values)))
             self._allow_new(self.params, params)
             self.show(params)
         except ParamError as error:
@@ -241,6 +241,14 @@ class RunForm(CellWidget):
         if self._warmup_is_set or not isinstance(steps, int) or not 0 < steps != train.steps:
             return values
         return values | {WARMUP: round(self._warmup_share * steps)}
+
+    def _without_reader(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return values that unset the own reader where a person has chosen another source: a reader is a source."""
+        data = self.params.data
+        other_source = values.get("data.source", data.source) not in (data.source, DataSource.OWN)
+        if data.reader is None or not other_source:
+            return values
+        return values | {"data.reader": None}
 
     def _mark(self, error: ParamError | None) -> None:
         """Show a mistake next to its field, which is unfolded, or on top if it belongs to no field."""

@@ -61,7 +61,7 @@ class LogView(w.VBox):
         narrow = w.Layout(width="6.5em", flex="1 1 6.5em", min_width="0", margin="0")
         self._rank = w.Dropdown(options=rank_options, tooltip="Show lines of this rank", layout=narrow)
         self._level = w.Dropdown(options=LEVELS, tooltip="Show lines of this level", layout=narrow)
-        self._search = w.Text(placeholder="search the log", tooltip="Show lines with this text", layout=narrow)
+        self._search = w.Text(placeholder="search", tooltip="Show lines with this text", layout=narrow)
         controls: list[w.Widget] = [self._rank, self._level, self._search]
         for control in controls:
             control.observe(lambda _: self.draw(refiltered=True), "value")

@@ -18,8 +18,9 @@ from .rank_picture import WIDTH, Lanes, rank_picture
 from .step_picture import step_picture
 from .unit_boxes import Box, about
 
-HINT = "Point at a unit, or go to it with Tab: both pictures show it, and here is what it is and why."
-OPENS = "A pattern that repeats opens by a click or the space bar, and closes again."
+HINT = "Point at a unit, or press Tab, to see what it is and why."
+OPENS = "Click a repeated pattern, or press the space bar, to open it."
+"""Both are one line in a cockpit: a second one would cover the title of the next picture."""
 NO_EXAMPLE = "One step on a rank is drawn for a plan with an example: add one, and activations are counted, too."
 
 

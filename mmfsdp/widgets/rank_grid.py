@@ -16,7 +16,7 @@ RANK_SIGNS = {"waiting": "○", "running": "●", "quiet": "▲", "failed": "✖
 MAP_FROM = 16
 """Ranks from which on they are drawn as a map."""
 SLOW = 0.5
-"""Share of the median throughput at which a square is as pale as it gets."""
+"""Share of the median throughput at which a square is as faint as it gets."""
 
 
 def rank_grid(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> str:
@@ -32,7 +32,7 @@ def rank_grid(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> s
 
 
 def _rank_map(ranks: Sequence[RankProgress], first: dict[int | None, str]) -> str:
-    """Return a square for each rank, the paler the slower, with its facts as its title; cells of those that stand out.
+    """Return a square for each rank, the fainter the slower, with its facts as its title; a cell for each odd one.
 
     Only what nobody should overlook has a cell: ranks that failed or are quiet.
     """
@@ -47,10 +47,13 @@ def _rank_map(ranks: Sequence[RankProgress], first: dict[int | None, str]) -> st
         squares += f'<i class="mm-rank-{rank.status}" style="{look}" title="{escape(title)}">{sign}</i>'
         if odd:
             cells += _rank_cell(rank, first.get(rank.rank, ""))
-    slowest = min(rates) / usual if usual else 1.0
-    words = f"{len(ranks)} ranks; the slowest has {slowest:.0%} of the median throughput"
-    about = f'<span class="mm-quiet">a square is a rank; the paler, the slower: {words}</span>'
-    html = f'<div class="mm-rank-map" role="img" aria-label="{words}">{squares}</div>{about}'
+    words, about = f"{len(ranks)} ranks", "A square is a rank"
+    if usual:
+        slowest = f"the slowest has {min(rates) / usual:.0%} of the median throughput"
+        words += f"; {slowest}"
+        about += f": the fainter, the slower; {slowest}"
+    html = f'<div class="mm-rank-map" role="img" aria-label="{words}">{squares}</div>'
+    html += f'<span class="mm-quiet">{about}.</span>'
     return html + (f'<div class="mm-ranks">{cells}</div>' if cells else "")
 
 

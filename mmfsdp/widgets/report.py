@@ -218,7 +218,7 @@ def predicted_beside_measured(estimate: Mapping[str, Any], result: Mapping[str, 
     if rows[-1].get("alloc_retries"):
         about = "allocations that had to wait until the allocator gave back what it kept: too little memory is free"
         lines.append([about, "", rows[-1]["alloc_retries"], "", "", ""])
-    head = ["rank 0", "calls predicted", "measured", "predicted", "measured", "difference"]
+    head = ["rank 0", "calls predicted", "calls measured", "bytes predicted", "bytes measured", "difference"]
     return table(head, lines)
 
 

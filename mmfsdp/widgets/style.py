@@ -74,7 +74,7 @@ STYLE = f"""<style>
   border-bottom: 1px solid {INK}55}}
 .mm-table th:first-child, .mm-table td:first-child {{text-align: left; white-space: normal}}
 .mm-table td:first-child {{min-width: 15em; overflow-wrap: anywhere}}
-.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4}}
+.mm-figures {{display: flex; flex-wrap: wrap; gap: .5em 2em; line-height: 1.4; margin: .3em 0 .6em}}
 .mm-figures b {{display: block; font-size: 1.7em}}
 .mm-bar {{display: flex; height: 24px}} .mm-legend {{display: flex; flex-wrap: wrap; gap: 0 1.5em;
   margin: .4em 0; font-size: 12px}}
@@ -94,6 +94,7 @@ STYLE = f"""<style>
 .mm-table th button {{all: unset; cursor: pointer; font-weight: 600}}
 .mm-table th button:focus-visible {{outline: 2px solid}} .mm-table th[aria-sort="ascending"]::after {{content: " ▲"}}
 .mm-table th[aria-sort="descending"]::after {{content: " ▼"}}
+.mm-compared {{margin-bottom: .8em}}
 .mm-compared input {{font: inherit; margin: .4em}} .mm-compared tr[hidden] {{display: none}}
 .mm-compared td:first-child {{min-width: 10em}}
 .mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
@@ -113,6 +114,11 @@ STYLE = f"""<style>
 
 KERNEL_GONE = "This view has lost its kernel: run its cell again. A run goes on without it."
 """Stands on top of a widget in place of a broken icon at each of its parts."""
+LIGHT_ARROW = (
+    "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
+    "%3Cpath d='M4 7l5 5 5-5' fill='none' stroke='%23ddd' stroke-width='2'/%3E%3C/svg%3E\")"
+)
+"""Of a list that unfolds, on dark pages: the one of ipywidgets is black."""
 WIDGET_STYLE = f"""<style>
 .mm-widget .widget-html-content {{min-width: 0}}
 .mm-widget .widget-html:has(> .widget-html-content:empty) {{display: none}}
@@ -131,6 +137,9 @@ WIDGET_STYLE = f"""<style>
 .mm-form .mm-row .widget-html-content {{line-height: 1.35; white-space: normal}}
 .mm-form .mm-row .widget-button {{width: auto; flex: none}}
 .mm-form .widget-label {{text-align: left}}
+.mm-widget .widget-checkbox .widget-label-basic {{display: flex; align-items: center; gap: 5px}}
+.mm-widget .widget-checkbox input[type="checkbox"] {{margin: 0}}
+[data-jp-theme-light="false"] .mm-widget select {{--jp-widgets-dropdown-arrow: {LIGHT_ARROW}}}
 .mm-widget :is(.jupyter-widget-Collapse-header, .lm-TabBar-tabLabel) {{color: var(--jp-ui-font-color1, inherit)}}
 .mm-title {{margin: .7em 0 .2em; line-height: 1.35}}
 .mm-title .mm-quiet {{font-weight: 400; margin-left: .5em}}

@@ -71,8 +71,8 @@ def ledger(rows: Mapping[str, Mapping[str, float]], *, unit: str = "GiB", limit:
             color = LEDGER_COLORS.get(what, INK)
             parts.append(_box(x, y, value * scale, 28, color, title=f"{name}: {what} {value:.3g} {unit}"))
             if value * scale > 44:
-                dark = color in (REDUCED, OPTIMIZER, ACTIVATIONS)
-                parts.append(_text(x + value * scale / 2, y + 19, f"{value:.3g}", fill="#111" if dark else "#fff"))
+                middle = _middle(x, x + value * scale, left + limit * scale if limit else None)
+                parts.append(_text(middle, y + 19, f"{value:.3g}", fill=_ink_on(color)))
             x += value * scale
         parts.append(_text(x + 8, y + 19, f"{sum(row.values()):.3g} {unit}", anchor="start"))
     high = 30 + len(rows) * 46
@@ -93,6 +93,14 @@ def ledger(rows: Mapping[str, Mapping[str, float]], *, unit: str = "GiB", limit:
         parts,
         f"{', '.join(dict.fromkeys(k for row in rows.values() for k in row))}, in {unit}: " + "; ".join(rows),
     )
+
+
+def _middle(start: float, end: float, line: float | None) -> float:
+    """Return where a number stands in a box: in its middle, or beside an upright line that would cross the number."""
+    middle = (start + end) / 2
+    if line is None or abs(line - middle) > 24:
+        return middle
+    return (start + line) / 2 if line - start > end - line else (line + end) / 2
 
 
 def ranking(values: Mapping[str, float], *, unit: str) -> Picture:
@@ -122,7 +130,7 @@ def timeline(units: int = 4, *, gather: float = 0.8, compute: float = 1.0, prefe
             (70, begin, compute, FROZEN, f"unit {unit}"),
         ):
             parts.append(_box(90 + at * scale, y, length * scale - 2, 30, color))
-            parts.append(_text(90 + (at + length / 2) * scale, y + 20, word, fill="#fff"))
+            parts.append(_text(90 + (at + length / 2) * scale, y + 20, word, fill=_ink_on(color)))
     parts += [_text(82, 50, "all-gather", anchor="end"), _text(82, 90, "compute", anchor="end")]
     words = f"{'with' if prefetch else 'without'} prefetch: {done:.2g} time units, {waits:.2g} of them waiting"
     parts.append(_text(90, 18, words, anchor="start"))
@@ -139,10 +147,16 @@ def _blocks(x: float, y: float, held: Sequence[tuple[str, int] | None]) -> list[
                 "stroke-dasharray='3 3'/>"
             )
         else:
-            word, color = block
-            parts.append(_box(at, y, BOX, BOX, RANK_COLORS[color % 4]))
-            parts.append(_text(at + BOX / 2, y + BOX / 2 + 5, word, fill="#fff"))
+            word, rank = block
+            color = RANK_COLORS[rank % 4]
+            parts.append(_box(at, y, BOX, BOX, color))
+            parts.append(_text(at + BOX / 2, y + BOX / 2 + 5, word, fill=_ink_on(color)))
     return parts
+
+
+def _ink_on(color: str) -> str:
+    """Return the color of text on a box: the one of more contrast, at least 4.4:1 on all colors of this file."""
+    return "#fff" if color in (FROZEN, TRAINABLE, INK) else "#111"
 
 
 def _box(x: float, y: float, dx: float, dy: float, color: str, *, title: str = "") -> str:

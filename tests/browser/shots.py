@@ -3,17 +3,20 @@
 They lie in artifacts/browser/views. Without names, all of them are made; a name is the beginning of a view's.
 """
 
+import math
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
 
 from mmfsdp.widgets.compare import write_comparison
 from mmfsdp.widgets.report import write_report
 
-from .lab import ROOT, SHOTS, chromium, jupyterlab, open_notebook, run_cell, set_theme, write_notebook
+from .lab import PATIENCE_MS, ROOT, SHOTS, chromium, jupyterlab, open_notebook, run_cell, set_theme, write_notebook
 
 SIZES = {"1440x900": {"width": 1440, "height": 900}, "1280x720": {"width": 1280, "height": 720}}
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -23,7 +26,7 @@ def read():
 """
 CELLS = {
     "import": "import os\nos.environ |= {'CUDA_VISIBLE_DEVICES': '', 'MMFSDP_ENTRIES': 'tests.launch_entries'}\n"
-    "from mmfsdp import RunParams, launch, sweep\nfrom mmfsdp.params import load\n"
+    "from mmfsdp import RunParams, check, launch, replay, sweep\nfrom mmfsdp.params import load\n"
     "from mmfsdp.widgets import Captioner, Cockpit, RunPanel, show_captions, show_comparison",
     "cockpit": "cockpit = Cockpit('tiny', **{'train.steps': 120})\ncockpit",
     "finished": "cockpit.launch(); cockpit.wait()",
@@ -32,10 +35,15 @@ CELLS = {
     "RunPanel(launch(named, entry='tests.launch_entries:diverge').path)",
     "killed": "named = RunParams().change(**{'launch.name': 'killed'})\n"
     "RunPanel(launch(named, entry='tests.launch_entries:die').path)",
+    "ranks": "named = RunParams().change(**{'launch.name': 'ranks', 'launch.ranks': 16})\n"
+    "many = launch(named, entry='tests.launch_entries:stream')\nRunPanel(many.path)",
+    "end": "many.cancel()",
+    "check": "check()",
     "plan": "from IPython.display import HTML, display\nfrom mmfsdp.widgets.plan_page import PlannedRun, plan_page\n"
     "from mmfsdp.widgets.style import STYLE\nfrom mmfsdp.train.prepare import previews\nparams = load('tiny')\n"
-    "*_, (plan, cost) = previews(params)\nprint(plan)\n"
+    "*_, (plan, cost) = previews(params)\n"
     "display(HTML(STYLE + plan_page(PlannedRun(params, plan, cost), machine='laptop')))",
+    "printed": "print(plan)\nprint(cost)",
     "sweep": "rates = sweep(load('tiny').change(**{'train.steps': 20, 'launch.name': 'rates'}),"
     " grid={'train.lr': [1e-3, 1e-2]})\nrates.wait()\nprint(rates)",
     "compared": "show_comparison(['runs/tiny', *sorted(rates.path.glob('0*'))])",
@@ -45,8 +53,31 @@ CELLS = {
     "form": "from mmfsdp.widgets import RunForm\nRunForm('tiny')",
 }
 
+COCKPITS = {
+    "auto": {
+        "preset": "openflamingo_9b",
+        "fsdp.frozen_policy": "AUTO",
+        "fsdp.memory_budget_gib": 16,
+    },
+    "hybrid": {
+        "preset": "clip_llama_1b",
+        "launch.ranks": 16,
+        "fsdp.sharding_strategy": "HYBRID_SHARD",
+        "fsdp.dp_shard": 4,
+        "fsdp.dp_replicate": 4,
+    },
+    "many": {"preset": "llava_7b", "launch.ranks": 64},
+    "mistake": {"preset": "tiny"},
+    "data": {"preset": "tiny"},
+}
+"""Cockpits that are not launched: their presets, and the choices that differ."""
+OF_A_RUN = ("panel", "sweep", "compared", "comparison", "captions", "captioner", "report")
+"""Views of what the cockpit's run leaves."""
+RECORDINGS = ("hang", "preemption", "out_of_memory")
 CALLS = {
+    "check": "check()",
     "plan": "plan_page(",
+    "printed": "print(cost)",
     "compared": "show_comparison(",
     "captions": "show_captions(",
     "captioner": "Captioner(",
@@ -67,6 +98,10 @@ class Views:
         """Return True if one of these views is to be made."""
         return not self._wanted or any(name.startswith(start) for name in names for start in self._wanted)
 
+    def wants_any_of(self, beginning: str) -> bool:
+        """Return True if a view whose name begins so is to be made."""
+        return self.wants(beginning) or any(start.startswith(beginning) for start in self._wanted)
+
     def take(self, name: str, selector: str) -> None:
         """Keep pictures of what is in sight from an element's top on, at each size and in each theme."""
         if not self.wants(name):
@@ -78,7 +113,7 @@ class Views:
                 self.page.wait_for_timeout(400)
                 self.page.locator(selector).last.evaluate("e => e.scrollIntoView()")
                 self.page.wait_for_timeout(300)
-                self._keep(f"{name}-{size}-{theme}")
+                self.keep(f"{name}-{size}-{theme}")
 
     def take_file(self, name: str, path: Path) -> None:
         """Keep pictures of a page that stands alone."""
@@ -87,13 +122,38 @@ class Views:
             for size, viewport in SIZES.items():
                 self.page.set_viewport_size(viewport)
                 self.page.goto(path.as_uri())
-                self._keep(f"{name}-{size}-{theme}")
+                height = self.page.evaluate("document.documentElement.scrollHeight")
+                for part in range(math.ceil(height / viewport["height"])):
+                    self.page.evaluate("y => scrollTo(0, y)", part * viewport["height"])
+                    self.keep(f"{name}-{part + 1}-{size}-{theme}")
 
-    def _keep(self, name: str) -> None:
+    def keep(self, name: str) -> None:
+        """Keep a picture of what is in sight."""
         path = SHOTS / "views" / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=path)
         self.made.append(path)
+
+
+def _add_cells() -> None:
+    """Add the cells of the cockpits that are not launched, and of recordings."""
+    for name, choices in COCKPITS.items():
+        changes = {key: value for key, value in choices.items() if key != "preset"}
+        CELLS[name] = f"Cockpit({choices['preset']!r}, **{changes!r})"
+    for name in RECORDINGS:
+        CELLS[f"replay-{name}"] = (
+            f"played = replay('{name}', to='runs/replayed-{name}', speed=1000)\nplayed.wait()\nRunPanel(played.path)"
+        )
+
+
+def write_pictures(folder: Path) -> None:
+    """Write a folder of pictures with their texts, of which one is broken."""
+    folder.mkdir()
+    for number in range(12):
+        picture = Image.new("RGB", (48, 32), (20 * number, 90, 200 - 10 * number))
+        picture.save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(f"a plain picture, the number {number} of twelve")
+    (folder / "03.png").write_bytes((folder / "03.png").read_bytes()[:60])
 
 
 def main() -> None:
@@ -103,6 +163,8 @@ def main() -> None:
         folder.mkdir()
         (folder / "my_rows.py").write_text(ROWS)
         (folder / "course").symlink_to(ROOT / "notebooks/course")
+        write_pictures(folder / "pictures")
+        _add_cells()
         write_notebook(folder / "views.ipynb", CELLS)
         with jupyterlab(folder, home) as (base, token), chromium() as page:
             open_notebook(page, base, token, "views.ipynb")
@@ -111,10 +173,13 @@ def main() -> None:
             expect.set_options(timeout=60_000)
             views = Views(page, sys.argv[1:])
             run_cell(page, "import")
-            _cockpit(views)
+            if views.wants_any_of("cockpit") or views.wants(*OF_A_RUN):
+                _cockpit(views)
+            _planned_cockpits(views)
             _runs(views)
             _others(views)
             _pages(views, folder)
+            _slides(views, folder / "slides")
     print(*views.made, sep="\n")
 
 
@@ -163,14 +228,43 @@ def _cockpit(views: Views) -> None:
         page.evaluate("window.jupyterapp.shell.collapseLeft()")
 
 
+def _planned_cockpits(views: Views) -> None:
+    """Cockpits that are not launched: AUTO, groups of ranks, many ranks, a mistake, a bad record, units unfolded."""
+    page = views.page
+    for name in COCKPITS:
+        if not views.wants_any_of(name):
+            continue
+        run_cell(page, name)
+        cockpit = page.locator(".mm-cockpit").last
+        expect(cockpit.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible(timeout=PATIENCE_MS)
+        expect(cockpit.locator(".mm-cockpit-top")).to_contain_text("parameters train", timeout=PATIENCE_MS)
+        if name == "mistake":
+            _write(cockpit, "steps", "0")
+            expect(cockpit.locator(".mm-choices .mm-error")).to_be_visible()
+        if name == "data":
+            _write(cockpit, "your data", "pictures")
+            expect(cockpit.locator(".mm-choices")).to_contain_text("cannot be used")
+        views.take(name, ".mm-cockpit")
+        if name == "hybrid":
+            cockpit.locator(".mm-cockpit-right > .widget-html details > summary").last.click()
+            views.take("hybrid-units", ".mm-cockpit details[open]")
+        if name == "many":
+            _press(cockpit, "All choices")
+            views.take("many-choices", ".mm-cockpit")
+
+
 def _runs(views: Views) -> None:
-    """A run's strip alone; runs in trouble."""
-    for cell, sign in (("panel", "COMPLETED"), ("nan", "What to do"), ("killed", "died without a traceback")):
+    """A run's strip alone; runs in trouble; recordings; a run of many ranks."""
+    signs = {"panel": "COMPLETED", "nan": "What to do", "killed": "died without a traceback"}
+    signs |= {"ranks": "16 ranks"} | {f"replay-{name}": "replay" for name in RECORDINGS}
+    for cell, sign in signs.items():
         if views.wants(cell):
             run_cell(views.page, cell)
             expect(views.page.locator(".mm-run").last).to_contain_text(sign)
             views.page.wait_for_timeout(2000)
             views.take(cell, ".mm-run")
+            if cell == "ranks":
+                run_cell(views.page, "end")
 
 
 def _others(views: Views) -> None:
@@ -198,9 +292,32 @@ def _pages(views: Views, folder: Path) -> None:
         views.take_file("comparison", write_comparison([run, *others], folder / "comparison.html"))
 
 
-def _press(page: Page, name: str) -> None:
-    """Press a button of the cockpit by its whole text; an icon may stand before it."""
-    page.locator(".mm-cockpit").get_by_role("button", name=re.compile(rf"^\W*{name}$")).first.click()
+def _slides(views: Views, folder: Path) -> None:
+    """Each slide of the workshop's deck, which has one theme."""
+    if not views.wants("slides"):
+        return
+    command = [sys.executable, "slides/build.py", "--no-pdf", "--to", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    for size, viewport in SIZES.items():
+        views.page.set_viewport_size(viewport)
+        views.page.goto((folder / "index.html").as_uri())
+        views.page.wait_for_function("window.Reveal && Reveal.isReady()")
+        for number in range(views.page.evaluate("Reveal.getTotalSlides()")):
+            views.page.evaluate("number => Reveal.slide(number)", number)
+            views.keep(f"slides-{number + 1:02}-{size}")
+
+
+def _press(page: Page | Locator, name: str) -> None:
+    """Press a button of the cockpit, or of the page's first, by its whole text; an icon may stand before it."""
+    cockpit = page.locator(".mm-cockpit") if isinstance(page, Page) else page
+    cockpit.get_by_role("button", name=re.compile(rf"^\W*{name}$")).first.click()
+
+
+def _write(cockpit: Locator, label: str, words: str) -> None:
+    """Write into one of the cockpit's inputs."""
+    box = cockpit.locator(".mm-choices").get_by_label(label, exact=True).last
+    box.fill(words)
+    box.press("Tab")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Lines of a check made from facts: what somebody else has written stays text in a terminal and on a page."""
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -142,6 +144,14 @@ def test_figures_of_a_machine_are_those_by_which_a_plan_counts_seconds(tmp_path)
     slow = bandwidth_line(found, figures, params.change(**{"launch.cluster": None}), "NVIDIA A100-SXM4-80GB")
     assert slow.state == "note" and "a100-infiniband has bandwidth 2.5e+10, measured 1e+09" in slow.text
     assert bandwidth_line(found, figures, params, "NVIDIA A100-SXM4-80GB").state == "ok", "as the profile says"
+
+
+def test_the_table_of_a_check_names_a_place_once_and_has_a_column_for_fixes_where_there_is_one():
+    lines = (Line("python", "ok", "3.11"), Line("cores", "ok", "2"), Line("gloo", "ok", "ranks talk"))
+    report = SiteReport(lines=lines, places=("here", "here", "2 ranks"))
+    assert report.table().count(">here<") == 1 and "what to do" not in report.table()
+    wrong = replace(report, lines=(*lines[:2], Line("gloo", "wrong", "silence", "name the interface")))
+    assert "what to do" in wrong.table() and "name the interface" in wrong.table()
 
 
 def test_hostile_words_stay_text():

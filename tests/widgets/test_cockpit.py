@@ -223,6 +223,8 @@ def test_from_many_ranks_on_a_map_shows_the_slow_and_names_the_odd():
     assert html.count("<i ") == MAP_FROM and "slowest has 60% of the median" in html
     assert html.count("mm-rank-failed") == 2 and "✖ rank 6" in html, "in the map, and as a cell"
     assert len({part.split('"')[0] for part in html.split("background:")[1:]}) == 2
+    unknown = rank_grid([replace(rank, tokens_per_s=None) for rank in ranks])
+    assert "mm-rank-map" in unknown and "slowest" not in unknown, "nothing is said of what no rank has told"
 
 
 def test_a_path_of_data_is_looked_at_when_it_is_typed(small, tmp_path):

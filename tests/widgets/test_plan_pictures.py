@@ -16,8 +16,10 @@ from mmfsdp.predict.recordings import Recordings
 from mmfsdp.predict.timeline import step_timeline
 from mmfsdp.train.prepare import preview
 from mmfsdp.widgets import style
+from mmfsdp.widgets.cockpit import PICTURE_WIDTH
+from mmfsdp.widgets.markup import width_of
 from mmfsdp.widgets.plan_figures import Figure, figures_html, plan_figures
-from mmfsdp.widgets.plan_pictures import NO_EXAMPLE, plan_pictures, timeline_of
+from mmfsdp.widgets.plan_pictures import HINT, NO_EXAMPLE, OPENS, plan_pictures, timeline_of
 from mmfsdp.widgets.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
 from mmfsdp.widgets.step_picture import SENT_HEIGHT, step_picture
 from mmfsdp.widgets.unit_boxes import unit_boxes
@@ -171,12 +173,13 @@ def test_a_box_of_several_units_opens_to_each_of_them(many_layers):
     boxes_of_controls = [control["class"].split()[0] for control in controls]
     assert sorted(units_of(opened)) == sorted(boxes_of_controls * 14)
     assert len(units_of(opened)) == len(units) and all(f"{unit.name}: " in opened for unit in units)
-    assert "opens by a click or the space bar" in html
+    assert f"{HINT} {OPENS}" in html
+    assert width_of(f"{HINT} {OPENS}", 12) < PICTURE_WIDTH, "a second line would cover the title below it"
 
 
 def test_a_plan_without_patterns_has_nothing_to_open(plans):
     html = plan_pictures(plans["SHARD"], None)
-    assert not opening(html) and "mm-opened" not in html and "opens by a click" not in html
+    assert not opening(html) and "mm-opened" not in html and OPENS not in html
 
 
 @pytest.mark.parametrize("backend", ["FSDP1", "FSDP2", "DDP"])

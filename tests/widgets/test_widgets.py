@@ -213,6 +213,9 @@ def test_own_code_is_run_by_its_button_which_shows_what_is_there(small, own_code
     log = small.reveal("train.callbacks")
     log.try_now()
     assert "my_log:Log: on_save" in log.wait()
+    choose(small, "data.source", "shapes")
+    data = small.params.data
+    assert (str(data.source), data.reader, small.error) == ("shapes", None, None), "another source replaces the reader"
 
 
 def test_an_error_of_own_code_is_shown_with_its_lines_escaped(small, own_code):

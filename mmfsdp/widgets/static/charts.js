@@ -61,6 +61,7 @@ function mmCharts(root, spec, source) {
     return size < 1e-3 ? value.toExponential(1).replace("e-0", "e-") : String(+value.toPrecision(3));
   };
   const bytes = value => {
+    if (value === 0) return "0";
     for (const [divisor, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"]])
       if (Math.abs(value) >= divisor) return +(value / divisor).toPrecision(4) + " " + unit;
     return +(value / 1024).toPrecision(3) + " KiB";
