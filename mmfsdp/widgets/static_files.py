@@ -39,4 +39,13 @@ def follow_module() -> str:
 
 
 def _joined(*names: str) -> str:
-    return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
+    return "\n".join(_small((STATIC / name).read_text(encoding="utf-8")) for name in names)
+
+
+def _small(text: str) -> str:
+    """Return a script or sheet without indentation and lines that are a comment: every page holds it.
+
+    None of ours has a text of several lines, in which indentation would count.
+    """
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
