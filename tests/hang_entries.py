@@ -96,8 +96,6 @@ def loop(folder: Path, fault: str) -> None:
             beat(f"step {step} compute")
             if fault == "stops" and is_faulty(step, rank=1):
                 os.kill(os.getpid(), signal.SIGSTOP)
-            if fault == "dies" and is_faulty(step, rank=1):
-                os.kill(os.getpid(), signal.SIGKILL)
             loss = model(**batch)
             if loss.requires_grad and (fault != "skips_backward" or not is_faulty(step, rank=1)):
                 loss.backward()
@@ -113,17 +111,7 @@ def loop(folder: Path, fault: str) -> None:
             dist.all_reduce(loss.detach())
 
 
-FAULTS = (
-    "dies",
-    "sleeps",
-    "logs",
-    "crosses",
-    "no_picture",
-    "no_picture_in_gloo",
-    "stops",
-    "skips_backward",
-    "evaluates",
-)
+FAULTS = ("sleeps", "no_picture", "no_picture_in_gloo", "stops", "skips_backward", "evaluates", "logs", "crosses")
 """gloo fails, rather than waits, where one rank gathers another unit, of another size: `no_picture_in_gloo`; or where
 one sums more numbers than the others: `logs`."""
 

@@ -99,7 +99,7 @@ def test_a_waiting_run_says_why_and_is_cancelled_at_once(submit, cluster):
 
 ENDS = {
     "raises": (Status.FAILED, 2, "rank 2: RuntimeError: the cause", 'raise RuntimeError("the cause")'),
-    "killed": (Status.FAILED, 2, "rank 2 on 127.0.0.2: Killed", ""),
+    "die": (Status.FAILED, 1, "rank 1 on 127.0.0.1: Killed", "last words of rank 1"),
     "hang": (Status.FAILED, 3, "rank 3 does not answer (in step 3 compute)", "in hang_here"),
 }
 
