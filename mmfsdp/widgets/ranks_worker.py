@@ -181,11 +181,12 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     names["__file__"] = str(cell)
     try:
         exec(compile(cell.read_text(encoding="utf-8"), str(cell), "exec"), names)
+        if dist.is_initialized():
+            dist.barrier()  # it fails where another rank has failed, later than that one
     except Exception as error:
         note_failure(folder, rank, error)
         (folder / f"{rank}.pt").unlink(missing_ok=True)
         return 1
-    dist.barrier()
     return 0
 
 

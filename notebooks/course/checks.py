@@ -118,7 +118,7 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
         for error in re.findall(r"^\w*(?:Error|Exception): .*", log, re.MULTILINE):
             if "gloo" not in error:  # gloo's only tells that another rank has failed
                 explained = [text for pattern, text in EXPLAINED.items() if re.search(pattern, error)]
-                return " ".join([f"Rank {rank} failed: {error}", *explained[:1]])
+                return f"Rank {rank} failed: {error}" + "".join(f". {text}" for text in explained[:1])
     for said, hint in STOPPED.items():
         if any(said in log for log in logs):
             return hint

@@ -110,6 +110,12 @@ def test_a_cell_that_fails_shows_the_persons_lines_on_the_first_rank_and_a_line_
     assert lines[0] == "line 6: make_plan(torch.ones(2))"
     assert not any(line.startswith(("line", "mmfsdp")) or ".py, line" in line for line in lines[1:]), lines
 
+    late = "import time, of_the_notebook\nif rank == 1:\n    time.sleep(0.2)\n    of_the_notebook.half(torch.ones(2))\n"
+    shell.run_cell_magic("ranks", "2 fails_late", late)
+    other, first = texts_of(folder, "fails_late")
+    assert first.splitlines()[0] == "line 4: of_the_notebook.half(torch.ones(2))", "the other rank has ended"
+    assert other.startswith(("[failed after rank 1, with RuntimeError: ", "[ended here, since rank 1 had failed]"))
+
     killed = FAILING_CELL.replace("BOTH", "False").replace("WHAT(torch.ones(2))", "__import__('os')._exit(3)")
     shell.run_cell_magic("ranks", "2 killed", killed)
     other, first = texts_of(folder, "killed")
