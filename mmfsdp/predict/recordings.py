@@ -5,6 +5,7 @@ Tracing and recording run the model; all else of a plan is arithmetic on them, a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from hashlib import sha256
 from typing import Any
@@ -33,22 +34,24 @@ class Recordings:
     """Keep what was traced and recorded of one model, which must not change between plans.
 
     What is kept is found by all that it depends on: the example, the backend that runs, the fields of FSDPParams
-    without NOT_RECORDED, and the units with their parameters and dtypes.
+    without NOT_RECORDED, and the units with their parameters and dtypes. Several threads may ask: one of them makes
+    what is missing, and the others wait for it.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._groups: dict[Hashable, Grouped] = {}
         self._recordings: dict[Hashable, Recording] = {}
         self._others: dict[Hashable, Any] = {}
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` gives, such as a batch of the run's data, from an earlier call with an equal key."""
-        return _kept(self._others, key, make)
+        return self._kept(self._others, key, make)
 
     def group(self, model: nn.Module, params: FSDPParams, example: dict[str, Any] | None) -> Grouped:
         """Return what `trace_and_group` gives, from an earlier call if there was one like it."""
         key = (_choices(params), _content(example))
-        return _kept(self._groups, key, lambda: trace_and_group(model, params, example))
+        return self._kept(self._groups, key, lambda: trace_and_group(model, params, example))
 
     def record(self, model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
         """Return what `record_memory` gives, from an earlier call if there was one like it. Raises as that."""
@@ -57,16 +60,16 @@ class Recordings:
             params = tuple((p.name, p.shape, p.trainable, unit.computed_dtype(p)) for p in unit.params)
             units.append((unit.modules, unit.compute_dtype, params))
         key = (_choices(plan.fsdp), tuple(units), _content(example))
-        return _kept(self._recordings, key, lambda: record_memory(model, plan, example))
+        return self._kept(self._recordings, key, lambda: record_memory(model, plan, example))
 
-
-def _kept(kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
-    """Return the value of a key, made if there is none; the oldest ones are dropped."""
-    if key not in kept:
-        kept[key] = make()
-        while len(kept) > MAX_KEPT:
-            del kept[next(iter(kept))]
-    return kept[key]
+    def _kept(self, kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the value of a key, made if there is none; the oldest ones are dropped."""
+        with self._lock:
+            if key not in kept:
+                kept[key] = make()
+                while len(kept) > MAX_KEPT:
+                    del kept[next(iter(kept))]
+            return kept[key]
 
 
 def _choices(params: FSDPParams) -> Hashable:

@@ -9,8 +9,9 @@ from typing import Any
 
 import anywidget
 import ipywidgets as w
+import traitlets
 
-from .static_files import cockpit_sheet, labels_module
+from .static_files import cockpit_sheet, folds_module, labels_module
 from .style import STYLE, WIDGET_STYLE
 
 ABSENT_AFTER_S = 10.0
@@ -31,12 +32,30 @@ class InputLabels(anywidget.AnyWidget):
         super().__init__()
 
 
+class Folds(anywidget.AnyWidget):
+    """Keeps open what a person has unfolded in the HTML of the widget around it, when that is drawn once more.
+
+    What may be drawn again has the attribute data-fold: a name that says what it is, whatever it shows now.
+    """
+
+    folds = traitlets.Dict().tag(sync=True)
+    """Name -> True for what a person has unfolded, False for what they have folded; the page writes it."""
+
+    def __init__(self) -> None:
+        self._esm = folds_module()
+        super().__init__()
+
+
 class CellWidget(w.VBox):
-    """A widget with its style sheets, whose input takes effect while a cell runs."""
+    """A widget with its style sheets, whose input takes effect while a cell runs.
+
+    What a person unfolds in it stays open when it is drawn once more.
+    """
 
     def __init__(self, children: Sequence[w.Widget], **traits: Any):
-        labels = w.Box([InputLabels()], layout=w.Layout(display="none"))
-        super().__init__([_style_sheets(), *children, labels], **traits)
+        self._folds = Folds()
+        hidden = w.Box([InputLabels(), self._folds], layout=w.Layout(display="none"))
+        super().__init__([_style_sheets(), *children, hidden], **traits)
         self.add_class("mm-widget")
         receive_while_busy(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,35 @@ PAGE_PIXELS = 600
 """Width of the charts of a page that cannot ask for more points."""
 
 
-def names_of(folders: Iterable[str | Path]) -> dict[str, Path]:
-    """Return run folders by what they are called in charts: by their paths where there are several."""
-    paths = [Path(folder) for folder in folders]
-    by_name: dict[str, Path] = {}
-    for path in paths:
-        name = without_controls(str(path) if len(paths) > 1 else path.name)
-        while name in by_name and by_name[name] != path:  # it differed in control characters alone
+def run_names(folders: Iterable[str | Path]) -> list[str]:
+    """Return what runs are called where several are shown: their paths from the folder that all of them are in.
+
+    Of runs that share nothing but the root, those in the working folder are named from there, the others in full.
+    """
+    paths = [os.path.abspath(folder) for folder in folders]
+    if not paths:
+        return []
+    shared = os.path.commonpath([os.path.dirname(path) for path in paths])
+    if shared != os.path.dirname(shared):
+        names = [os.path.relpath(path, shared) for path in paths]
+    else:
+        names = []
+        for path in paths:
+            from_here = os.path.relpath(path)
+            names.append(path if from_here.startswith(os.pardir) else from_here)
+    path_of: dict[str, str] = {}
+    for index, path in enumerate(paths):
+        name = without_controls(names[index])
+        while path_of.setdefault(name, path) != path:  # it differed in control characters alone
             name += "'"
-        by_name[name] = path
-    return by_name
+        names[index] = name
+    return names
+
+
+def names_of(folders: Iterable[str | Path]) -> dict[str, Path]:
+    """Return run folders by what they are called in charts."""
+    paths = [Path(folder) for folder in folders]
+    return dict(zip(run_names(paths), paths, strict=True))
 
 
 def payload(tables: Mapping[str, Table]) -> dict[str, Any]:

@@ -271,5 +271,7 @@ def _details(planned: PlannedRun, pinned: PlannedRun | None, machine: str) -> st
         words = f"<b>{len(plan.lint)} {'finding' if len(plan.lint) == 1 else 'findings'}</b>, {words}"
     if pinned:
         words = f"what differs from the pinned plan, {words}"
-    opened = " open" if any(finding.level == "error" for finding in plan.lint) else ""
-    return f"<details{opened}><summary>{words}</summary>{html}{unit_table(plan)}</details>"
+    fold = 'data-fold="plan"'
+    if any(finding.level == "error" for finding in plan.lint):
+        fold = 'data-fold="plan with errors" open'
+    return f"<details {fold}><summary>{words}</summary>{html}{unit_table(plan)}</details>"

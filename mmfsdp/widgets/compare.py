@@ -22,7 +22,7 @@ from ..run.record import RunState
 from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
 from .charts import Charts
-from .charts_page import charts_html
+from .charts_page import charts_html, run_names
 from .markup import note, page, shown
 from .panel import RunPanel
 from .report import read_params
@@ -52,6 +52,8 @@ class ComparedRun:
     """A run with what it is compared by."""
 
     path: Path
+    name: str
+    """Tells it from the others; see `run_names`."""
     state: RunState
     params: dict[str, Any]
     """By dotted name."""
@@ -97,7 +99,9 @@ def compared_runs(folders: Sequence[str | Path]) -> list[ComparedRun]:
     for path in paths:
         if not is_run(path):
             raise ParamError("runs", f"{str(path)!r} is not a run; name folders of runs, such as runs/first")
-    runs = [ComparedRun(path, run_state(path), leaves(read_params(path))) for path in paths]
+    runs = []
+    for path, name in zip(paths, run_names(paths), strict=True):
+        runs.append(ComparedRun(path, name, run_state(path), leaves(read_params(path))))
     return sorted(runs, key=lambda run: run.rank)
 
 
@@ -137,12 +141,16 @@ def comparison(folders: Sequence[str | Path], *, scripted: bool = False) -> str:
 def table_html(
     runs: Sequence[ComparedRun], columns: dict[str, list[Cell]], order: Sequence[int], *, scripted: bool = False
 ) -> str:
-    """Return the table with the runs of these indices, in this order. A run has the color of its curves."""
+    """Return the table with the runs of these indices, in this order. A run has the color of its curves.
+
+    Its name has the whole path as a title, and as data-path for tools.
+    """
     head = "".join(_head(name, scripted=scripted) for name in ("run", *columns))
     body = ""
     for index in order:
         sign = f'<span style="color:{RUN_COLORS[index % len(RUN_COLORS)]}" aria-hidden="true">━</span>'
-        cells = f"<td>{sign} {shown(runs[index].path)}</td>"
+        path = shown(os.path.abspath(runs[index].path))
+        cells = f'<td title="{path}" data-path="{path}">{sign} {shown(runs[index].name)}</td>'
         for column in columns.values():
             cell = column[index]
             value = "" if cell.value is None else f' data-value="{cell.value!r}"'
@@ -181,8 +189,7 @@ class Comparison(CellWidget):
         self.table = w.HTML()
         self.open_buttons = []
         for run in self.runs:
-            name, place = without_controls(run.path.name)[:40], without_controls(str(run.path))
-            self.open_buttons.append(w.Button(description=name, tooltip=place))
+            self.open_buttons.append(w.Button(description=run.name[-40:], tooltip=without_controls(str(run.path))))
         for button, run in zip(self.open_buttons, self.runs, strict=True):
             button.on_click(lambda _, run=run: self._open(run))
         self.charts = Charts([run.path for run in self.runs])
@@ -200,7 +207,7 @@ class Comparison(CellWidget):
         order = []
         for index, run in enumerate(self.runs):
             cells = [column[index].words for column in self._columns.values()]
-            text = " ".join((str(run.path), *cells)).lower()
+            text = " ".join((run.name, *cells)).lower()
             if all(word in text for word in words):
                 order.append(index)
         column = self._columns.get(self.sort_by.value)

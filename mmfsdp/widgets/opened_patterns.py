@@ -7,14 +7,14 @@ is needed, so it works in a notebook, in a report and in an exported page.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from ..core.plan import WrapPlan
 from ..params.numbers import size
 from .markup import svg
 from .rank_picture import BOX_GAP, LANE_GAP, LEFT, MIN_BOX, Lanes, Shapes, places_of, rectangle
-from .unit_boxes import Box, about, pattern_name, short_text
+from .unit_boxes import Box, about, short_text
 
 HEIGHT = 22
 MAX_NAMED = 120
@@ -32,32 +32,49 @@ def patterns_of(boxes: Sequence[Box]) -> dict[int, list[int]]:
     return patterns
 
 
+def fold_names(boxes: Sequence[Box]) -> dict[int, str]:
+    """Return a name for each pattern that repeats, by which it stays open when the plan is drawn once more.
+
+    It is the name of the layers, whatever their policy and number: of layers that another policy has split into
+    several patterns, the first goes on.
+    """
+    names: dict[int, str] = {}
+    times: Counter[str] = Counter()
+    for pattern, indices in patterns_of(boxes).items():
+        layers = re.sub(r"\d+", "#", short_text(boxes[indices[0]].unit.name))
+        names[pattern] = f"{layers} {times[layers]}"
+        times[layers] += 1
+    return names
+
+
 def opening_controls(lanes: Lanes) -> str:
     """Return a check box over each box that stands for several units.
 
     Whichever opened a pattern grows over all boxes of it, so that a click on any of them closes it again.
     """
-    html = ""
+    html, folds = "", fold_names(lanes.boxes)
     for pattern, indices in patterns_of(lanes.boxes).items():
-        name = pattern_name([lanes.boxes[index] for index in indices])
+        name = lanes.pattern_name(indices)
         left = lanes.places[indices[0]][0]
         end, height = sum(lanes.places[indices[-1]]), lanes.bottom - lanes.top - LANE_GAP
         for index in indices:
             x, width = lanes.places[index]
             frame = f"left:{x:.1f}px;top:{lanes.top}px;width:{width:.1f}px;height:{height:.1f}px"
-            words = escape(f"{about(lanes.plan, lanes.boxes[index])} Click to see each unit.")
+            what = about(lanes.plan, lanes.boxes[index]).partition(";")[0]  # the rest stands beneath the picture
+            words = escape(f"{what}. Click to see each unit.")
             html += f'<input type="checkbox" class="mm-b{index} mm-open mm-open{pattern}" title="{words}"'
-            html += f' aria-label="{escape(name)}: each unit by itself"'
+            html += f' aria-label="{escape(name)}: each unit by itself" data-fold="{escape(folds[pattern])}"'
             html += f' style="{frame};--left:{left:.1f}px;--width:{end - left:.1f}px">'
     return html
 
 
-def opened_patterns(plan: WrapPlan, boxes: Sequence[Box], width: int) -> str:
+def opened_patterns(lanes: Lanes, width: int) -> str:
     """Return what each pattern shows when it is opened: its units on the first rank, each as wide as its parameters."""
+    plan, boxes = lanes.plan, lanes.boxes
     number = sum(len(box.units) for box in boxes)
     html = ""
     for pattern, indices in patterns_of(boxes).items():
-        name = pattern_name([boxes[index] for index in indices])
+        name = lanes.pattern_name(indices)
         units = [(unit.order, index, unit) for index in indices for unit in boxes[index].units]
         units.sort(key=lambda item: item[0])
         words = f"{name}, each unit by itself on rank 0"

@@ -48,7 +48,7 @@ def plan_pictures(
     html = _title("What each rank holds between steps", "a box is a unit, as wide as its parameters")
     picture = rank_picture(plan, lanes=lanes) + opening_controls(lanes)
     html += _scrolling(f'<div class="mm-lanes">{picture}</div>')
-    opened = opened_patterns(plan, boxes, width)
+    opened = opened_patterns(lanes, width)
     html += opened
     hint = f"{HINT} {OPENS}" if opened else HINT
     lines = "".join(f'<span class="mm-b{place}">{escape(about(plan, box))}</span>' for place, box in enumerate(boxes))
@@ -82,6 +82,6 @@ def _linked(html: str, boxes: Sequence[Box]) -> str:
     rules = opening_rules(boxes)
     for place in range(len(boxes)):
         name = f".mm-b{place}"
-        lit = f".mm-plan:has({name}:is(:hover,:focus-visible))"
-        rules += f"{lit} svg {name}{{outline:2px solid}}{lit} p {name}{{display:inline}}\n"
+        # One rule for the pictures and the line beneath, where style.py takes the outline away: a rule for each box.
+        rules += f".mm-plan:has({name}:is(:hover,:focus-visible)) {name}{{outline:2px solid;display:inline}}\n"
     return f'<div class="mm-plan"><style>{rules}</style>{html}</div>'

@@ -9,7 +9,8 @@ from ..core.plan import Unit, UnitKind, WrapPlan
 from ..params import FrozenPolicy
 from .markup import svg, text, width_of
 from .style import FILL
-from .unit_boxes import Box, about, part_name, pattern_name, unit_boxes
+from .unit_boxes import Box, about, unit_boxes
+from .unit_names import part_names, pattern_name, unit_names
 
 WIDTH = 760
 """Pixels. No picture is scaled down in a cell of JupyterLab at 1280 pixels with its side bar open."""
@@ -33,6 +34,7 @@ class Lanes:
     def __init__(self, plan: WrapPlan, width: int) -> None:
         self.plan = plan
         self.boxes = unit_boxes(plan)
+        self.names = unit_names(self.boxes)
         # A picture of hundreds of boxes is wider.
         self.width = max(width, LEFT + int(len(self.boxes) * (MIN_BOX + BOX_GAP)) + 60)
         self.places = places_of(self.boxes, self.width - LEFT)
@@ -48,6 +50,10 @@ class Lanes:
             self.tops.append((rank, y))
             y += SKIPPED_ROW if rank is None else self.lane + LANE_GAP
         self.bottom = y
+
+    def pattern_name(self, indices: Sequence[int]) -> str:
+        """Return the name of the pattern with the boxes of these indices."""
+        return pattern_name([self.boxes[index] for index in indices], [self.names[index] for index in indices])
 
 
 def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = None) -> str:
@@ -76,7 +82,7 @@ def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = No
         if opens:  # the rest stands beneath the picture
             words = words.partition(";")[0]
         parts.append(place(number, words, (x, top, box_width, bottom - top - LANE_GAP), has_focus))
-    brackets = _brackets(boxes, places, bottom)
+    brackets = _brackets(lanes)
     legend, rows = _legend(plan, boxes, bottom + (PATTERN_ROW if brackets else 0), lanes.width)
     height = bottom + (PATTERN_ROW if brackets else 0) + LEGEND_ROW * rows
     return svg(lanes.width, height, _description(plan, boxes), *parts, *brackets, *legend, role="group")
@@ -172,8 +178,7 @@ def place(number: int, words: str, frame: tuple[float, float, float, float], has
 def _part_names(boxes: Sequence[Box], places: Sequence[tuple[float, float]], width: float) -> list[str]:
     """Return the names of the model's parts over their first boxes, as far as they have room."""
     starts: list[tuple[str, float]] = []
-    for box, (x, _) in zip(boxes, places, strict=True):
-        name = part_name(box.unit)
+    for name, (x, _) in zip(part_names(boxes), places, strict=True):
         if not starts or starts[-1][0] != name:
             starts.append((name, x))
     names = []
@@ -197,8 +202,9 @@ def _marks(plan: WrapPlan, boxes: Sequence[Box], places: Sequence[tuple[float, f
     return marks
 
 
-def _brackets(boxes: Sequence[Box], places: Sequence[tuple[float, float]], top: float) -> list[str]:
+def _brackets(lanes: Lanes) -> list[str]:
     """Return a line under each pattern that repeats, with its name or, where it is narrow, the number of times."""
+    boxes, places, top = lanes.boxes, lanes.places, lanes.bottom
     brackets = []
     free = 0.0  # from where on no name stands
     for pattern in dict.fromkeys(box.pattern for box in boxes):
@@ -208,7 +214,7 @@ def _brackets(boxes: Sequence[Box], places: Sequence[tuple[float, float]], top: 
         x, (last, last_width) = places[indices[0]][0], places[indices[-1]]
         end = last + last_width
         brackets.append(f'<path d="M{x:.1f} {top - 3:.1f}v3H{end:.1f}v-3" fill="none" stroke="currentColor"/>')
-        name = pattern_name([boxes[index] for index in indices])
+        name = lanes.pattern_name(indices)
         for words in (name, f"{len(boxes[indices[0]].units)} ×"):
             left = (x + end - width_of(words, FONT)) / 2
             if left >= max(x - 8, free):

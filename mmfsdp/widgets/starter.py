@@ -94,7 +94,7 @@ class Starter:
                     self.run = match.run
                     return
                 params, self.words = self._free_name(params) if match.run else (match.params, match.words)
-            self.run = launch(prepare(params))  # its errors are shown here, before a rank starts
+            self.run = launch(prepare(params, activations=True))  # its errors are shown here, before a rank starts
         except Exception as error:  # the thread ends here: the error is shown, and wait() raises it
             self.failure, self.launched = error, None
         finally:

@@ -33,6 +33,12 @@ def labels_module() -> str:
 
 
 @cache
+def folds_module() -> str:
+    """Return the module that keeps open what a person has unfolded."""
+    return _joined("folds.js")
+
+
+@cache
 def follow_module() -> str:
     """Return the module by which a log follows its newest line."""
     return _joined("follow.js")

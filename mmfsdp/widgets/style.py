@@ -98,7 +98,7 @@ STYLE = f"""<style>
 .mm-compared input {{font: inherit; margin: .4em}} .mm-compared tr[hidden] {{display: none}}
 .mm-compared td:first-child {{min-width: 10em}}
 .mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
-.mm-about > [class^="mm-b"] {{display: none}}
+.mm-about > span {{outline: none !important}} .mm-about > [class^="mm-b"] {{display: none}}
 .mm-plan:has([class^="mm-b"]:is(:hover, :focus-visible)) .mm-hint {{display: none}}
 .mm-plan-figures {{display: grid; grid-template-columns: repeat(auto-fit, minmax(11em, 1fr))}}
 .mm-plan-figures > div {{font-size: 12px; line-height: 1.35}} .mm-plan-figures b {{font-size: 20px}}

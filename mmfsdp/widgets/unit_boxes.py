@@ -6,11 +6,13 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..core.plan import ROOT, Unit, UnitKind, WrapPlan
+from ..core.plan import Unit, UnitKind, WrapPlan
 from ..params.numbers import count, size
 
 MAX_BOXES = 24
 """In a plan of more units, patterns that repeat are merged."""
+MIN_SAVED = 4
+"""Boxes that a merge must save: fewer units are drawn as they are, which takes less than what opens a pattern."""
 MAX_NAME = 64
 MAX_PATTERN = 8
 """Units in a pattern: with cross-attention before every fourth layer, five repeat."""
@@ -63,13 +65,13 @@ def _look(unit: Unit) -> Hashable:
 
 
 def _longest_repetition(looks: Sequence[Hashable]) -> tuple[int, int]:
-    """Return (length, times) of the pattern at the start that covers most units; (1, 1) if none repeats."""
+    """Return (length, times) of the pattern at the start that covers most units; (1, 1) if none is worth a merge."""
     best = (1, 1)
     for length in range(1, MAX_PATTERN + 1):
         times = 1
         while list(looks[length * times : length * (times + 1)]) == list(looks[:length]):
             times += 1
-        if times > 1 and length * times > best[0] * best[1]:
+        if length * (times - 1) >= MIN_SAVED and length * times > best[0] * best[1]:
             best = (length, times)
     return best
 
@@ -81,41 +83,6 @@ def box_of_unit(boxes: Sequence[Box]) -> dict[int, int]:
         for unit in box.units:
             indices[unit.order] = index
     return indices
-
-
-def short_name(unit: Unit) -> str:
-    """Return the end of a unit's dotted name that says something: decoder_layer of layers.0.decoder_layer."""
-    outside, _, members = unit.name.partition("{")
-    if members:
-        outside = members.rstrip("}").split(",")[0] if not outside.rstrip(".").split(".")[-1] else outside
-    parts = [part for part in outside.rstrip(".").split(".") if part and not part.isdigit()]
-    return parts[-1] if parts else unit.name
-
-
-def pattern_name(boxes: Sequence[Box]) -> str:
-    """Return the name of a pattern that repeats: 24 x (cross_attention, decoder_layer); of one unit, its short name."""
-    names: list[str] = []
-    counts: list[int] = []
-    for box in boxes:
-        name = short_name(box.unit)
-        if names and names[-1] == name:
-            counts[-1] += 1
-        else:
-            names.append(name)
-            counts.append(1)
-    words = [f"{number} × {name}" if number > 1 else name for name, number in zip(names, counts, strict=True)]
-    inside = ", ".join(words)
-    times = len(boxes[0].units)
-    if times == 1:
-        return inside
-    return f"{times} × ({inside})" if len(words) > 1 or counts[0] > 1 else f"{times} × {inside}"
-
-
-def part_name(unit: Unit) -> str:
-    """Return the part of the model that a unit is in, in words: language model."""
-    if unit.name == ROOT:
-        return "root"
-    return re.split(r"[.{]", unit.name)[0].replace("_", " ").strip() or unit.name
 
 
 def short_text(name: str) -> str:

@@ -108,15 +108,15 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     assert len({*drawn, shapes(page)}) == 4
     shot(page, "cockpit-pinned")
     page.locator(".mm-cockpit summary", has_text="what differs from the pinned plan").click()
-    page.wait_for_function(  # a better plan of the same choice may be drawn once more, and is folded again
-        """() => [...document.querySelectorAll('.mm-cockpit details')].some(e => {
-             e.open ||= e.innerText.includes('what differs from the pinned plan');
-             return e.open && e.innerText.includes('frozen_policy: SHARD → REPLICATE');
-           })"""
-    )
+    unfolded = page.locator(".mm-cockpit details[open]")
+    expect(unfolded).to_contain_text("backend: FSDP2 → DDP")
     before = shapes(page)
     press(page, "FSDP2")
     page.wait_for_function("before => document.querySelector('.mm-plan svg').innerHTML !== before", arg=before)
+    expect(unfolded).to_contain_text("frozen_policy: SHARD → REPLICATE")  # it stays open, and follows
+    expect(unfolded).not_to_contain_text("backend: FSDP2 → DDP")
+    unfolded.locator("summary").click()
+    expect(unfolded).to_have_count(0)
 
     # Pointing at a unit lights it in both pictures.
     lit = "e => getComputedStyle(e).outlineStyle"

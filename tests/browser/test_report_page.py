@@ -21,7 +21,7 @@ from mmfsdp.widgets.markup import note
 from mmfsdp.widgets.plan_pictures import plan_pictures
 from mmfsdp.widgets.rank_grid import rank_grid
 from mmfsdp.widgets.report import write_report
-from mmfsdp.widgets.static_files import cockpit_sheet
+from mmfsdp.widgets.static_files import cockpit_sheet, folds_module
 from mmfsdp.widgets.style import STYLE, WIDGET_STYLE
 
 pytestmark = pytest.mark.real
@@ -87,6 +87,50 @@ def test_a_pattern_opens_and_closes_by_a_click_on_its_box_and_by_the_keyboard():
         for number in (1, 0):
             page.keyboard.press("Space")
             expect(opened).to_have_count(number)
+        assert page.problems == []
+
+
+KEEP_FOLDS = """async script => {
+    const values = {folds: {}};
+    const model = {get: name => values[name], set: (name, value) => { values[name] = value; }, save_changes() {}};
+    const module = await import(`data:text/javascript,${encodeURIComponent(script)}`);
+    const widget = document.querySelector("main");
+    module.default.render({model, el: widget.querySelector("i")});
+    window.draw = html => { widget.querySelector("div").innerHTML = html; };
+}"""
+
+
+def test_what_a_person_has_opened_stays_open_when_a_plan_is_drawn_once_more():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8)) for _ in range(60)))
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index >= 30)
+
+    def drawn(**fields):
+        fsdp = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=64, **fields)
+        plan = make_plan(model, fsdp, world_size=2)
+        return f"{plan_pictures(plan, None)}<details data-fold='units'><summary>{plan.backend}</summary>units</details>"
+
+    with chromium(viewport=SCREENS["desk"], offline=True) as page:
+        page.set_content(f"{STYLE}<main class='mm-widget'><i></i><div></div></main>")
+        page.evaluate(KEEP_FOLDS, folds_module())
+        opened, unfolded = page.locator(".mm-opened:visible"), page.locator("details[open]")
+
+        def draw(**fields):
+            page.evaluate("html => window.draw(html)", drawn(**fields))
+
+        draw()
+        page.locator(".mm-open").nth(1).click()
+        page.locator("summary").click()
+        for fields in ({}, {"frozen_policy": "REPLICATE"}, {"backend": "DDP"}):
+            draw(**fields)
+            expect(opened).to_have_count(1)
+            expect(opened).to_contain_text("× 30.0, each unit")
+            expect(unfolded).to_have_count(1)
+        page.locator(".mm-open:checked").click()
+        page.locator("summary").click()
+        draw()
+        expect(opened).to_have_count(0)
+        expect(unfolded).to_have_count(0)
         assert page.problems == []
 
 

@@ -15,6 +15,7 @@ from mmfsdp.data import records
 from mmfsdp.data.loader import batches
 from mmfsdp.params import load
 from mmfsdp.params.numbers import size
+from mmfsdp.predict import recordings
 from mmfsdp.predict.recordings import Recordings
 from mmfsdp.run.folder import read_json, write_json
 from mmfsdp.run.launch import start as real_start
@@ -24,6 +25,8 @@ from mmfsdp.train import data_batch
 from mmfsdp.train.job import different_units, write_plan
 from mmfsdp.train.meters import input_bytes
 from mmfsdp.train.prepare import cost_of, kept_model, peak_of, prepare, preview
+from mmfsdp.widgets.form import RunForm
+from mmfsdp.widgets.starter import Starter
 
 
 def test_a_mistake_that_only_a_plan_shows_starts_nothing(tmp_path):
@@ -89,6 +92,29 @@ def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_pa
     for printed in (by_command, by_run):
         places = [" ".join(printed.split()).index(message[:60]) for message in told]
         assert all(before < after for before, after in pairwise(places))
+
+
+def test_the_button_and_the_command_write_the_same_plan_and_the_button_counts_nothing_twice(
+    tmp_path, monkeypatch, capsys
+):
+    params, plans = tiny_run(tmp_path), []
+
+    def take_down(params, entry, plan, code):
+        plans.append(plan)
+        raise InterruptedError  # nothing is started
+
+    monkeypatch.setattr(importlib.import_module("mmfsdp.run.launch"), "start", take_down)
+    monkeypatch.setattr(running, "params_of", lambda values: params)
+    with pytest.raises(InterruptedError):
+        running.run(Namespace())
+    assert plans[0]["estimate"]["batch_peak_bytes"] and "first 8 batches" in plans[0]["estimate"]["batch"]
+    params.to_yaml(tmp_path / "one.yaml")
+    monkeypatch.setattr(recordings, "record_memory", pytest.fail)  # the plan that a cockpit shows has them
+    starter = Starter(RunForm(str(tmp_path / "one.yaml")), show=lambda: None)
+    starter.start(params)
+    with pytest.raises(InterruptedError):
+        starter.wait()
+    assert plans[1] == plans[0]
 
 
 def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts(tmp_path):

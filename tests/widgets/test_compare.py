@@ -9,6 +9,7 @@ import pytest
 from mmfsdp import RunParams, cli
 from mmfsdp.run.folder import MetricsWriter, read_json, write_json
 from mmfsdp.widgets import show_comparison
+from mmfsdp.widgets.charts_page import run_names
 from mmfsdp.widgets.compare import comparison
 from tests.run.test_runs import GONE, record
 from tests.widgets.test_charts import asked
@@ -37,7 +38,7 @@ def column_of(page, name):
     head = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<th scope.*?</th>", page)]
     if name not in head:
         return None
-    rows = re.findall("<tr>(<td>.*?)</tr>", page)
+    rows = re.findall("<tr>(<td.*?)</tr>", page)
     return [re.findall("<td.*?>(.*?)</td>", row)[head.index(name)] for row in rows]
 
 
@@ -52,6 +53,22 @@ def test_results_and_what_differs_are_shown_the_best_run_first(two):
     assert "<script" not in page and html.escape(HOSTILE) in page
     Page(page)
     assert comparison(two[::-1]) == page, "by what they reached, not as they were named"
+
+
+def test_runs_are_named_by_their_paths_from_the_folder_that_they_share(two, tmp_path, monkeypatch):
+    page = comparison(two)
+    for run, name in zip(two, column_of(page, "run"), strict=True):
+        path = html.escape(str(run))
+        assert name.endswith(f" {html.escape(run.name)}") and f'title="{path}" data-path="{path}"' in page
+    assert run_names(["/runs/rates/0", "/runs/tiny/", "/runs/x/../rates/1"]) == ["rates/0", "tiny", "rates/1"]
+    assert run_names(["/runs/tiny"]) == ["tiny"] and run_names([]) == []
+    monkeypatch.chdir(tmp_path)
+    assert run_names(["runs/tiny", "/data/other/tiny"]) == ["runs/tiny", "/data/other/tiny"]
+    shown = show_comparison(two)
+    assert [button.description for button in shown.open_buttons] == [run.name for run in two]
+    shown.filter.value = str(tmp_path)
+    assert column_of(shown.table.value, "run") == [], "as on the page, the words that are shown are searched"
+    shown.close()
 
 
 def test_in_a_notebook_the_table_sorts_and_filters_and_a_click_opens_a_run(two):

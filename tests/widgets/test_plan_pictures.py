@@ -39,6 +39,11 @@ WAYS = {
 }
 
 
+def each_layer(policy):
+    budget = 1.0 if policy == "AUTO" else None
+    return EACH_LAYER.change(frozen_policy=policy, memory_budget_gib=budget)
+
+
 @pytest.fixture(scope="module")
 def plans():
     model, recordings = tiny_flamingo(), Recordings()
@@ -249,6 +254,26 @@ def test_a_plan_of_hundreds_of_units_and_several_micro_steps_is_small():
     drawn = sum(len(units_of(picture[picture.index("<svg") :])) for picture in opened)
     assert drawn == sum(len(box.units) for box in several) > 120
     assert len(opening(html)) == len(several)
+
+
+def test_a_plan_by_auto_that_changes_from_layer_to_layer_is_small():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64)) for _ in range(70)))
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index % 10 == 9)
+    example = {"input": torch.ones(2, 64)}
+    shard, keep, whole = [
+        make_plan(model, each_layer(policy), world_size=64, example=example)
+        for policy in ("SHARD", "KEEP", "REPLICATE")
+    ]
+    by_name = [{unit.name: unit for unit in plan.units} for plan in (keep, whole)]
+    units = []
+    for index, unit in enumerate(shard.units):  # no pattern repeats
+        others = by_name[index % 2]
+        units.append(others.get(unit.name, unit) if index * index % 11 < 5 else unit)
+    plan = replace(shard, fsdp=each_layer("AUTO"), units=tuple(units))
+    timeline = step_timeline(shard, TRAIN)
+    assert len(unit_boxes(plan)) > 40
+    assert len(plan_pictures(plan, timeline, pinned=timeline, activations=True, width=980).encode()) < 100_000
 
 
 def test_the_pictures_of_a_plan_with_most_boxes_are_small():

@@ -1,0 +1,83 @@
+"""The names of units in pictures: parts of the model and patterns are told apart, whatever is around them."""
+
+import torch
+from torch import nn
+
+from mmfsdp.core.make_plan import make_plan
+from mmfsdp.params import FSDPParams
+from mmfsdp.widgets.plan_pictures import plan_pictures
+from mmfsdp.widgets.unit_boxes import unit_boxes
+from mmfsdp.widgets.unit_names import part_names, unit_names
+
+EACH_LAYER = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=64)
+
+
+class Chain(nn.Module):
+    """Modules that run in the order in which they are named to it, wherever they are."""
+
+    def __init__(self, order, **modules):
+        super().__init__()
+        self.order = order
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, input):
+        for name in self.order:
+            input = self.get_submodule(name)(input)
+        return input
+
+
+def layers(number=30):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8)) for _ in range(number)))
+
+
+def boxes_of(model):
+    model.requires_grad_(True)
+    return unit_boxes(make_plan(model, EACH_LAYER, world_size=2, example={"input": torch.ones(2, 8)}))
+
+
+def different(names):
+    """The names without repetitions side by side."""
+    return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
+
+
+def in_transformers_layout():
+    text = Chain([], embed_tokens=nn.Linear(8, 8), layers=layers())
+    picture = Chain(["encoder.layers"], encoder=Chain([], layers=layers()))
+    inner = Chain(["language_model.embed_tokens", "vision_tower", "projector", "language_model.layers"])
+    inner.add_module("language_model", text)
+    inner.add_module("vision_tower", picture)
+    inner.add_module("projector", nn.Linear(8, 8))
+    return Chain(["model", "lm_head"], model=inner, lm_head=nn.Linear(8, 8))
+
+
+def test_parts_of_a_transformers_model_are_told_apart():
+    boxes = boxes_of(in_transformers_layout())
+    assert different(part_names(boxes)) == ["embed tokens", "vision tower", "projector", "language model", "lm head"]
+    several = [name for name, box in zip(unit_names(boxes), boxes, strict=True) if len(box.units) > 1]
+    assert set(several) == {"encoder.layers", "language_model.layers"}
+
+
+def test_containers_around_a_whole_model_change_no_name():
+    model = in_transformers_layout()
+    wrapped = Chain(["base.inner"], base=Chain([], inner=model))
+    for names in (part_names, unit_names):
+        assert names(boxes_of(wrapped)) == names(boxes_of(model))
+
+
+def test_parts_of_ones_own_model_are_its_modules():
+    model = Chain(
+        ["sees", "tells", "head"], sees=layers(), tells=Chain(["stack"], stack=layers()), head=nn.Linear(8, 8)
+    )
+    boxes = boxes_of(model)
+    assert different(part_names(boxes)) == ["sees", "tells", "head"]
+    assert different(unit_names(boxes)) == ["sees", "stack", "head"]
+    html = plan_pictures(make_plan(model, EACH_LAYER, world_size=2), None)
+    assert "30 × sees" in html and "30 × stack" in html
+
+
+def test_an_encoder_of_each_kind_of_media_is_a_part():
+    encoders = Chain([], vision=layers(), audio=layers())
+    order = ["encoders.vision", "encoders.audio", "language_model"]
+    boxes = boxes_of(Chain(order, encoders=encoders, language_model=layers()))
+    assert different(part_names(boxes)) == ["vision encoder", "audio encoder", "language model"]
