@@ -119,8 +119,7 @@ def _part_of(unit: Unit, around: Path) -> str:
         return "root"
     parts, modules = [], []
     for path in _paths(unit):
-        inside = path[len(around) :] if path[: len(around)] == around else path
-        inside = inside or path
+        inside = path[len(_shared([path, around])) :] or path  # a head may lie beside what is around the layers
         part = _in_words(inside[0])
         if inside[0] in ONE_OF and len(inside) > 1:
             part = f"{_in_words(inside[1])} {ONE_OF[inside[0]]}"
