@@ -78,7 +78,7 @@ def check_gpus(params: RunParams) -> None:
 def too_few_gpus(params: RunParams, *, gpus: int, ranks: int) -> ParamError:
     """Return the error of a node that has fewer GPUs than ranks, though GPUs are wanted."""
     words = f"{params.train.device} needs a GPU per rank: this node has {ranks} ranks, and torch sees "
-    return ParamError("train.device", f"{words}{_count(gpus, 'GPU')}; set launch.ranks lower, or train.device to cpu")
+    return ParamError("train.device", f"{words}{count_of(gpus, 'GPU')}; set launch.ranks lower, or train.device to cpu")
 
 
 def trains_on(params: RunParams) -> str:
@@ -105,7 +105,7 @@ def crowding(params: RunParams) -> str:
     on_gpus = params.train.device is not Device.CPU and has_driver()
     if launch.executor is not Executor.LOCAL or on_gpus or ranks <= max(4, 2 * cores):
         return ""
-    return f"{ranks} ranks would share {_count(cores, 'core')} here and mostly wait; plan them, and launch fewer"
+    return f"{ranks} ranks would share {count_of(cores, 'core')} here and mostly wait; plan them, and launch fewer"
 
 
 def available_cores() -> int:
@@ -124,10 +124,10 @@ def place_of(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool = 
     ranks = launch.world_size
     place = "the CPU"
     if on_gpus:
-        place = _count(ranks, "GPU")
+        place = count_of(ranks, "GPU")
         if launch.executor is Executor.LOCAL and gpus > ranks:
             place = f"{ranks} of {gpus} GPUs"
-    place += f" in {_count(ranks, 'rank')}"
+    place += f" in {count_of(ranks, 'rank')}"
     if launch.nodes > 1:
         place += f" on {launch.nodes} nodes"
     if is_default:
@@ -145,7 +145,7 @@ def _why(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool) -> st
     if on_gpus:
         return "a rank for each GPU" if is_default else f"launch.ranks is {launch.ranks}"
     if gpus:
-        words = f"torch sees {_count(gpus, 'GPU')} here, which is too few"
+        words = f"torch sees {count_of(gpus, 'GPU')} here, which is too few"
         return f"{words}; set launch.ranks to {gpus} to train on GPUs"
     if has_driver() and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides all GPUs"
@@ -154,6 +154,6 @@ def _why(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool) -> st
     return "torch sees no GPU here"
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """Return such as `1 GPU` or `2 GPUs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -16,7 +16,7 @@ from ..params.run import with_cluster
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
 from .never_starts import refused_field
-from .placement import with_ranks
+from .placement import count_of, with_ranks
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 
 GPUS_VARIABLE = "MMFSDP_GPUS"
@@ -24,8 +24,8 @@ GPUS_VARIABLE = "MMFSDP_GPUS"
 DEFAULT_LIMIT_MIN = 720
 """The time limit of a job where nobody says one, and its partition allows as much."""
 HIDDEN_GPUS = (
-    "NCCL finds no NVLink to a GPU that it does not see, and falls back to PCIe, which is several times slower; "
-    "launch.gpus_as gpus-per-node or gres shows a rank all GPUs of the job on its node, where the cluster allows it"
+    "NCCL finds no NVLink to a GPU that it does not see, and falls back to PCIe, which is several times slower. With "
+    "launch.gpus_as gpus-per-node or gres, a rank sees all GPUs of the job on its node, if the cluster allows it"
 )
 """What it costs if a rank sees its own GPU only: https://github.com/NVIDIA/nccl/issues/1066."""
 
@@ -239,13 +239,7 @@ def notes(params: RunParams) -> list[str]:
         of_them = f"{idle} of the {gpus} GPUs of each node have no rank, and are paid for: "
         found.append(f"{of_them}raise launch.ranks to {gpus * launch.nodes}, or lower launch.gpus_per_node")
     if launch.gpus_as is GpusAs.GPUS_PER_TASK and launch.gpus(params.train.device) > 1:
-        words = (
-            "launch.gpus_as gpus-per-task: each rank sees its own GPU only. NCCL may then be unable to copy from GPU "
-        )
-        words += (
-            "to GPU (NVLink) and go through the memory of the node, which is several times slower; gpus-per-node or "
-        )
-        found.append(f"{words}gres shows all GPUs to all ranks, where the cluster allows it")
+        found.append(f"launch.gpus_as gpus-per-task: each rank sees its own GPU only. {HIDDEN_GPUS}")
     mounts = any(option.startswith(("container-mounts", "container-mount-home")) for option in launch.srun)
     if in_container(launch) and not mounts:
         folder = os.path.abspath(os.path.expanduser(launch.folder))
@@ -262,9 +256,9 @@ def question_lines(params: RunParams, text: str, options: Collection[str]) -> li
     params = with_ranks(params)
     launch = with_cluster(params.launch)
     limit, gpus = time_limit(launch), launch.nodes * launch.gpus(params.train.device)
-    asks = f"asks for {gpus} GPUs for {limit} min: at most {gpus * limit / 60:.4g} GPU-hours"
+    asks = f"asks for {count_of(gpus, 'GPU')} for {limit} min: at most {gpus * limit / 60:.4g} GPU-hours"
     if not gpus:
-        asks = f"asks for {launch.world_size} tasks without a GPU for {limit} min"
+        asks = f"asks for {count_of(launch.world_size, 'task')} without a GPU for {limit} min"
     lines = [asks, *notes(params)]
     for partition in (launch.partition or "").split(","):
         place = [f"--partition={partition}"] if partition else []

@@ -80,8 +80,9 @@ class ComparedRun:
     def rank(self) -> tuple[bool, float, float]:
         """Return its place among others: the least is the best."""
         right, loss = self.figures["new pictures right"], self.figures["loss"]
-        finite = loss is not None and math.isfinite(loss)
-        return self.state.not_finite, -right if right is not None else 1.0, loss if finite and loss else math.inf
+        if loss is None or not math.isfinite(loss):
+            loss = math.inf
+        return self.state.not_finite, -right if right is not None else 1.0, loss
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def show_comparison(folders: Sequence[str | Path]) -> Comparison:
 def write_comparison(folders: Sequence[str | Path], to: str | Path) -> Path:
     """Write a self-contained page of runs compared, and return its path. Raises as `comparison`."""
     runs = compared_runs(folders)
-    table = comparison(folders, scripted=True)
+    table = table_html(runs, columns_of(runs), range(len(runs)), scripted=True)
     script = (STATIC / "tables.js").read_text(encoding="utf-8")
     charts = charts_html([run.path for run in runs])
     write_text(to, page("Runs compared", f"{table}<script>{script}</script>{charts}"))

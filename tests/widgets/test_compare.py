@@ -71,6 +71,14 @@ def test_runs_are_named_by_their_paths_from_the_folder_that_they_share(two, tmp_
     shown.close()
 
 
+def test_a_loss_of_zero_is_the_least(two):
+    for run, loss in zip(two, (0.0, 1.0), strict=True):
+        (run / "result.json").unlink()
+        (run / "metrics.jsonl").write_text("")
+        MetricsWriter(run).write({"step": 1, "loss": loss})
+    assert column_of(comparison(two[::-1]), "loss") == ["0", "1"]
+
+
 def test_in_a_notebook_the_table_sorts_and_filters_and_a_click_opens_a_run(two):
     record(**GONE).write(two[0])
     shown = show_comparison(two)
