@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from ..models.backbones import merge_lora
 from ..models.build import build_model
 from ..models.given_values import unwrap
 from ..params import ModelKind, RunParams
-from ..run.address import loopback_interface
+from ..run.address import free_port, loopback_interface
 from ..run.folder import read_metrics
 from ..run.local import LOOPBACK
 from ..run.own_code import use_code_of
@@ -152,8 +151,7 @@ def rows_of(run: Path) -> dict[int, Any]:
 
 def train_on_ranks(run: Path) -> str:
     """Train in a run folder on ranks of this machine. Return the error that ended them; "" if none."""
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     errors = run.with_name("errors")
     errors.mkdir(exist_ok=True)
     torch_log = logging.getLogger("torch.multiprocessing.spawn")

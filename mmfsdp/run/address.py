@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 from collections.abc import Sequence
@@ -93,6 +94,19 @@ def loopback_interface() -> str:
         if loopback in names:
             return loopback
     return ""
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface at which nobody listens, for the rendezvous of ranks on this machine.
+
+    It is outside the range of outgoing connections, so that it stays free until rank 0 opens it. Raises OSError if
+    there is none.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind((LOOPBACK, port))
+            return port
+    raise OSError(f"no free port on {LOOPBACK} between 20000 and 32000")
 
 
 def set_interface(name: str) -> None:

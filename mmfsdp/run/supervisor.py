@@ -7,12 +7,9 @@ terminal reaches them. submitit starts the ranks, but would report a failed rank
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import submitit
 
 from ..hangs.rank_server import remove
-from .address import loopback_interface, set_interface
+from .address import free_port, loopback_interface, set_interface
 from .ask_ranks import prepare_sockets
 from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
@@ -211,7 +208,7 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
     """Start the ranks as local processes by submitit, in this process's environment. Return submitit's job."""
     os.environ.update(
         MASTER_ADDR=LOOPBACK,
-        MASTER_PORT=str(_free_port()),
+        MASTER_PORT=str(free_port()),
         OMP_NUM_THREADS=str(record.threads),
         PYTHONUNBUFFERED="1",
     )
@@ -230,12 +227,3 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
     job = executor.submit(run_rank, str(folder))
     job.paths.submitted_pickle.chmod(0o600)
     return job
-
-
-def _free_port() -> int:
-    """Return a port outside the range of outgoing connections, so that it stays free until rank 0 opens it."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as trial, suppress(OSError):
-            trial.bind((LOOPBACK, port))
-            return port
-    raise OSError(f"no free port on {LOOPBACK} between 20000 and 32000")

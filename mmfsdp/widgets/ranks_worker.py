@@ -10,7 +10,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -27,6 +26,7 @@ from ..hangs.order import StepOrder
 from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder, with_groups
 from ..hangs.stacks import main_stack
 from ..hangs.words import NO_ORDER, hang_words
+from ..run.address import free_port
 from .rank_failures import note_failure, tell_failures
 
 NOTHING_MOVED = "nothing moved"
@@ -54,9 +54,7 @@ def serve() -> None:
 
 
 def _run(folder: Path, ranks: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     sockets = socket_folder(f"ranks {os.getpid()}")  # the ranks inherit its name
     os.environ[SOCKETS_VARIABLE] = str(sockets or "")
     running = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mmfsdp
+from mmfsdp.run.address import free_port
 from mmfsdp.widgets.ranks_magic import artifacts
 
 TIMEOUT_S = 300
@@ -46,9 +46,7 @@ def measure(policy: str) -> dict[str, Any]:
     "predicted" and "measured": bytes sent, by collective and phase. "backward": for SHARD, KEEP and this policy, how
     often each frozen unit is gathered in backward.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     paths = [str(artifacts("changed")), str(Path(__file__).resolve().parent.parent)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
