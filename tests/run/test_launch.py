@@ -185,6 +185,8 @@ def test_a_machine_that_sleeps_ends_no_run(start):
     assert len(processes) > 2, "the supervisor and the ranks"
     for process in processes:
         process.suspend()
+    words = f"its supervisor, process {run.record.pid}, is stopped, and nobody watches the ranks: `kill -CONT "
+    until(lambda: run.state().reason.startswith(words), words=lambda: f"{run.state()}")
     time.sleep(12)
     for process in processes:
         process.resume()
