@@ -11,7 +11,7 @@ from ..params.base import without_controls
 from ..params.flags import params_of
 from ..site_check.check import check as check_site
 from ..site_check.machine_figures import machine_block, write_machine
-from ..site_check.report import SiteReport, heading
+from ..site_check.site_report import SiteReport, heading
 from .planning import say
 
 

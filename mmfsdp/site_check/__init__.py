@@ -8,7 +8,7 @@
 | each rank writes down facts, and judges nothing | rank_facts.py, group_facts.py, bandwidth.py |
 | read these facts as data | read_facts.py |
 | make lines of these facts | judge.py, machine_figures.py |
-| show the lines | report.py |
+| show the lines | site_report.py |
 
 `mmfsdp verify` checks the training itself.
 """

@@ -15,7 +15,7 @@ from .check_job import job_lines
 from .check_run import LOCAL_WAIT_S, CheckRun
 from .judge import figures_of
 from .places import RUN_FOLDER
-from .report import SiteReport
+from .site_report import SiteReport
 from .slurm_commands import command_lines
 from .this_machine import machine_lines
 

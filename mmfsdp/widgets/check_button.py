@@ -9,7 +9,7 @@ import ipywidgets as w
 from ..params import Executor
 from ..run.interrupt import Interrupted
 from ..site_check.check import WAIT_MIN, Line, SiteCheck
-from ..site_check.report import SiteReport
+from ..site_check.site_report import SiteReport
 from .form import RunForm
 from .markup import error_note, note
 

@@ -17,7 +17,7 @@ from mmfsdp.site_check.judge import Asked, figures_of, rank_lines
 from mmfsdp.site_check.machine_figures import bandwidth_line, machine_block, machine_figures, write_machine
 from mmfsdp.site_check.places import SHM, probe
 from mmfsdp.site_check.read_facts import facts_of
-from mmfsdp.site_check.report import SiteReport
+from mmfsdp.site_check.site_report import SiteReport
 from mmfsdp.site_check.this_machine import place_line
 from mmfsdp.widgets.check_button import CheckButton
 from mmfsdp.widgets.form import RunForm
