@@ -142,7 +142,11 @@ class Charts(w.VBox):
 
     def draw(self) -> None:
         """Draw pictures if the page does not ask for points; call it after changes, as long as some are to come."""
-        if self._unheard_since is not None and time.monotonic() - self._unheard_since >= UNHEARD_S:
+        with self._lock:  # a timer and a panel may draw at once: one of them renews
+            is_deaf = self._unheard_since is not None and time.monotonic() - self._unheard_since >= UNHEARD_S
+            if is_deaf:
+                self._unheard_since = None
+        if is_deaf:
             self._renew()
         patience = NO_ANSWER_S if self._asked_at is None else BUSY_S
         if self._asked_at is not None and self.ended:
@@ -189,7 +193,6 @@ class Charts(w.VBox):
 
     def _renew(self) -> None:
         """Replace charts whose page asks but gets no answers."""
-        self._unheard_since = None
         if self._renewals < MAX_RENEWALS:
             self._renewals += 1
             deaf, self.live = self.live, self._make_live(self.live.spec)
