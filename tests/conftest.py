@@ -85,10 +85,8 @@ def pytest_runtest_call(item):
     return result
 
 
-WAITING_FOLDERS = ["slurm", "browser", "notebooks", "slides"]
+WAITING_FOLDERS = ["slurm", "browser", "course", "notebooks", "slides"]
 """Real tests that mostly wait, for Slurm, a browser or a kernel, in order: they run beside those with ranks."""
-LAST_FOLDERS = ["run", "course"]
-"""Real tests that the first process takes that has nothing else to do."""
 
 
 def place(item):
@@ -99,8 +97,7 @@ def place(item):
     if item.path.name == "test_demo.py":
         return -1
     folder = item.path.parent.name
-    order = [*WAITING_FOLDERS, "others", *LAST_FOLDERS]
-    return order.index(folder if folder in order and has_real_tests(item.path) else "others")
+    return WAITING_FOLDERS.index(folder) if folder in WAITING_FOLDERS else len(WAITING_FOLDERS)
 
 
 def pytest_collection_modifyitems(items):
@@ -115,10 +112,7 @@ def has_real_tests(path):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """One process has the files with ranks, one at a time; another those that wait; the third begins with the rest.
-
-    On two cores three are right: those that wait leave a core idle, and the rest gives way to both.
-    """
+    """With `-n 2`, one process has all files with ranks, one at a time; the other those that wait, then the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksInOne(LoadScopeScheduling):
@@ -126,8 +120,6 @@ def pytest_xdist_make_scheduler(config, log):
             path = config.rootpath / nodeid.partition("::")[0]
             if config.option.markexpr == "not real" or not has_real_tests(path):
                 return str(path)
-            if path.parent.name in LAST_FOLDERS:
-                return "last"
             return "waiting" if path.parent.name in WAITING_FOLDERS else "ranks"
 
     config.option.loadscopereorder = False
