@@ -165,4 +165,36 @@ def main(folder: str) -> None:
             results.append([[sample.text for sample in train], Hub.requests - before])
         except ParamError as error:
             results.append([str(error), Hub.requests - before])
+    results.append(look_at_once())
     json.dump(results, sys.stdout)
+
+
+def look_at_once() -> list[Any]:
+    """Open the data set in several threads at the same moment.
+
+    Return what they raised, and the values that the offline mode of datasets had for other threads meanwhile.
+    """
+    import datasets
+
+    from mmfsdp.data import open_splits
+    from mmfsdp.params import DataParams
+
+    del os.environ["RANK"]
+    errors: list[str] = []
+    modes: set[bool] = set()
+
+    def look() -> None:
+        try:
+            for _ in range(3):
+                open_splits(DataParams(source="hub", path="org/name:two"), image_size=8)
+        except Exception as error:
+            errors.append(str(error))
+
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        modes.add(datasets.config.HF_HUB_OFFLINE)
+    modes.add(datasets.config.HF_HUB_OFFLINE)
+    return [errors, sorted(modes)]

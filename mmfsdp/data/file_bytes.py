@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
 import tempfile
+import threading
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +20,8 @@ from .first_bytes import START_BYTES, what_it_is
 GZIP = b"\x1f\x8b"
 OPEN_FILES = 64
 """Files that a process keeps open: a folder may have thousands, and a process may open about 1,000."""
+LINE_BUFFER = 1 << 20
+"""Bytes that are read at a time where all lines are read in order."""
 State = tuple[int, int, int]
 """A file's inode, size and time of change."""
 
@@ -27,6 +31,8 @@ class FileBytes:
 
     A file that is compressed by gzip, or written in UTF-16, has no byte ranges of its own: each process unpacks it into
     a temporary file in UTF-8. Workers of a loader get the path alone, and open the file themselves.
+
+    Threads share the open files of a process, so nothing here uses the position of a file: all reads are `pread`.
     """
 
     def __init__(self, path: Path):
@@ -50,10 +56,8 @@ class FileBytes:
         return content
 
     def lines(self) -> IO[bytes]:
-        """Return a handle at the first byte, to read all lines in order. Raises as `read`."""
-        file = self._opened()
-        file.seek(0)
-        return file
+        """Return a handle at the first byte, with a position of its own, to read all lines. Raises as `read`."""
+        return io.BufferedReader(_FromStart(self._opened()), LINE_BUFFER)
 
     def start(self) -> bytes:
         """Return its first bytes, for `what_it_is`. Raises as `read`."""
@@ -66,14 +70,36 @@ class FileBytes:
             self._state = state_of(os.stat(self.path))
         file = _open(self.path, self._state)
         start = os.pread(file.fileno(), START_BYTES, 0)
-        if start.startswith(GZIP):
-            self._unpacked = _without_gzip(self.path)
+        encoding = "" if start.startswith(GZIP) else _wide_encoding(start)
+        if not start.startswith(GZIP) and not encoding:
+            return file
+        with _unpacking:
+            if self._unpacked is None:  # otherwise another thread has unpacked it by now
+                self._unpacked = _in_utf8(self.path, encoding) if encoding else _without_gzip(self.path)
             return self._unpacked
-        encoding = _wide_encoding(start)
-        if encoding:
-            self._unpacked = _in_utf8(self.path, encoding)
-            return self._unpacked
-        return file
+
+
+_unpacking = threading.Lock()
+"""Held while a file is unpacked, so that two threads that read one file unpack it once."""
+
+
+class _FromStart(io.RawIOBase):
+    """Reads an open file from its first byte on. The file's own position, which other readers share, stays as it is."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True: a buffered reader asks before it reads."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a buffer, and return their number; 0 at the end of the file."""
+        content = os.pread(self._file.fileno(), len(buffer), self._position)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def state_of(stat: os.stat_result) -> State:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -184,34 +183,32 @@ def _load_from_hub(datasets: Any, path: str) -> Any:
     if not match:
         words = "is no folder, and no name of the hub; write org/name, or org/name:configuration"
         raise ParamError("path", f"{path!r} {words}")
-    names = [match["name"]] if match["config"] is None else [match["name"], match["config"]]
+    name, config = match["name"], match["config"]
     if "RANK" in os.environ:  # whoever launched has downloaded it; the hub may have a newer revision by now
         try:
-            return _load_from_cache(datasets, names)
+            return _load_from_cache(name, config)
         except ConnectionError:  # started by hand, such as by torchrun
-            return datasets.load_dataset(*names)
-    content = datasets.load_dataset(*names)
+            return datasets.load_dataset(name, config)
+    content = datasets.load_dataset(name, config)
     try:
-        _load_from_cache(datasets, names)  # as the ranks will
+        _load_from_cache(name, config)  # as the ranks will
     except ValueError as error:  # several configurations are there by now, and the name says none
-        name = next(iter(content.values())).info.config_name
+        chosen = next(iter(content.values())).info.config_name
         words = f"{path!r} names no configuration, and ranks find several in the cache of datasets"
-        raise ParamError("path", f"{words}; write {path}:{name} for the one that the hub gives ({error})") from None
+        raise ParamError("path", f"{words}; write {path}:{chosen} for the one that the hub gives ({error})") from None
     return content
 
 
-def _load_from_cache(datasets: Any, names: list[str]) -> Any:
-    """Return all splits of a data set that was downloaded before. Raises ConnectionError if it was not."""
-    with _offline(datasets):
-        return datasets.load_dataset(*names)
+def _load_from_cache(name: str, config: str | None) -> Any:
+    """Return all splits of a data set that was downloaded before. Raises ConnectionError if it was not.
 
-
-@contextmanager
-def _offline(datasets: Any) -> Iterator[None]:
-    """Let datasets look into its cache alone, as HF_HUB_OFFLINE=1 does for a whole process."""
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = True
+    As `load_dataset` does where HF_HUB_OFFLINE is 1. That is a setting of the whole process: if it were set here for a
+    moment, what other threads load at this moment would fail, or it would stay set after two that overlap.
+    """
     try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
+        import_module("datasets.load").CachedDatasetModuleFactory(name).get_module()
+    except FileNotFoundError as error:
+        raise ConnectionError(str(error)) from None
+    cache = import_module("datasets.packaged_modules.cache.cache").Cache
+    own_name = name.rpartition("/")[2]
+    return cache(repo_id=name, dataset_name=own_name, config_name=config, version="auto", hash="auto").as_dataset()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_generators = threading.RLock()
+"""Held while the generators, which all threads of a process share, have states that will be taken back."""
 
 
 def seed_all(seed: int) -> None:
@@ -19,13 +23,17 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def own_random(seed: int) -> Iterator[None]:
-    """Seed the generators of Python, NumPy and torch, and give them back their states at the end."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            seed_all(seed)
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+    """Seed the generators of Python, NumPy and torch, and give them back their states at the end.
+
+    One thread at a time: of two that overlap, the one that ends last would leave the seeds of the other in the process.
+    """
+    with _generators:
+        of_python, of_numpy = random.getstate(), np.random.get_state()
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                seed_all(seed)
+                yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)

@@ -7,6 +7,7 @@ once in an epoch.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -115,7 +116,7 @@ class ParquetRows(RowFile):
             check_unchanged(file, self._state)
             start = file.read(START_BYTES)
         try:
-            return _parquet_file(self.path, self._state)
+            return _parquet_file(self.path, self._state, threading.get_ident())
         except Exception as error:  # pyarrow's errors derive from several classes
             known = "" if start.startswith(PARQUET) else what_it_is(start)
             words = f"it {known}" if known else f"it is damaged, or is something else ({error})"
@@ -123,7 +124,8 @@ class ParquetRows(RowFile):
 
 
 @lru_cache(64)
-def _parquet_file(path: Path, state: State) -> Any:
+def _parquet_file(path: Path, state: State, thread: int) -> Any:
+    """Return pyarrow's file for one thread: a reader of its keeps settings, such as the size of a batch, in itself."""
     parquet = import_module("pyarrow.parquet")
     # Checksums are checked where the file has them. Nothing is read ahead: row groups are read as a whole.
     return parquet.ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True)
@@ -137,6 +139,7 @@ class GroupCache:
         self.misses = 0
         self._tables: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self._lock = threading.Lock()
 
     def get(self, key: Any, size: int, read: Callable[[], Any]) -> Any:
         """Return the table of a key, from `read` if it is not kept.
@@ -144,22 +147,26 @@ class GroupCache:
         size: its bytes as the file gives them, by which an epoch is planned; in memory they may be more, where a text
         is repeated. Raises ValueError if it cannot be read.
         """
-        if key not in self._tables:
-            self.misses += 1
-            try:
-                table = read()
-            except (OSError, ValueError) as error:  # the next row of a damaged group would read it again
-                table = ValueError(str(error))
-            self._tables[key] = table, size
-            self._bytes += size
-            while self._bytes > self.limit and len(self._tables) > 1:
-                _, (_, oldest) = self._tables.popitem(last=False)
-                self._bytes -= oldest
-        self._tables.move_to_end(key)
-        table, _ = self._tables[key]
+        with self._lock:  # all threads of a process share the cache
+            if key not in self._tables:
+                self._keep(key, size, read)
+            self._tables.move_to_end(key)
+            table, _ = self._tables[key]
         if isinstance(table, ValueError):
-            raise table.with_traceback(None)
+            raise ValueError(str(table))
         return table
+
+    def _keep(self, key: Any, size: int, read: Callable[[], Any]) -> None:
+        self.misses += 1
+        try:
+            table = read()
+        except (OSError, ValueError) as error:  # the next row of a damaged group would read it again
+            table = ValueError(str(error))
+        self._tables[key] = table, size
+        self._bytes += size
+        while self._bytes > self.limit and len(self._tables) > 1:
+            _, (_, oldest) = self._tables.popitem(last=False)
+            self._bytes -= oldest
 
 
 _kept_groups = GroupCache(CACHE_BYTES)

@@ -124,9 +124,10 @@ def test_what_cannot_be_loaded_is_one_clear_error(tmp_path, monkeypatch):
 
 def test_a_data_set_is_downloaded_once_and_ranks_ask_no_network(tmp_path):
     code = f"from tests.pretend_hub import main; main({str(tmp_path)!r})"
-    default, two, unnamed, *ranks = json.loads(in_fresh_python(code))
+    default, two, unnamed, *ranks, at_once = json.loads(in_fresh_python(code))
     texts = {name: [f"{name}/train {i}" for i in range(3)] for name in ("one", "two")}
     assert default[0] == texts["one"] and default[1] > 0
     assert two[0] == texts["two"] and two[1] > 0
     assert "write org/name:one for the one that the hub gives" in unnamed[0], "ranks could not tell which"
     assert ranks == [[texts["one"], 0], [texts["two"], 0]]
+    assert at_once == [[], [False]], "threads that look at once do not take the network from each other"
