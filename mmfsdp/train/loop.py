@@ -71,6 +71,7 @@ def train(training: Training) -> dict[str, Any]:
         while state.step < settings.steps:
             step = state.step + 1
             training.beat(f"step {step} data")
+            began = rows.begin()
             start = time.perf_counter()
             micro_batches = training.loader.take(settings.accumulation)
             data_s = time.perf_counter() - start
@@ -88,7 +89,7 @@ def train(training: Training) -> dict[str, Any]:
                 )
             state.step = step
             state.samples += world_size * settings.batch_size * settings.accumulation
-            rows.add(metrics, start, {"data_s": data_s} | callbacks.after_step(step))
+            rows.add(metrics, began, {"data_s": data_s} | callbacks.after_step(step))
             if training.preempted and step < settings.steps:
                 raise preempted(training)
         training.beat("trained")

@@ -113,11 +113,14 @@ def summary(events: Iterable[tuple[str, str, int, int]], *, steps: int) -> dict[
     Keys: steps; seconds, compute_s, communication_s and exposed_s of a step; lanes: for each kind of work its intervals
     in the last step. With events of a GPU those count, and the host's, which only issue them, do not.
     """
+    events = list(events)
+    # torch counts from 1970, and a float of so many seconds cannot tell 0.2 microseconds apart: count from the first.
+    origin = min((start for _, _, start, _ in events), default=0)
     by_device: dict[str, dict[str, Spans]] = {"CUDA": {}, "CPU": {}}
     for name, device, start, end in events:
         lane = _lane(name, device)
         if lane:
-            by_device[device].setdefault(lane, []).append((start / 1e9, end / 1e9))
+            by_device[device].setdefault(lane, []).append(((start - origin) / 1e9, (end - origin) / 1e9))
     lanes = {lane: union(spans) for lane, spans in (by_device["CUDA"] or by_device["CPU"]).items()}
     begin = min((spans[0][0] for spans in lanes.values()), default=0.0)
     end_s = max((spans[-1][1] for spans in lanes.values()), default=0.0)

@@ -18,6 +18,10 @@ LOG_LINES = 40
 """Lines about steps in rank 0's log, but for the first step, the last one and skipped ones."""
 
 
+Mark = float | torch.cuda.Event
+"""A moment: time.perf_counter of the host, or an event on the timeline of a GPU."""
+
+
 class StepRows:
     """Reads the rows of steps and hands them to the callbacks.
 
@@ -27,15 +31,17 @@ class StepRows:
     def __init__(self, training: Training) -> None:
         self.training = training
         self.clock = StepClock(training.device)
-        self.done_at = 0.0
-        """When the last step was done (time.perf_counter)."""
-        self._pending: tuple[StepMetrics, float, torch.cuda.Event | None, dict[str, Any]] | None = None
+        self._pending: tuple[StepMetrics, Mark, Mark, dict[str, Any]] | None = None
 
-    def add(self, metrics: StepMetrics, start: float, figures: dict[str, Any]) -> None:
-        """Add a step that was issued just now: its metrics, when it was begun, and further keys of its row."""
+    def begin(self) -> Mark:
+        """Return the mark of a step's beginning: call it before the step's data are loaded."""
+        return self.clock.mark()
+
+    def add(self, metrics: StepMetrics, began: Mark, figures: dict[str, Any]) -> None:
+        """Add a step that was issued just now: its metrics, the mark of its beginning, and further keys of its row."""
         done = self.clock.mark()
         self.read()
-        self._pending = metrics, start, done, {"step": self.training.state.step, "time": time.time(), **figures}
+        self._pending = metrics, began, done, {"step": self.training.state.step, "time": time.time(), **figures}
         if self.training.device.type != "cuda" or self.training.callbacks.due(self.training.state.step):
             self.read()
 
@@ -43,12 +49,10 @@ class StepRows:
         """Wait for the last step that was added, and hand its row to the callbacks."""
         if self._pending is None:
             return
-        metrics, start, done, figures = self._pending
+        metrics, began, done, figures = self._pending
         self._pending = None
         row = metrics.to_dict()  # waits
-        # The host issues a step while a GPU still computes the one before.
-        began, self.done_at = max(start, self.done_at), self.clock.time_of(done)
-        step_s = figures["step_s"] = self.done_at - began
+        step_s = figures["step_s"] = self.clock.seconds(began, done)
         training, state = self.training, self.training.state
         state.skipped += metrics.skipped
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
@@ -61,29 +65,35 @@ class StepRows:
 
 
 class StepClock:
-    """Tells when steps were done: on a GPU by its own timeline, since the host looks only after the next was issued."""
+    """Measures steps: on a GPU by the GPU's own clock, since the host issues a step before the last one is done.
+
+    A mark is compared with its neighbor only, and never with the host's clock. `elapsed_time` is a float32 of
+    milliseconds, which cannot tell 4 ms apart after ten hours, and the two clocks drift apart by seconds in a day.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._reference = self.mark()
-        if self._reference is not None:
-            self._reference.synchronize()
-        self._reference_at = time.perf_counter()
 
-    def mark(self) -> torch.cuda.Event | None:
-        """Return a mark of what was issued up to now; None on a CPU, where it is done."""
+    def mark(self) -> Mark:
+        """Return a mark of this moment; on a GPU, of the moment when all that was issued up to now is done.
+
+        If the GPU has nothing left to do, that is now. So a mark before a step is the end of the step before, or the
+        time at which the host began to load data, whichever is later.
+        """
         if self._stream is None:
-            return None
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
 
-    def time_of(self, mark: torch.cuda.Event | None) -> float:
-        """Return when the device had done what was issued before a mark, as time.perf_counter tells. Waits for it."""
-        if mark is None or self._reference is None:
-            return time.perf_counter()
-        mark.synchronize()
-        return self._reference_at + self._reference.elapsed_time(mark) / 1e3  # from milliseconds
+    def seconds(self, began: Mark, done: Mark) -> float:
+        """Return the seconds from a mark to the one after it. Waits for the GPU."""
+        if isinstance(began, float):
+            assert isinstance(done, float)
+            return done - began
+        assert not isinstance(done, float)
+        done.synchronize()
+        return began.elapsed_time(done) / 1e3  # from milliseconds
 
 
 class LearningRates(Callback):

@@ -51,6 +51,13 @@ def test_on_a_gpu_its_own_lanes_count_and_not_the_hosts():
     assert isclose(found["exposed_s"], 0.005) and isclose(found["communication_s"], 0.010)
 
 
+def test_short_kernels_are_as_long_in_2026_as_at_the_beginning_of_time():
+    since_1970 = 1_795_000_000_000_000_000
+    kernels = [("gemm", "CUDA", since_1970 + 2000 * i, since_1970 + 2000 * i + 1100) for i in range(1000)]
+    found = summary(kernels, steps=1)
+    assert isclose(found["compute_s"], 1000 * 1100e-9, rel_tol=1e-9)
+
+
 def recorded_event(name, device, start, end, annotation):
     """Return an event with the methods of torch's, at microseconds."""
     return SimpleNamespace(
