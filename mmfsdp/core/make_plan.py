@@ -40,7 +40,8 @@ def make_plan(
         params: How to group, shard and gather. Default: `FSDPParams()`.
         world_size: Number of ranks.
         example: Keyword arguments of one forward. Meta tensors are enough, except where forward reads values, such as
-            masks and grids of patches. The frozen policy AUTO needs it.
+            masks and grids of patches. The frozen policy AUTO needs it. Include labels if the model computes the loss:
+            without a loss, backward begins at the sum of all outputs, and the plan says so (`without_loss`).
         train: The step that AUTO predicts, and the device that the lint considers. Default: `TrainParams()`.
         recordings: A `Recordings` of predict/recordings.py. Give the same one to each call with a model that does not
             change, and another policy or number of ranks is planned without running it again.

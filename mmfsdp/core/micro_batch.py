@@ -194,18 +194,22 @@ def loss_of(output: Any) -> Any:
     return getattr(output, "loss", None)
 
 
+def is_scalar_loss(loss: Any) -> bool:
+    """Return True for what a step can train with: a tensor without dims. What `loss_of` returns may be logits."""
+    return isinstance(loss, torch.Tensor) and loss.dim() == 0
+
+
 def check_loss(model: nn.Module, loss: Any) -> None:
     """Raise ParamError if a forward has returned no loss, or one that is no scalar."""
+    if is_scalar_loss(loss):
+        return
     name = class_name(model)
     if loss is None:
         raise ParamError("model", f"{name} returns no loss, and train_step needs one; give it labels, or another head")
     if not isinstance(loss, torch.Tensor):
         raise ParamError("model", f"{name} returns a loss of type {type(loss).__name__}; it must be a tensor")
-    if loss.dim() > 0:
-        problem = (
-            f"{name} returns a loss of shape {tuple(loss.shape)}; it must be a scalar, the mean over what is learned"
-        )
-        raise ParamError("model", problem)
+    problem = f"{name} returns a loss of shape {tuple(loss.shape)}; it must be a scalar, the mean over what is learned"
+    raise ParamError("model", problem)
 
 
 def lint_loss(

@@ -248,6 +248,9 @@ class WrapPlan:
     """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
     memory_events: tuple[MemoryEvent, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
+    without_loss: bool = False
+    """The example's forward returned no loss. Backward then began at the sum of all its outputs, so the loss's own
+    FLOPs and memory are missing."""
     flops: int = 0
     """Multiplications and additions that the example needs in matrix products, convolutions and attention, without what
     runs again (the numerator of MFU); 0 without an example. See `predict/work.py` for the convention."""

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.lint import WRAPPERS
-from ..core.micro_batch import check_loss, loss_of
+from ..core.micro_batch import check_loss, is_scalar_loss, loss_of
 from ..core.names import named_tensors
 from ..data.own_processor import FIELD, OwnProcessor, check_pickles
 from ..data.own_random import own_random
@@ -242,7 +242,7 @@ def try_step(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
             try:
                 with mode, RealValues(), torch.enable_grad():
                     loss = loss_of(fake(**copy_inputs(inputs, mode)))
-                    if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
+                    if is_scalar_loss(loss) and loss.requires_grad:
                         loss.backward()
             except Exception as error:
                 if needs_values(error):

@@ -19,6 +19,10 @@ ON_A_GPU = (
     "a GPU needs more: about 1.5 GB for CUDA's context and NCCL, 32 to 96 MiB for cuBLAS, cuDNN's workspace, and what "
     "the allocator loses to gaps, 12 to 24 % in published runs"
 )
+WITHOUT_LOSS = (
+    "the example's forward returns no loss: FLOPs and peak are those of a backward from the sum of its outputs, "
+    "without the loss itself. If the model computes the loss, give the example labels"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Estimate:
     """Which batch that is; or why the data were not looked at. `peak` is of the plan's example, the longest texts."""
     on_gpu: bool = False
     """The step may run on a GPU, which needs more memory than the tensors of the peak: see ON_A_GPU."""
+    without_loss: bool = False
+    """The forward of the plan's example returned no loss, so the peak is without it: see WITHOUT_LOSS."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -85,6 +91,8 @@ class Estimate:
             lines += [*_when(self.peak), *_items(self.peak)]
             if self.on_gpu:
                 lines += textwrap.wrap(ON_A_GPU, 80, initial_indent="  ", subsequent_indent="  ")
+            if self.without_loss:
+                lines += textwrap.wrap(WITHOUT_LOSS, 80, initial_indent="  ", subsequent_indent="  ")
             lines += self._of_data()
         lines.append(f"a rank sends in an optimizer step: {size(self.wire_bytes)} ({self.wire_bytes:,} bytes)")
         for w in self.wire:
@@ -124,7 +132,14 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int =
         if host:  # the walk is the device's
             memory = memory.plus(host)
     on_gpu = train.device is not Device.CPU
-    return Estimate(memory=memory, wire=collectives(plan, train, sources), peak=peak, host=host, on_gpu=on_gpu)
+    return Estimate(
+        memory=memory,
+        wire=collectives(plan, train, sources),
+        peak=peak,
+        host=host,
+        on_gpu=on_gpu,
+        without_loss=plan.without_loss,
+    )
 
 
 def _when(memory: Memory) -> list[str]:

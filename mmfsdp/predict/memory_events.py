@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ..core.fake_tensors import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.fsdp2 import cast_inputs
+from ..core.micro_batch import is_scalar_loss, loss_of
 from ..core.plan import MemoryEvent, Unit, UnitKind, WrapPlan
 from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
@@ -46,12 +47,15 @@ class Recording(NamedTuple):
     recomputed: frozenset[int]
     """Orders of frozen units that backward computes with. Those without grad flow are recomputed: checkpoints of the
     model's own, for example."""
+    without_loss: bool
+    """The forward returned no loss, and backward began at the sum of its outputs."""
 
 
 def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
     """Run forward and backward on fake tensors, as the plan computes them.
 
     Replicated units have events, too, at which nothing is gathered: the recording is the same for every policy.
+    Backward begins at the loss, as in `train_step`; where the forward returns none, at the sum of all its outputs.
 
     example: keyword arguments of a forward. Raises ValueError where the model does not take it, ParamError for modules
     that cannot be checkpointed.
@@ -80,9 +84,11 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
             with autocast:
                 output = fake(**inputs)
             loss = loss_of(output)
-            del output  # a training step does not keep it through backward either
-            if loss is not None:
-                loss.backward()
+            without_loss = not is_scalar_loss(loss)
+            start = sum_of_outputs(output) if without_loss else loss.float() * torch.ones(())  # the step's weight
+            del output, loss  # a training step does not keep the output through backward either
+            if start is not None and start.requires_grad:
+                start.backward()
             recorder.finish()
     except CheckpointError as error:
         # When a language model with its embedding runs again, it sees the text without the features of the pictures.
@@ -95,7 +101,8 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     except Exception as error:
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     twice, recomputed = frozenset(recorder.reduced_twice), frozenset(recorder.recomputed)
-    return Recording(tuple(recorder.events), recorder.counter.work, tuple(recorder.unused), twice, recomputed)
+    unused = tuple(recorder.unused)
+    return Recording(tuple(recorder.events), recorder.counter.work, unused, twice, recomputed, without_loss)
 
 
 def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
@@ -120,21 +127,18 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
             unit = replace(unit, params=params, reduced_twice=twice, recomputed=again)
             units[i] = with_bytes(unit, plan.fsdp, plan.shard)
     lint = (*plan.lint, *without_gradient(recording.unused))
-    plan = replace(plan, units=tuple(units), lint=lint, memory_events=recording.memory_events)
+    plan = replace(plan, units=tuple(units), lint=lint)
+    plan = replace(plan, memory_events=recording.memory_events, without_loss=recording.without_loss)
     return with_gathers(replace(plan, **vars(recording.work)))
 
 
-def loss_of(output: Any) -> torch.Tensor | None:
-    """Return the model's loss in fp32, or the sum of its outputs where it has none; None where nothing trains it."""
-    loss = getattr(output, "loss", None)
-    if loss is not None and loss.requires_grad:
-        return loss.float() * torch.ones(())  # as `train_step` weighs it
-    if loss is not None:
-        return None
+def sum_of_outputs(output: Any) -> torch.Tensor | None:
+    """Return the sum of all outputs that require a gradient, or None."""
+    total: torch.Tensor | None = None
     for tensor in tensors_of(output):
         if tensor.requires_grad:
-            loss = tensor.sum() if loss is None else loss + tensor.sum()
-    return loss
+            total = tensor.sum() if total is None else total + tensor.sum()
+    return total
 
 
 class MemoryRecorder(TorchDispatchMode):

@@ -7,6 +7,7 @@ import textwrap
 
 from ..core.plan import MAX_SINGLE_LINES, Unit, WrapPlan
 from ..params.numbers import WIDTH, count, size
+from .items import WITHOUT_LOSS
 
 ROW = "  {:<17} {:>6} {:>9} {:>8} {:>8} {:>8} {:>7} {:>8}"
 COLUMNS = "unit\n" + ROW.format("kind policy", "params", "dtype", "held", "gathered", "reduced", "gathers", "sent")
@@ -42,6 +43,8 @@ def plan_table(plan: WrapPlan) -> str:
     legend = f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}"
     if trainable and not plan.memory_events:
         legend += " Made without an example: modules are assumed to run in the order in which the model has them."
+    if plan.without_loss:
+        legend += f" Here {WITHOUT_LOSS}."
     lines += textwrap.wrap(legend, WIDTH)
     notes = [plan.why]
     for finding in plan.lint:
