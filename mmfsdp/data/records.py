@@ -108,9 +108,11 @@ def picture_inside(folder: Path, name: str, file: str) -> str:
 
     Raises CorruptRecord for record `name` if it is none.
     """
-    if len(file) <= MAX_FILE_NAME and PLAIN_NAME.fullmatch(file):
+    is_plain = len(file) <= MAX_FILE_NAME and PLAIN_NAME.fullmatch(file)
+    if not is_plain or "." not in file:  # base64 has no dot
+        check_file_name(file, name=name)
+    if is_plain:
         return file
-    check_file_name(file, name=name)
     path, words = PurePosixPath(file.replace("\\", "/")), ""
     if path.is_absolute() and ".." not in path.parts and path.is_relative_to(Path(folder).absolute()):
         path = path.relative_to(Path(folder).absolute())

@@ -5,6 +5,8 @@ Each function raises Unreadable for a value of another type.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -14,7 +16,7 @@ from numbers import Real
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from .batch import IMAGE, USER, Message
 from .corrupt import Unreadable, shorten
@@ -32,6 +34,9 @@ PICTURE_KEYS = (
 MAX_FILE_NAME = 255
 """Letters that file systems allow in a name."""
 BASE64 = re.compile(r"[A-Za-z0-9+/=_\s-]+")
+CONTENT_KEY = re.compile(r"(^|[._])(bytes|base64)(\.\d+)?$")
+"""Keys that hold a picture itself and not the name of its file: image_bytes, image.bytes."""
+AS_A_FILE = "write the picture to a file and give the file's name"
 NUMBERED_IMAGE = re.compile(r"<image_\d+>")
 """Places of pictures by name, in rows whose `image` is a dict of them (MiniCPM-V)."""
 
@@ -108,11 +113,24 @@ def texts_in(row: Row, key: str, inner_keys: Sequence[str] = (), *, numbers: boo
 
 def check_file_name(file: str) -> None:
     """Raise Unreadable where a picture's file name is a URL, or a picture in base64."""
-    if file.startswith("data:") or (len(file) > MAX_FILE_NAME and BASE64.fullmatch(file)):
-        fix = "write the picture to a file and give the file's name"
-        raise Unreadable(f"holds a picture in base64 ({len(file)} letters) in place of a file's name; {fix}")
+    if file.startswith("data:") or _is_base64_picture(file):
+        raise Unreadable(f"holds a picture in base64 ({len(file)} letters) in place of a file's name; {AS_A_FILE}")
     if "://" in file:
         raise Unreadable(f"names the URL {shorten(file)!r}; download it, and give the file's name")
+
+
+def _is_base64_picture(text: str) -> bool:
+    """Return whether a text is a picture in base64, and no file's name: by its length, or by what it decodes to."""
+    if not BASE64.fullmatch(text):
+        return False
+    if len(text) > MAX_FILE_NAME:
+        return True
+    try:
+        content = base64.b64decode(text.replace("-", "+").replace("_", "/") + "===")  # ignores what is too much
+        Image.open(io.BytesIO(content)).close()
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):  # PIL's decoders raise several kinds
+        return False
+    return True
 
 
 def picture_from(value: Any, key: str) -> Picture:
@@ -121,7 +139,9 @@ def picture_from(value: Any, key: str) -> Picture:
     `key` is where it was found, for errors.
     """
     if isinstance(value, Mapping) and {"bytes", "path"} & value.keys():
-        value = value.get("bytes") or value.get("path")
+        if value.get("bytes"):
+            return picture_from(value["bytes"], f"{key}.bytes")
+        value = value.get("path")
     elif isinstance(value, Mapping) and "url" in value:
         value = value["url"]
     if isinstance(value, os.PathLike):
@@ -136,6 +156,9 @@ def picture_from(value: Any, key: str) -> Picture:
     name = plain_name(value)
     if not name:
         raise Unreadable(f"has a wrong {key}: a picture without a name")
+    if CONTENT_KEY.search(key):
+        words = f"a text of {len(name)} letters and no bytes, which JSON and tables of text cannot hold"
+        raise Unreadable(f"has a wrong {key}: {words}; {AS_A_FILE}")
     check_file_name(name)
     return name
 
@@ -201,6 +224,10 @@ def place_pictures(
             text = IMAGE * len(pictures) + ("\n" + text if text else "")
             placed = [*messages[:first], Message(USER, text), *messages[first + 1 :]]
             return Content(tuple(placed), tuple(pictures))
+    if open_places and len(places) > open_places and open_places != len(pictures):
+        words = f"has {IMAGE} in a text, which is the place of a picture under 'image' or 'images'"
+        fix = f"remove the word {IMAGE} from the text"
+        raise Unreadable(f"{words}, beside pictures that are parts of messages; {fix}")
     if open_places and not pictures:
         raise Unreadable(f"asks about an {IMAGE} but names no picture under 'image'")
     if len(places) > open_places and len(pictures) > open_places:

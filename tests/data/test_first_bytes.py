@@ -1,5 +1,6 @@
 """Files that are not what their names say: recognized by their first bytes as pictures, as shards and as JSON."""
 
+import base64
 import io
 
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from mmfsdp.data.corrupt import MAX_NAME, CorruptRecord
 from mmfsdp.data.first_bytes import what_it_is
 from mmfsdp.data.pictures import open_picture
+from mmfsdp.data.row_values import check_file_name
 from mmfsdp.params import ParamError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -61,7 +63,17 @@ def test_an_empty_file_of_lines_among_others_is_named(tmp_path):
     assert len(train + heldout) == 3 and list(skipped) == ["b.jsonl"] and "is empty" in skipped["b.jsonl"]
 
 
-@pytest.mark.parametrize("file", ["iVBORw0KGgo" * 90, "data:image/png;base64," + "iVBORw0KGgo" * 90])
+def icon(kind: str) -> str:
+    """Return a picture of four pixels in base64."""
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, kind)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+SHORT = [icon("PNG"), icon("GIF").rstrip("="), icon("WEBP").replace("+", "-").replace("/", "_")]
+
+
+@pytest.mark.parametrize("file", ["iVBORw0KGgo" * 90, "data:image/png;base64," + "iVBORw0KGgo" * 90, *SHORT])
 def test_a_picture_in_base64_is_named_in_few_letters(file, tmp_path):
     for i in range(2):
         (tmp_path / f"{i}.png").write_bytes(picture_bytes())
@@ -73,6 +85,15 @@ def test_a_picture_in_base64_is_named_in_few_letters(file, tmp_path):
     for reason in skipped.values():
         assert f"holds a picture in base64 ({len(file)} letters) in place of a file's name; write the" in reason
         assert len(reason) < 200
+    table = "image\tcaption\n" + "0.png\ta dog\n1.png\ta dog\n" + f"{file}\ta dog\n"
+    (tmp_path / "rows.tsv").write_text(table)
+    *_, skipped = both(tmp_path / "rows.tsv", "json")
+    assert [f"base64 ({len(file)} letters)" in reason for reason in skipped.values()] == [True]
+
+
+def test_a_name_that_could_be_base64_is_a_name():
+    for name in ("cat", "000000039769", "AAAA", "photos/dog"):
+        check_file_name(name)
 
 
 def test_names_are_cut_and_control_characters_are_written_out():
