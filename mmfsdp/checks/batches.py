@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from ..core.micro_batch import MappingBatch
 from ..data.batch import IMAGE, Sample
 from ..data.corrupt import CorruptRecord
+from ..data.media import PICTURE, PICTURE_NAME, media_of
 from ..data.own_processor import OwnProcessor
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits
@@ -27,6 +28,7 @@ TEXT_TOKENS = 32
 MAX_ROWS = 1000
 """Rows that are looked at for some that can be used."""
 PICTURE_KEYS = ("image", "images", "picture", "pictures", "video", "videos", "pixels")
+"""Keys of pictures that are tensors or arrays, which only a person's own reader and processor know."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,14 @@ def strip_pictures(row: Any) -> Any:
         messages = tuple(replace(message, text=message.text.replace(IMAGE, "")) for message in row.messages)
         return replace(row, images=(), messages=messages)
     if isinstance(row, GivenRow) and isinstance(row.row, dict):
-        kept = {key: value for key, value in row.row.items() if key not in PICTURE_KEYS}
+        kept = {key: value for key, value in row.row.items() if not _is_picture(key, value)}
         return GivenRow(kept, row.name) if len(kept) < len(row.row) else None
     return None
+
+
+def _is_picture(key: str, value: Any) -> bool:
+    """Return whether a row has a picture under a key: by what it is, or by the key where it is a tensor."""
+    return key in PICTURE_KEYS or media_of(value) in (PICTURE, PICTURE_NAME)
 
 
 def random_batches(model: nn.Module, params: RunParams, ranks: int) -> TrialBatches:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from ..params import ParamError
 from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Message, Sample
 from .corrupt import CorruptRecord
+from .media import own_media_tokens
 from .pictures import to_rgb
 from .processor import SampleProcessor, check_placeholders
 
@@ -150,9 +152,24 @@ class ChatProcessor(SampleProcessor):
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> ChatSample:
         """Return the conversation as text. Raises CorruptRecord."""
+        self._check_tokens(sample)
         messages = self._messages(sample)
         text, answers = self._answers(messages, sample.name)
         return self._with_images(text, sample, list(sample.images), answers)
+
+    @cached_property
+    def _media_tokens(self) -> frozenset[str]:
+        return own_media_tokens(self.processor)
+
+    def _check_tokens(self, sample: Sample) -> None:
+        """Raise CorruptRecord for a text with a token that the processor takes for a picture, a video or a sound."""
+        for message in sample.messages:
+            for token in self._media_tokens:
+                if token in message.text:
+                    words = (
+                        f"has {token} in its text, which {type(self.processor).__name__} writes for pictures or sounds"
+                    )
+                    raise CorruptRecord(sample.name, f"{words}; remove it, and write {IMAGE} at the place of a picture")
 
     def collate(self, samples: Sequence[ChatSample]) -> ChatBatch:
         """Return the batch of encoded samples.

@@ -44,7 +44,19 @@ def _is_heic(start: bytes) -> bool:
     return start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS and b"avif" not in start[:64]
 
 
-def _is_film(start: bytes) -> bool:
+def is_picture(start: bytes) -> bool:
+    """Return whether a file is a picture by its first bytes, of a format that is read or of HEIC."""
+    if start.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")):
+        return True
+    if start.startswith(b"BM"):  # of BMP, whose header has zeros in these four bytes
+        return start[6:10] == bytes(4)
+    if start.startswith(b"RIFF"):
+        return start[8:12] == b"WEBP"
+    return _is_heic(start) or (start[4:8] == b"ftyp" and b"avif" in start[:64])
+
+
+def is_film(start: bytes) -> bool:
+    """Return whether a file is a video or a sound by its first bytes."""
     if start[4:8] == b"ftyp":  # MP4 and its relatives; AVIF is a picture
         return b"avif" not in start[:64]
     return start.startswith(AUDIO_VIDEO) or (start.startswith(b"RIFF") and start[8:12] in (b"AVI ", b"WAVE"))
@@ -60,7 +72,7 @@ _KINDS: list[tuple[Callable[[bytes], bool], str]] = [
     (lambda start: _is_markup(b"<svg", b"<?xml")(start) and b"<svg" in start, "is SVG; convert it to PNG"),
     (_is_markup(b"<?xml", b"<error"), f"is XML, as servers send it with an error, {AGAIN}"),
     (_is_heic, "is HEIC, which is not read; convert it to JPEG (heif-convert, ImageMagick, or sips on a Mac)"),
-    (_is_film, "is a video or sound; only pictures are read, such as single frames"),
+    (is_film, "is a video or sound; only pictures are read, such as single frames"),
     (_begins(b"%PDF"), "is a PDF; convert its pages to PNG or JPEG"),
     (_begins(b"\x28\xb5\x2f\xfd"), "is compressed by zstd, which is not read; unpack it with zstd -d"),
     (_begins(b"PK\x03\x04"), "is a zip archive; unpack it"),

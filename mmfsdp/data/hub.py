@@ -17,6 +17,7 @@ from typing import Any
 from ..params import DataParams, ParamError
 from .records import Records, split_records
 from .row_files import FoundRow, RowFile
+from .row_pictures import columns_of_names
 from .row_values import PICTURE_KEYS
 from .splits import HELD_OUT, named_split, published_split
 from .stream import Source
@@ -46,15 +47,17 @@ class HubRows(RowFile):
         for column, feature in rows.features.items():
             if type(feature).__name__ == "ClassLabel":
                 self._classes[column] = list(feature.names)
-        others = rows.features.keys() - self._classes.keys() - {"id", *PICTURE_KEYS}
+        pictures = {column for column, feature in rows.features.items() if type(feature).__name__ == "Image"}
+        others = rows.features.keys() - self._classes.keys() - {"id", *PICTURE_KEYS} - pictures
         self._caption = next(iter(self._classes)) if len(self._classes) == 1 and not others else ""
         """The column of classes that are captions, where nothing else says anything about the pictures."""
 
     def scan(self) -> Iterator[FoundRow]:
         """Yield of each row its id and the names of its pictures alone: pictures and texts stay in the file."""
+        naming = {"id"} | columns_of_names(self.first_rows())
         for start in range(0, len(self._rows), BATCH_ROWS):
             table = self._rows[start : start + BATCH_ROWS]
-            columns = {name: _names_in(table.column(name)) for name in table.column_names if _names_rows(name)}
+            columns = {name: _names_in(table.column(name)) for name in table.column_names if name in naming}
             for i in range(len(table)):
                 row = {name: values[i] for name, values in columns.items() if values is not None}
                 yield self._found(start + i, row)
@@ -85,10 +88,6 @@ class HubRows(RowFile):
         if self._caption:
             row["text"] = row.pop(self._caption)
         return row
-
-
-def _names_rows(column: str) -> bool:
-    return column == "id" or column in PICTURE_KEYS
 
 
 def _names_in(column: Any) -> list[Any] | None:

@@ -22,7 +22,7 @@ from ..params import ParamError
 from .file_bytes import State, check_unchanged, state_of
 from .first_bytes import START_BYTES, what_it_is
 from .row_files import FoundRow, RowFile
-from .row_values import PICTURE_KEYS
+from .row_pictures import columns_of_names
 
 CACHE_BYTES = 256 * 2**20
 """Of row groups that a process keeps, in bytes. An epoch mixes the rows of half as many at a time."""
@@ -102,11 +102,12 @@ class ParquetRows(RowFile):
     def _naming_columns(self) -> list[str]:
         """Return the paths of the columns that hold ids and names of pictures, without bytes of pictures."""
         schema = self._open().schema
+        naming = columns_of_names(self.first_rows())
         columns = []
         for i in range(len(schema)):
             column = schema.column(i)
             top = column.path.partition(".")[0]
-            if top == "id" or (top in PICTURE_KEYS and column.logical_type.type == "STRING"):
+            if top == "id" or (top in naming and column.logical_type.type == "STRING"):
                 columns.append(column.path)
         return columns
 

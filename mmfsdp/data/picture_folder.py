@@ -11,12 +11,12 @@ from ..params import ParamError
 from .corrupt import CorruptRecord, printable, shorten
 from .csv_rows import TableRows
 from .json_rows import JsonLines
+from .media import PICTURE_SUFFIXES
 from .row_files import FoundFiles, FoundRow, RowFile, Strings
 from .splits import published_split
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 """Names of the files that name pictures and their texts, the first that is there."""
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 CLUTTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
 SHOWN = 3
 NO_CAPTIONS = (

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ..params.data import MAX_MEGAPIXELS
 from .corrupt import CorruptRecord
 from .first_bytes import START_BYTES, what_it_is
+from .value_range import is_deep, is_deep_color, note_color, to_8_bits
 
 MAX_SHIFT = 0.08
 """Augmentation moves and scales a picture by up to this share of its side."""
@@ -29,19 +30,24 @@ _pixel_limit = threading.Lock()
 
 
 def open_picture(
-    source: Path | bytes | Image.Image, *, name: str, max_megapixels: float = MAX_MEGAPIXELS
+    source: Path | bytes | Image.Image,
+    *,
+    name: str,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    value_range: Sequence[float] = (),
 ) -> Image.Image:
     """Return a picture decoded, upright and as RGB, from a file, its bytes or PIL. Raises CorruptRecord with that name.
 
     A picture of more pixels than `max_megapixels` is refused before it is decoded: a file of some KB may unpack to GBs.
+    value_range: see `to_rgb`.
     """
     content = b""
     try:
         if isinstance(source, Image.Image):
             _check_size(source, max_megapixels)
-            return to_rgb(ImageOps.exif_transpose(source))
+            return to_rgb(ImageOps.exif_transpose(source), value_range)
         content = source if isinstance(source, bytes) else source.read_bytes()
-        return _decode(content, max_megapixels)
+        return _decode(content, max_megapixels, value_range)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         pixels = re.search(r"(\d+) pixels", str(error))
         size = f"{int(pixels[1]) / 1e6:.4g} megapixels" if pixels else "too many pixels"
@@ -62,7 +68,7 @@ def _check_size(image: Image.Image, max_megapixels: float) -> None:
         raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit")
 
 
-def _decode(content: bytes, max_megapixels: float) -> Image.Image:
+def _decode(content: bytes, max_megapixels: float, value_range: Sequence[float]) -> Image.Image:
     """Return a picture upright and as RGB. Raises whatever PIL raises."""
     with _pixel_limit, warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -70,19 +76,28 @@ def _decode(content: bytes, max_megapixels: float) -> Image.Image:
         pil_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, round(max_megapixels * 1e6)
         try:
             try:
-                return _upright(content)
+                return _upright(content, value_range)
             except ValueError as error:
                 if "MAX_TEXT" not in str(error):
                     raise
                 # PIL refuses more than 1 MB of text in a PNG, such as the workflow of a generator of pictures.
-                return _upright(without_text(content))
+                return _upright(without_text(content), value_range)
         finally:
             Image.MAX_IMAGE_PIXELS = pil_limit
 
 
-def _upright(content: bytes) -> Image.Image:
+def _upright(content: bytes, value_range: Sequence[float]) -> Image.Image:
     with Image.open(io.BytesIO(content)) as image:
-        return to_rgb(ImageOps.exif_transpose(image))
+        is_color = is_deep_color(image)
+        if is_color and value_range:
+            words = (
+                "it has 16 bits for each color, of which only the upper 8 are read, so picture_range cannot be applied"
+            )
+            raise ValueError(f"{words}; write it with 8 bits")
+        rgb = to_rgb(ImageOps.exif_transpose(image), value_range)
+    if is_color:
+        note_color(rgb)
+    return rgb
 
 
 def without_text(png: bytes) -> bytes:
@@ -97,19 +112,16 @@ def without_text(png: bytes) -> bytes:
     return b"".join([*kept, png[position:]])
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Return any picture as 8-bit RGB: 16 bits and floats of 0 to 1 are scaled, and transparent parts become white."""
+def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image:
+    """Return any picture as 8-bit RGB: more bits are scaled (`to_8_bits`), and transparent parts become white.
+
+    value_range: the values of a picture of more than 8 bits that become black and white; empty for the default.
+    """
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
-    if image.mode == "F" or image.mode.startswith("I"):
-        values: np.ndarray = np.array(image, dtype=np.float32)
-        values[~np.isfinite(values)] = 0
-        if image.mode == "F" and 0 <= values.min() and values.max() <= 1:
-            values = values * 255
-        elif image.mode.startswith("I;16") or values.max() > 255:
-            values = values / 257
-        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+    if is_deep(image):
+        image = to_8_bits(image, value_range)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

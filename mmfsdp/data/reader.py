@@ -19,6 +19,7 @@ from ..params.own import OwnCodeError, call_own, own_errors, own_place, own_trac
 from ..params.own_modules import code_in_use, finding, use_code
 from .batch import Sample
 from .corrupt import CorruptRecord
+from .pictures import to_rgb
 from .rows import check_row, keys_not_read, sample_of
 from .splits import HELD_OUT, TRAIN, check_published, heldout_limit, is_in_split, published_split
 from .stream import DataSlice, GivenRow, IndexedSource, Loaded, Source, at_epoch, load_or_corrupt
@@ -138,7 +139,8 @@ class OwnRows:
         """Return what a row holds. Raises CorruptRecord with that name."""
         if isinstance(row, Sample):
             self.has_turns = self.has_turns or bool(row.more)
-            return replace(row, name=row.name or name, where=name if row.name else "")
+            images = tuple(to_rgb(image, self.params.picture_range) for image in row.images)
+            return replace(row, name=row.name or name, where=name if row.name else "", images=images)
         if self.as_given:
             return GivenRow(row, name)
         if not isinstance(row, Mapping):
@@ -253,6 +255,7 @@ class IterableSource(Source):
     skipped: dict[str, str] = dataclass_field(default_factory=dict)
     notes: list[str] = dataclass_field(default_factory=list)
     length: int | None = None
+    can_be_read_again: bool = False
 
     def loaded(self) -> Iterator[Loaded]:
         """Yield all rows once."""

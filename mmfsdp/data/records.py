@@ -26,8 +26,9 @@ from .parquet import CACHE_BYTES
 from .picture_folder import unread_pictures_note
 from .pictures import stable_hash
 from .row_files import FoundRow, RowFile
+from .row_pictures import picture_name
 from .row_values import MAX_FILE_NAME
-from .rows import check_file_name, check_row, has_system, has_turns, keys_not_read, picture_name, sample_of
+from .rows import check_file_name, check_row, has_system, has_turns, keys_not_read, sample_of
 from .splits import (
     HELD_OUT,
     TRAIN,

@@ -9,6 +9,7 @@ from numbers import Integral
 from ..params import SourceParams
 from .batch import ASSISTANT, IMAGE, USER
 from .corrupt import Unreadable, shorten
+from .media import is_name_alone
 from .row_turns import Conversation, add_pairs, add_turns
 from .row_values import Content, Row, first_set, list_in, text_in, texts_in
 from .unread import is_set, keys_of
@@ -103,15 +104,23 @@ def _read_continuation(row: Row) -> Content:
 
 def _question(row: Row, key: str) -> str:
     """Return the text of a question with what belongs to it, a line for each."""
-    lines = [text_in(row, context) for context in CONTEXT_KEYS]
+    lines = [_text_beside(row, context) for context in CONTEXT_KEYS]
     lines.append(text_in(row, key))
     if key == "question":
         choices = _choices(row)
         for letter, choice in zip(LETTERS, choices, strict=False):
             lines.append(f"{letter}. {choice}")
     if key == "instruction":
-        lines += [text_in(row, extra) for extra in INPUT_KEYS]
+        lines += [_text_beside(row, extra) for extra in INPUT_KEYS]
     return "\n".join(line for line in lines if line)
+
+
+def _text_beside(row: Row, key: str) -> str:
+    """Return the text that belongs to a question. Raises Unreadable if it is the name of a picture's file."""
+    text = text_in(row, key)
+    if is_name_alone(text):
+        raise Unreadable(f"has {key!r} {shorten(text)!r}, a picture and no text; name it under 'image'")
+    return text
 
 
 def _choices(row: Row) -> list[str]:

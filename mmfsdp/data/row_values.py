@@ -28,7 +28,7 @@ Picture = str | bytes | Image.Image
 
 PICTURE_KEYS = (
     *("file_name", "image", "images", "image_path", "image_paths", "image_file", "image_bytes", "img", "img_path"),
-    *("picture", "photo", "filename", "filepath", "image_name", "jpg", "jpeg", "png", "webp"),
+    *("decoded_image", "picture", "photo", "filename", "filepath", "image_name", "jpg", "jpeg", "png", "webp"),
 )
 """Keys under which a row has its pictures: the first that is set is read."""
 MAX_FILE_NAME = 255

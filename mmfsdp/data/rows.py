@@ -6,7 +6,7 @@ A shape is one entry of SHAPES and one function that reads it (row_turns, row_qu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,8 +16,10 @@ from ..params import SourceParams
 from . import row_values
 from .batch import Sample
 from .corrupt import CorruptRecord, Unreadable
+from .media import FILM, FILM_NAME, PICTURE, PICTURE_NAME, PICTURE_URL, media_of
 from .pictures import open_picture
 from .row_documents import TEXT_KEYS, read_caption, read_interleaved, read_matched
+from .row_pictures import column_of_pictures, has_part_pictures, with_pictures
 from .row_questions import (
     ANSWER_KEYS,
     CHOICE_KEYS,
@@ -30,9 +32,7 @@ from .row_questions import (
 from .row_turns import (
     CONVERSATION_KEYS,
     PAIR_LISTS,
-    PICTURE_PART_KEYS,
     SYSTEM_KEYS,
-    TEXT_PARTS,
     is_pair,
     read_conversations,
     read_messages,
@@ -40,8 +40,9 @@ from .row_turns import (
     read_question_lists,
     role_of,
 )
-from .row_values import PICTURE_KEYS, Content, Row, file_name_of, first_key, first_set, named_pictures
-from .unread import check_keys, check_tags, is_set, keys_of, unread_keys
+from .row_values import PICTURE_KEYS, Content, Row, first_key, first_set
+from .unread import check_keys, check_texts, is_set, keys_of, unread_keys
+from .verdicts import check_verdicts
 
 FindPicture = Callable[[str], Path | bytes]
 """Returns the path or the bytes of a picture that a row names. Raises CorruptRecord."""
@@ -185,11 +186,23 @@ def is_caption(row: Row) -> bool:
 
 def lacks_picture(row: Row) -> bool:
     """Return whether a row that is no caption names no picture, so that one that belongs to it can be added."""
-    return not MMC4.fits(row) and not first_set(row, PICTURE_KEYS) and not any(True for _ in _part_pictures(row))
+    return not MMC4.fits(row) and not first_set(row, PICTURE_KEYS) and not has_part_pictures(row)
 
 
-KINDS: dict[str, Any] = {"empty": "", "text": "text", "number": 0, "list of texts": [None, "text"], "other": [{}]}
+KINDS: dict[str, Any] = {
+    "empty": "",
+    "text": "text",
+    "number": 0,
+    "list of texts": [None, "text"],
+    "other": [{}],
+    PICTURE: {"bytes": b"\xff\xd8\xff", "path": None},
+    PICTURE_NAME: "0.png",
+    PICTURE_URL: "https://example.org/0.png",
+    FILM: {"bytes": b"ID3", "path": None},
+    FILM_NAME: "0.mp4",
+}
 """A value of each kind by which shapes tell rows apart; see `_kind_of`."""
+KINDS |= {f"list of {kind}": [None, KINDS[kind]] for kind in (PICTURE, PICTURE_NAME, PICTURE_URL, FILM, FILM_NAME)}
 Kinds = tuple[tuple[str, str], ...]
 
 
@@ -202,10 +215,13 @@ def _kinds_of(row: Row) -> Kinds:
 
 
 def _kind_of(value: Any) -> str:
-    if isinstance(value, str):
-        return "text" if value and not value.isspace() else "empty"
     if isinstance(value, (int, float)):
         return "number"
+    media = media_of(value)
+    if media:
+        return f"list of {media}" if isinstance(value, (list, tuple)) else media
+    if isinstance(value, str):
+        return "text" if value and not value.isspace() else "empty"
     if isinstance(value, (list, tuple, dict)):
         if not value:
             return "empty"
@@ -221,34 +237,48 @@ class _Known:
     shape: Shape | None
     problem: str
     """Why the row is of no shape."""
+    pictures: str
+    """The key of its pictures, where that is known by their values; see `column_of_pictures`."""
     read: frozenset[str]
     """The keys that are read."""
     unread: frozenset[str]
     """The keys that have content and are not read."""
 
 
+def _known_of(row: Row) -> _Known:
+    """Return what is known of a row by its keys and the kinds of their values."""
+    return _known_of_kinds(_kinds_of(row), has_part_pictures(row))
+
+
 @lru_cache(4096)
-def _known_of(kinds: Kinds) -> _Known:
-    """Return what is known of rows with these keys and kinds of values."""
+def _known_of_kinds(kinds: Kinds, parts_have_pictures: bool) -> _Known:
     row = {key: KINDS[kind] for key, kind in kinds}
+    pictures = column_of_pictures(row, parts_have_pictures=parts_have_pictures)
+    moved = with_pictures(row, pictures)
     try:
-        shape = _find_shape(row)
+        shape = _find_shape(moved, keys_of(row))
     except Unreadable as error:  # the row is refused by name when it is read
-        return _Known(None, str(error), frozenset(), frozenset(unread_keys(row, {*PICTURE_KEYS, *TEXT_KEYS})))
-    read = _read_keys(row, shape)
-    return _Known(shape, "", frozenset(read), frozenset(unread_keys(row, read)))
+        unread = unread_keys(row, {*PICTURE_KEYS, *TEXT_KEYS, pictures})
+        return _Known(None, str(error), pictures, frozenset(), frozenset(unread))
+    read = _read_keys(moved, shape)
+    if pictures:
+        read = read - {"image", "images"} | {pictures}
+    return _Known(shape, "", pictures, frozenset(read), frozenset(unread_keys(row, read)))
 
 
 def shape_of(row: Row) -> Shape:
     """Return the shape of a row. Raises Unreadable for a row of two shapes, or of none."""
-    known = _known_of(_kinds_of(row))
+    known = _known_of(row)
     if known.shape is None:
         raise Unreadable(known.problem)
     return known.shape
 
 
-def _find_shape(row: Row) -> Shape:
-    """Return the shape of a row by its keys. Raises Unreadable for a row of two shapes, or of none."""
+def _find_shape(row: Row, its_keys: str) -> Shape:
+    """Return the shape of a row by its keys. Raises Unreadable for a row of two shapes, or of none.
+
+    its_keys: the keys that it has, in words, before its pictures were put under 'image'.
+    """
     shapes = [shape for shape in SHAPES[:-1] if shape.fits(row)]
     if len(shapes) > 1:
         words = " and ".join(shape.words for shape in shapes)
@@ -260,7 +290,7 @@ def _find_shape(row: Row) -> Shape:
     if not CAPTION.fits(row):
         missing = "caption" if first_set(row, PICTURE_KEYS) else "file_name"
         known = "; ".join(shape.words for shape in SHAPES)
-        raise Unreadable(f"has no {missing} (it has {keys_of(row)}); rows are read that have: {known}")
+        raise Unreadable(f"has no {missing} (it has {its_keys}); rows are read that have: {known}")
     return CAPTION
 
 
@@ -304,35 +334,9 @@ def check_file_name(file: str, *, name: str) -> None:
         raise CorruptRecord(name, str(error)) from None
 
 
-def picture_name(row: Row) -> str:
-    """Return the file of the one picture that a row names, by which it is held out with others of the same picture.
-
-    Empty for a row without a picture, with several, or with the picture itself.
-    """
-    key = first_set(row, PICTURE_KEYS)
-    value = row[key] if key else list(_part_pictures(row))
-    if isinstance(value, (list, tuple)) and row.get("conversations") is None:  # those were always held out alone
-        value = value[0] if len(value) == 1 else None
-    return file_name_of(value)
-
-
-def picture_names(row: Row) -> list[str]:
-    """Return the files of all pictures that a row names, in no particular order; nothing is opened or checked."""
-    key = first_set(row, PICTURE_KEYS)
-    values = row.get(key)
-    if named_pictures(values):
-        values = values.values()  # type: ignore[union-attr]
-    elif not isinstance(values, (list, tuple)):
-        values = [values]
-    infos = row.get("image_info")
-    matched = [info.get("image_name") for info in infos if isinstance(info, Mapping)] if isinstance(infos, list) else []
-    names = [file_name_of(value) for value in (*values, *_part_pictures(row), *matched)]
-    return [name for name in names if name]
-
-
 def keys_not_read(row: Row) -> set[str]:
     """Return the keys of a row that have content and that no reader looks at."""
-    return set(_known_of(_kinds_of(row)).unread)
+    return set(_known_of(row).unread)
 
 
 def _read_keys(row: Row, shape: Shape) -> set[str]:
@@ -386,29 +390,21 @@ def sample_of(row: Row, params: SourceParams, *, name: str, find: FindPicture) -
     Raises CorruptRecord with that name if the row or one of its pictures cannot be used, or if it has content that is
     not read.
     """
+    known = _known_of(row)
     try:
         shape = shape_of(row)
-        has_pictures = shape is not MMC4 and (first_set(row, PICTURE_KEYS) or any(True for _ in _part_pictures(row)))
-        check_keys(row, _known_of(_kinds_of(row)).read, has_pictures=bool(has_pictures))
-        content = shape.read(row, params)
-        check_tags([text for message in content.messages for text in message.truths])
+        moved = with_pictures(row, known.pictures)
+        has_pictures = shape is not MMC4 and (first_set(moved, PICTURE_KEYS) or has_part_pictures(row))
+        check_keys(row, known.read, has_pictures=bool(has_pictures))
+        check_verdicts(row, known.read)
+        content = shape.read(moved, params)
+        check_texts(content.messages)
     except Unreadable as error:
-        raise CorruptRecord(name, str(error)) from None
+        column = f"; its pictures are read under {known.pictures!r}" if known.pictures else ""
+        raise CorruptRecord(name, f"{error}{column}") from None
     pictures = []
     for picture in content.pictures:
         source = find(picture) if isinstance(picture, str) else picture
-        pictures.append(open_picture(source, name=name, max_megapixels=params.max_megapixels))
+        limit, value_range = params.max_megapixels, params.picture_range
+        pictures.append(open_picture(source, name=name, max_megapixels=limit, value_range=value_range))
     return Sample(content.messages, tuple(pictures), name, verbatim=content.verbatim)
-
-
-def _part_pictures(row: Row) -> Iterator[Any]:
-    """Yield the pictures that parts of messages have of their own."""
-    for key in ("messages", *CONVERSATION_KEYS, "prompt"):
-        turns = row.get(key)
-        for turn in turns if isinstance(turns, (list, tuple)) else ():
-            parts = turn.get("content") if isinstance(turn, Mapping) else None
-            for part in parts if isinstance(parts, (list, tuple)) else ():
-                if isinstance(part, Mapping) and part.get("type") not in TEXT_PARTS:
-                    part_key = first_set(part, PICTURE_PART_KEYS)
-                    if part_key:
-                        yield part[part_key]

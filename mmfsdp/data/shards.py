@@ -19,6 +19,7 @@ from .batch import Sample
 from .corrupt import CorruptRecord, shorten
 from .find_files import expand_path
 from .first_bytes import START_BYTES, what_it_is
+from .media import FILM, FILM_SUFFIXES, PICTURE, PICTURE_SUFFIXES, media_of
 from .rows import check_file_name, is_caption, keys_not_read, lacks_picture, parse_row, sample_of
 from .splits import (
     HELD_OUT,
@@ -36,9 +37,8 @@ from .splits import (
 from .stream import DataSlice, Loaded, Source, at_epoch, epoch_order, load_or_corrupt
 from .unread import unread_note
 
-PICTURES = ("jpg", "jpeg", "png", "webp")
+PICTURES = tuple(suffix.removeprefix(".") for suffix in PICTURE_SUFFIXES)
 TEXTS = ("txt", "json")
-SOUND_OR_VIDEO = ("mp4", "webm", "avi", "mov", "mkv", "wav", "mp3", "flac", "ogg", "m4a")
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 """Endings of the files that a folder of shards holds. Reading looks at a file's first bytes, not at its name, and names
 one of zstd as lost."""
@@ -94,14 +94,19 @@ class ShardRecord:
         for kind in pictures:
             if kind not in used:
                 raise CorruptRecord(self.name, f"has .{kind}, which its JSON does not name under 'image'")
-        self.unread = keys_not_read(row) | {f".{extension}" for extension in self.members.keys() - used}
+        others = sorted(self.members.keys() - used)
+        for extension in others:
+            if media_of(self.read(extension)) in (PICTURE, FILM):
+                words = "which is a picture, a video or a sound, and is not read; leave the record out, or the member"
+                raise CorruptRecord(self.name, f"has .{extension}, {words}")
+        self.unread = keys_not_read(row) | {f".{extension}" for extension in others}
         return sample
 
     def _check_members(self) -> None:
         """Raise CorruptRecord for videos and sounds, and for the members of several samples whose keys have dots."""
         for extension in self.members:
             inner, _, kind = extension.rpartition(".")
-            if kind in SOUND_OR_VIDEO:
+            if f".{kind}" in FILM_SUFFIXES:
                 words = "of video and sound nothing is read; leave the record out, or the member if it does without"
                 raise CorruptRecord(self.name, f"has .{extension}: {words}")
             text_beside = any(f"{inner}.{text}" in self.members for text in TEXTS)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ..params import DataParams, DataSource, ParamError, RunParams
 from .processor import SampleProcessor
 from .stream import Source
+from .value_range import range_notes
 
 Splits = dict[str, Source]
 """train, heldout (new pictures), and for generated pictures unseen (new combinations), by name."""
@@ -33,9 +34,15 @@ def open_splits(
     open_kind: OpenSource = params.source.load()
     options = {"as_given": as_given} if params.source is DataSource.OWN else {}
     try:
-        return open_kind(params, image_size=image_size, seed=seed, **options)
+        splits = open_kind(params, image_size=image_size, seed=seed, **options)
     except ParamError as error:
         raise error.under(place) from None
+    train = splits["train"]
+    if params.source is not DataSource.SHAPES and not as_given and train.can_be_read_again:
+        notes = range_notes(train.loaded(), params.picture_range)
+        for split in splits.values():
+            split.notes += notes
+    return splits
 
 
 def open_source(

@@ -121,6 +121,8 @@ class Source(ABC):
     """It has samples with a system text, as far as it was read to open it."""
     field: str = "path"
     """The parameter that names it, for errors and notes."""
+    can_be_read_again: bool = True
+    """Its first records may be read to look at them: nobody's code is called once more for that."""
 
     @abstractmethod
     def loaded(self) -> Iterator[Loaded]:

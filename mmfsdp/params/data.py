@@ -55,6 +55,11 @@ class SourceParams(Params):
     """A larger picture is skipped, in millions of pixels. A decoded picture has 3 MB for each, so raise it only for
     pictures that you trust, such as scans. Default 89.5."""
 
+    picture_range: tuple[float, ...] = ()
+    """Values of pictures of more than 8 bits (16-bit, integer or float, one channel) that become black and white, such
+    as [0, 4095] for 12 bits or [-1000, 1000] for Hounsfield units. Default none: 0 and 65535 for 16 bits, 0 and 1 for
+    floats of this range, else 0 and 255, or 65535 if a value is above 255."""
+
     heldout_fraction: float = Field(0.02, gt=0, lt=1)
     """Share of the records, chosen by a hash of their pictures' or their own names, that is held out of training, for
     eval_every and for captions afterwards; at least one record. Where files or folders are named as published splits
@@ -69,12 +74,16 @@ class SourceParams(Params):
         "path": ("source", _READ_FROM_DISK),
         "heldout": ("source", _READ_FROM_DISK),
         "heldout_fraction": ("heldout", (None,)),
+        "picture_range": ("source", (*_READ_FROM_DISK, DataSource.OWN)),
         "pictures": ("source", (DataSource.FOLDER, DataSource.JSON, DataSource.PARQUET, DataSource.HUB)),
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
+        if self.picture_range and (len(self.picture_range) != 2 or self.picture_range[0] >= self.picture_range[1]):
+            words = f"{list(self.picture_range)} is no range; give the value of black and a larger one of white"
+            raise ParamError("picture_range", f"{words}, such as [0, 4095]")
         if self.reader is not None and self.source is DataSource.SHAPES:
             object.__setattr__(self, "source", DataSource.OWN)
         if self.reader is not None and self.source is not DataSource.OWN:

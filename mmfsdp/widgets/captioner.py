@@ -49,6 +49,7 @@ class Captioner(CellWidget):
         self.checkpoint = ""
         self._failure: Exception | None = None
         self._samples: dict[str, Sample] = {}
+        self._picture_range: tuple[float, ...] = ()
         self._answer: Answer | None = None
         self._looked: dict[int, Any] = {}
         self._wanted, self._working = "", True
@@ -109,6 +110,7 @@ class Captioner(CellWidget):
             from ..models.attention_view import looking_layers
             from ..train.evaluate import load_run, new_samples, why_no_captions
         params, self.model, self.processor = load_run(self.path)
+        self._picture_range = params.data.picture_range
         reason = why_no_captions(self.model, self.processor)
         if reason:
             raise ValueError(reason)
@@ -136,7 +138,7 @@ class Captioner(CellWidget):
         try:
             if len(file["content"]) > LARGEST:
                 raise CorruptRecord(name, f"is larger than {LARGEST >> 20} MiB")
-            picture = open_picture(bytes(file["content"]), name=name)
+            picture = open_picture(bytes(file["content"]), name=name, value_range=self._picture_range)
         except CorruptRecord as error:
             self._say(str(error), bad=True)
             return

@@ -111,7 +111,7 @@ def test_a_quote_that_does_not_end_is_named(folder):
         ("rows.csv", b"", "is no table: it is empty"),
         ("rows.csv", b"<!DOCTYPE html>", "is no table: it is a web page"),
         ("rows.csv", b"text,file_name,text\n", "two columns 'text'"),
-        ("rows.csv", b"0.png,a dog\n1.png,a cat\n2.png,a cow\n", r"has no file_name \(it has the keys 0.png, a dog\)"),
+        ("rows.csv", b"0.png,a dog\n1.png,a cat\n2.png,a cow\n", r"has no caption \(it has the keys 0.png, a dog\)"),
         ("rows.json.gz", gzip.compress(JSON_TEXT.encode())[:-20], "is a damaged gzip file"),
         ("rows.jsonl.gz", gzip.compress(LINES.encode()).replace(b"\n", b"\r"), "is a damaged gzip file"),
         ("rows.json", b"\xff\xfe[\0\x00\xd8\x00", "begins as text in utf-16"),

@@ -108,6 +108,17 @@ def test_files_in_a_folder_are_loaded_as_datasets_loads_them(tmp_path):
     assert texts(tmp_path / "a") == ({"train"}, {"test"})
 
 
+def test_pictures_in_a_column_of_another_name_are_read_and_held_out_together(tmp_path):
+    rows = []
+    for i in range(40):
+        rows += [{"Scan": {"bytes": PICTURE, "path": f"{i}.png"}, "question": "what?", "answer": f"{i}"}] * 3
+    features = {"Scan": datasets.Image(), "question": datasets.Value("string"), "answer": datasets.Value("string")}
+    datasets.Dataset.from_list(rows, features=datasets.Features(features)).save_to_disk(tmp_path / "a")
+    train, heldout, skipped = both(tmp_path / "a", "hub", heldout_fraction=0.3)
+    assert not skipped and len(train + heldout) == 120 and all(len(s.images) == 1 for s in train + heldout)
+    assert heldout and not {s.text for s in train} & {s.text for s in heldout}
+
+
 def test_what_cannot_be_loaded_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ParamError, match="data.path: 'org/name:part' is not on this machine, and the hub cannot be re"):

@@ -1,6 +1,8 @@
 """Pictures of every kind become the encoder's tensor; damaged ones become a named CorruptRecord."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import open_clip
@@ -10,7 +12,9 @@ from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, both, picture_bytes, writ
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from mmfsdp.data import open_source
 from mmfsdp.data.pictures import CorruptRecord, open_picture, to_rgb, to_tensor
+from mmfsdp.params import DataParams, ParamError
 
 
 def tensor(image: Image.Image, size: int = 32, seed: int | None = None) -> torch.Tensor:
@@ -148,3 +152,90 @@ def test_the_limit_of_a_source_holds_for_its_pictures(tmp_path):
     write_metadata(tmp_path, [{"file_name": f"{i}.png", "text": "a dog"} for i in range(3)])
     train, heldout, skipped = both(tmp_path, max_megapixels=1.001)
     assert len(train + heldout) == 2 and list(skipped) == ["2.png (metadata.jsonl:3)"]
+
+
+def file_of(values: np.ndarray, kind: str) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, kind)
+    return out.getvalue()
+
+
+def ramp(low: float, high: float, dtype: type) -> np.ndarray:
+    return np.linspace(low, high, 256).reshape(16, 16).astype(dtype)
+
+
+OF_MORE_BITS = {
+    "12 bits in 16": (ramp(0, 4095, np.uint16), "PNG", (0, 4095), "they use 6.2 % of their range of 0 to 65,535"),
+    "8 bits in 16": (ramp(0, 255, np.uint16), "TIFF", (0, 255), "they use 0.39 % of their range of 0 to 65,535"),
+    "12 bits in int32": (ramp(0, 4095, np.int32), "TIFF", (0, 4095), "they use 6.2 % of their range of 0 to 65,535"),
+    "Hounsfield units": (ramp(-1000, 1000, np.int32), "TIFF", (-1000, 1000), "those below 0 become black"),
+    "Hounsfield floats": (ramp(-1000, 1000, np.float32), "TIFF", (-1000, 1000), "those below 0 become black"),
+    "20 bits": (ramp(0, 2**20, np.int32), "TIFF", (0, 2**20), "those above 65,535 become white"),
+}
+
+
+def write_pictures(folder, content: bytes, kind: str, count: int = 3) -> None:
+    folder.mkdir(exist_ok=True)
+    name = f"{{}}.{kind.lower()}"
+    for i in range(count):
+        (folder / name.format(i)).write_bytes(content)
+    write_metadata(folder, [{"file_name": name.format(i), "text": "a lung"} for i in range(count)])
+
+
+@pytest.mark.parametrize("case", OF_MORE_BITS)
+def test_pictures_of_more_bits_use_their_range_or_a_note_says_so(case, tmp_path):
+    values, kind, black_to_white, words = OF_MORE_BITS[case]
+    write_pictures(tmp_path, file_of(values, kind), kind)
+    params = DataParams(source="folder", path=str(tmp_path))
+    notes = open_source(params, image_size=16).notes
+    assert any(words in note and "set picture_range to the values of black and white" in note for note in notes), notes
+
+    source = open_source(params.change(picture_range=list(black_to_white)), image_size=16)
+    assert not source.notes
+    shown = np.asarray(next(iter(source)).images[0])[..., 0].ravel().astype(int)
+    assert (np.abs(shown - np.arange(256)) <= 1).all(), "black to white, evenly"
+
+
+def test_pictures_that_use_their_range_need_no_note(tmp_path):
+    of_16_bits = {"16 bits": (ramp(0, 60_000, np.uint16), "PNG"), "floats of 0 to 1": (ramp(0, 1, np.float32), "TIFF")}
+    for name, (values, kind) in of_16_bits.items():
+        write_pictures(tmp_path / name, file_of(values, kind), kind)
+        params = DataParams(source="folder", path=str(tmp_path / name))
+        assert not open_source(params, image_size=16).notes, name
+    write_pictures(tmp_path / "8 bits", picture_bytes("black"), "PNG")
+    params = DataParams(source="folder", path=str(tmp_path / "8 bits"))
+    assert not open_source(params, image_size=16).notes, "a dark picture of 8 bits is as it is"
+    with_range = params.change(picture_range=[0, 4095])
+    assert "picture_range has no effect on pictures of 8 bits" in open_source(with_range, image_size=16).notes[0]
+
+
+def test_pictures_of_one_source_that_are_scaled_differently_are_told(tmp_path):
+    write_pictures(tmp_path, file_of(ramp(0, 200, np.int32), "TIFF"), "TIFF")
+    (tmp_path / "2.tiff").write_bytes(file_of(ramp(0, 4000, np.int32), "TIFF"))
+    notes = open_source(DataParams(source="folder", path=str(tmp_path)), image_size=16).notes
+    assert "some are scaled by another range than the others; set picture_range" in notes[0]
+
+
+def color_png_of_16_bits(high: int) -> bytes:
+    """A PNG of 4 x 4 pixels with 16 bits for each of three colors, which PIL cannot write."""
+    row = b"\0" + np.full(12, high, ">u2").tobytes()
+    parts = {b"IHDR": struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0), b"IDAT": zlib.compress(row * 4), b"IEND": b""}
+    png = b"\x89PNG\r\n\x1a\n"
+    for kind, content in parts.items():
+        png += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return png
+
+
+def test_color_pictures_of_16_bits_are_told_or_refused(tmp_path):
+    write_pictures(tmp_path, color_png_of_16_bits(4095), "PNG")
+    params = DataParams(source="folder", path=str(tmp_path))
+    note = open_source(params, image_size=16).notes[0]
+    assert "only the upper 8 of their 16 bits are read; write them with 8 bits for each color" in note
+    with pytest.raises(ParamError, match="it has 16 bits for each color, of which only the upper 8 are read"):
+        open_source(params.change(picture_range=[0, 4095]), image_size=16)
+
+
+@pytest.mark.parametrize("wrong", [[1], [4095, 0], [0, 0], [1, 2, 3], ["a", "b"]])
+def test_a_wrong_range_is_refused_by_its_field(wrong):
+    with pytest.raises(ParamError, match="picture_range"):
+        DataParams(source="folder", path="x", picture_range=wrong)

@@ -17,14 +17,13 @@ from PIL import Image
 
 from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Message, Processor, open_source
 from mmfsdp.data.batch import IGNORE
+from mmfsdp.data.row_pictures import picture_name, picture_names
 from mmfsdp.data.rows import (
     SHAPES,
     check_row,
     has_system,
     has_turns,
     keys_not_read,
-    picture_name,
-    picture_names,
     sample_of,
     shape_of,
 )

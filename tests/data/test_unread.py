@@ -1,13 +1,15 @@
 """Content that is not read is refused by name; other keys that nobody reads are named once for a source."""
 
+import base64
 import json
 
 import pytest
 from material import both, make_tokenizer, picture_bytes, write_metadata
+from PIL import Image
 
 from mmfsdp.data import IMAGE, CorruptRecord, Processor, batches, open_source
 from mmfsdp.data.corrupt import label_of, shorten
-from mmfsdp.data.rows import SHAPES, sample_of
+from mmfsdp.data.rows import SHAPES, keys_not_read, sample_of
 from mmfsdp.params import DataParams, ParamError
 
 
@@ -44,7 +46,18 @@ CONTENT = {
     "tool_calls": with_turn_key(tool_calls=[{"name": "search"}]),
     "image": with_turn_key(image="0.png"),
 }
-TAGS = ["<video>", "<audio>", "<img>0.png</img>", "<image_1>", "<image 2>", "<ImageHere>", "<|video_pad|>", "<|image|>"]
+TAGS = ["<|vision_start|>", "<IMG_CONTEXT>", "<start_of_image>", "<image_soft_token>", "<|media_pad|>", "<|AUDIO|>"]
+TAGS += ["<global-img>", "<|START_OF_IMG|>", "<fake_token_around_image>", "<|begin_of_video|>", "<|audio_bos|>"]
+TAGS += [
+    "<video>",
+    "<audio>",
+    "<img>0.png</img>",
+    "<image_1>",
+    "<image 2>",
+    "<ImageHere>",
+    "<|video_pad|>",
+    "<|image|>",
+]
 
 
 def read(row: dict):
@@ -75,6 +88,78 @@ def test_keys_without_content_and_words_in_brackets_are_no_reason_to_refuse_a_ro
     assert read(row).text == "a dog"
     assert read(with_turn_key(weight=1, loss=True)).text == "a dog"
     assert len(read(PICTURE | {"image_url": "https://example.org/0.png", "video_id": "7"}).images) == 1
+
+
+ASKED = {"question": "what is it", "answer": "a dog"}
+EMBEDDED = {
+    "bytes": picture_bytes(),
+    "jpeg": picture_bytes(kind="JPEG"),
+    "gif": picture_bytes(kind="GIF"),
+    "webp": picture_bytes(kind="WEBP"),
+    "bmp": picture_bytes(kind="BMP"),
+    "tiff": picture_bytes(kind="TIFF"),
+    "dict": {"bytes": picture_bytes(), "path": None},
+    "pil": Image.new("RGB", (8, 8)),
+}
+BASE64 = base64.b64encode(picture_bytes(size=(99, 99))).decode()
+
+
+@pytest.mark.parametrize("kind", EMBEDDED)
+def test_a_column_of_any_name_that_holds_pictures_is_read(kind):
+    picture = EMBEDDED[kind]
+    for row in (ASKED, {"caption": "a dog"}, {"messages": chat_messages()}):
+        for value in (picture, [picture]):
+            sample = read(row | {"Scan of page": value, "author": "somebody"})
+            assert len(sample.images) == 1 and IMAGE in sample.prompt
+    assert len(read(ASKED | {"views": [picture, None, picture][::2]}).images) == 2
+    assert len(read(ASKED | {"file_name": "no/such.png", "image": picture}).images) == 1
+    assert keys_not_read(ASKED | {"file_name": "no/such.png", "image": picture}) == {"file_name"}
+    assert keys_not_read(ASKED | {"Scan of page": picture, "author": "somebody"}) == {"author"}
+
+
+def chat_messages() -> list[dict]:
+    return [{"role": "user", "content": "what is it"}, {"role": "assistant", "content": "a dog"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        (ASKED | {"left": EMBEDDED["bytes"], "right": EMBEDDED["dict"]}, "left"),
+        (ASKED | {"image": "0.png", "mask": EMBEDDED["bytes"]}, "mask"),
+        (ASKED | {"image": EMBEDDED["dict"], "depth": EMBEDDED["pil"]}, "depth"),
+        (ASKED | {"image": "0.png", "also": f"data:image/png;base64,{BASE64}"}, "also"),
+        (ASKED | {"also": BASE64}, "also"),
+        (ASKED | {"image": "0.png", "meta": {"crops": [{"shown": EMBEDDED["bytes"]}]}}, "meta"),
+        (ASKED | {"meta": {"file": "0.png"}}, "meta"),
+        (ASKED | {"image": "0.png", "clip": {"bytes": b"\0\0\0\x18ftypmp42", "path": None}}, "clip"),
+        (ASKED | {"image": "0.png", "said": b"RIFF\0\0\0\0WAVE"}, "said"),
+        (chat() | {"noise": {"array": [0.1], "sampling_rate": 8000, "path": "a.wav"}}, "noise"),
+        ({"messages": [chat_messages()[0] | {"shown": EMBEDDED["dict"]}, chat_messages()[1]]}, "shown"),
+        ({"texts": [{"user": "what", "assistant": "a dog", "figure": EMBEDDED["bytes"]}]}, "figure"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pictures_videos_and_sounds_that_are_not_read_are_refused_by_their_key(row, key):
+    with pytest.raises(CorruptRecord, match=f"'{key}'"):
+        read(row)
+
+
+def test_names_and_addresses_beside_the_picture_of_a_row_are_told():
+    row = ASKED | {
+        "image": EMBEDDED["dict"],
+        "url": "https://example.org/0.jpg",
+        "source_file": "0.jpg",
+        "film": "a.mp4",
+    }
+    assert len(read(row).images) == 1
+    assert keys_not_read(row) == {"url", "source_file", "film"}
+
+
+def test_words_of_other_columns_are_no_pictures():
+    row = ASKED | {"words": ["see", "photo.jpg"], "note": "the file is\na.png", "version": "1.2", "hash": "ab" * 40}
+    row |= {"payload": b"\x93NUMPY", "title": "BMW", "data": b"BMW is a car", "link": "https://example.org/png"}
+    assert not read(row).images
+    assert keys_not_read(row) == row.keys() - ASKED.keys()
 
 
 def test_a_table_writes_null_where_another_key_has_the_picture_or_the_text():
@@ -139,6 +224,9 @@ def test_members_of_a_shard_with_content_that_is_not_read_are_refused_by_name(sh
     members |= {"two.png": picture, "two.jpg": picture, "two.txt": b"two"}
     members |= {"blind.png": picture, "blind.json": json.dumps(chat()).encode()}
     members |= {"iphone.heic": b"\0\0\0\x18ftypheic", "iphone.txt": b"a dog"}
+    members |= {"scan.tif": picture_bytes(kind="TIFF"), "scan.txt": b"good"}
+    members |= {"page.dat": picture, "page.json": json.dumps(chat()).encode()}
+    members |= {"phone.heic": b"\0\0\0\x18ftypheic", "phone.json": json.dumps(chat()).encode()}
     members |= {"a.b.png": picture, "a.b.txt": b"dots", "a.c.png": picture, "a.c.txt": b"dots"}
     members |= {"link.json": json.dumps(chat(f"{IMAGE} what", image="https://example.org/0.png")).encode()}
     train, heldout, skipped = both(shard("a.tar", members), "webdataset")
@@ -148,6 +236,8 @@ def test_members_of_a_shard_with_content_that_is_not_read_are_refused_by_name(sh
         "two": "has .jpg and .png, and a caption is of one picture",
         "blind": "has 0 <image> placeholders but 1 pictures",
         "iphone": ".heic is HEIC, which is not read; convert it to JPEG",
+        "page": "has .dat, which is a picture, a video or a sound, and is not read",
+        "phone": "has .heic, which is a picture, a video or a sound, and is not read",
         "a": "is the key of 'a.b.png' and its text, too: a key ends at the first dot; rename its members, as a_b.png",
         "link": "names the URL 'https://example.org/0.png'; download it",
     }.items():
