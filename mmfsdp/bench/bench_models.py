@@ -209,7 +209,7 @@ def _openflamingo(model: nn.Module, device: torch.device) -> Method:
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, module)
     model.to(device)  # what is in no wrapper
-    parameters = {plain_name(name): p for name, p in model.named_parameters()}
+    parameters = {plain_name(name, model): p for name, p in model.named_parameters()}
 
     def mask_and_clip() -> None:
         new_words = parameters[table].grad

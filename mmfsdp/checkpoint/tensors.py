@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from ..core.plan import plan_of
+from ..core.model_record import plan_of
 
 Tensors = dict[str, Any]
 """Tensors by name: DTensors of FSDP's shards, plain tensors of what every rank holds."""

@@ -41,13 +41,13 @@ def buffer_digests(model: nn.Module, *, wrapped: bool = False) -> dict[str, int]
     underscore are left out, too: those of wrappers do.
     """
     digests = {}
-    for name, tensor in _held(model, skipped=("_", "mmfsdp_") if wrapped else ("mmfsdp_",)):
+    for name, tensor in _held(model, skip_private=wrapped):
         if not tensor.is_meta:
-            digests[plain_name(name).removeprefix("module.")] = digest(tensor)
+            digests[plain_name(name, model)] = digest(tensor)
     return digests
 
 
-def _held(model: nn.Module, skipped: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+def _held(model: nn.Module, *, skip_private: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of each buffer and each plain attribute that is a tensor, or a list or dict of some."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -55,7 +55,8 @@ def _held(model: nn.Module, skipped: tuple[str, ...]) -> Iterator[tuple[str, Ten
             for key, buffer in module.named_buffers(recurse=False):
                 yield prefix + key, buffer
         for key, value in vars(module).items():
-            if key in TORCH_ATTRIBUTES or key.startswith(skipped) or not isinstance(value, (Tensor, list, tuple, dict)):
+            skipped = key in TORCH_ATTRIBUTES or (skip_private and key.startswith("_"))
+            if skipped or not isinstance(value, (Tensor, list, tuple, dict)):
                 continue
             for place, tensor in enumerate(tensors_in(value)):
                 if not isinstance(tensor, nn.Parameter):

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from ..compat.describe_lint import reduces_unused
+from ..core.names import plain_name
 from .differences import parts, total_difference
 from .lines import NOTE, OK, WRONG, Line
-from .trial import Trial, name_of
+from .trial import Trial
 
 FIX = "have the forward run these parts on a blank picture whose tokens have no weight in the loss"
 PAGE = "notebooks/reference/no_picture.md"
@@ -61,7 +62,7 @@ def entered(trial: Trial, batch: Any) -> tuple[list[str], set[str]]:
     names: dict[str, None] = {}
     hooks = []
     for full_name, module in model.named_modules():
-        name = name_of(full_name)
+        name = plain_name(full_name, model)
         if name in units:
             hooks.append(module.register_forward_pre_hook(lambda *_, name=name: names.setdefault(name) and None))
     model.zero_grad(set_to_none=True)

@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.gather import gather_json
 from ..core.lint import list_all
-from ..core.names import tied_names
+from ..core.names import plain_name, tied_names
 from .differences import TOLERANCE, differences, parts, rank_factors, total_difference
 from .finite_differences import check_derivatives
 from .lines import NOTE, OK, WRONG, Line
 from .no_picture import check_no_picture
 from .silent import check_trained
-from .trial import STEPS, Trial, name_of
+from .trial import STEPS, Trial
 
 LATER = 10
 """Times the tolerance after a step of Adam, which makes a full step of rounding where a gradient is 0 in theory."""
@@ -67,7 +67,7 @@ def check_ties(trial: Trial) -> Line:
         fix = "tie them again after a part was replaced (model.tie_weights()), or set tie_word_embeddings to false"
         return Line("ties", WRONG, f"the configuration ties {apart}, and in the model they are two parameters", fix)
     before = tied_names(trial.plain)
-    after = [{name_of(name) for name in names} for names in tied_names(trial.model).values()]
+    after = [{plain_name(name, trial.model) for name in names} for names in tied_names(trial.model).values()]
     lost = [names for names in before.values() if after and not any(set(names) <= group for group in after)]
     if lost:
         fix = "give fully_shard both modules in one list: fully_shard([embedding, head])"

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ..core.model_record import plan_of
 from ..core.names import plain_name
-from ..core.plan import plan_of
 from ..core.weights import copy_from_rank0
 from ..data.own_random import seed_all
 from .differences import LOW_TOLERANCE, TOLERANCE, buffer_digests, frozen_digests
@@ -79,7 +79,7 @@ class Trial:
         seed_all(0)
         self.model = loop.wrapped()
         # Before any forward: FSDP2 lists whole parameters while a unit is gathered.
-        self.params = {name_of(name): p for name, p in self.model.named_parameters()}
+        self.params = {plain_name(name, self.model): p for name, p in self.model.named_parameters()}
         self.optimizer = loop.optimizer(self.model)
         self.other_weights = self._other_weights()
         self.frozen_before = frozen_digests(self.params)
@@ -131,7 +131,11 @@ class Trial:
         seen: list[tuple[dict[str, Tensor | None], tuple[str, ...]]] = []
 
         def before_step(*_: Any) -> None:
-            gathered = [name_of(name) for name, p in self.model.named_parameters() if self._is_gathered(name, p)]
+            gathered = []
+            for full_name, p in self.model.named_parameters():
+                name = plain_name(full_name, self.model)
+                if self._is_gathered(name, p):
+                    gathered.append(name)
             seen.append((self.whole_tensors(grads=True), tuple(gathered)))
 
         hook = self.optimizer.register_step_pre_hook(before_step)
@@ -142,7 +146,7 @@ class Trial:
         return Step(grads, figures_of(returned), gathered)
 
     def _is_gathered(self, name: str, p: nn.Parameter) -> bool:
-        held = self.params.get(name_of(name))
+        held = self.params.get(name)
         return isinstance(held, DTensor) and not isinstance(p, DTensor)
 
     def whole_tensors(self, *, grads: bool) -> dict[str, Tensor | None]:
@@ -150,7 +154,7 @@ class Trial:
         if any(isinstance(module, FullyShardedDataParallel) for module in self.model.modules()):
             with FullyShardedDataParallel.summon_full_params(self.model, writeback=False, with_grads=grads):
                 return {
-                    name_of(name): copied(p.grad if grads else p.detach())
+                    plain_name(name, self.model): copied(p.grad if grads else p.detach())
                     for name, p in self.model.named_parameters()
                     if p.requires_grad
                 }
@@ -178,8 +182,11 @@ class Trial:
         if plan is not None:
             return [name for unit in plan.sharded_units for name in unit.modules if name]
         sharded = (FSDPModule, FullyShardedDataParallel)
-        names = [name_of(name) for name, module in self.model.named_modules() if isinstance(module, sharded)]
-        return [name for name in dict.fromkeys(names) if name]
+        names: dict[str, None] = {}
+        for name, module in self.model.named_modules():
+            if isinstance(module, sharded):
+                names[plain_name(name, self.model)] = None
+        return [name for name in names if name]
 
 
 @torch.no_grad()
@@ -191,11 +198,6 @@ def fill_zeros(model: nn.Module) -> None:
     for p in model.parameters():
         if p.requires_grad and not p.is_meta and not p.any():
             nn.init.normal_(p, std=0.02)
-
-
-def name_of(name: str) -> str:
-    """Return a name as the model has it before any wrapper."""
-    return plain_name(name).removeprefix("module.")
 
 
 def copied(tensor: Tensor | None) -> Tensor | None:

@@ -15,8 +15,9 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ..core.lint import lint
+from ..core.model_record import plan_of
 from ..core.names import plain_name
-from ..core.plan import Unit, UnitKind, WrapPlan, plan_of
+from ..core.plan import Unit, UnitKind, WrapPlan
 from ..core.trace import Trace, trace_registration
 from ..core.units import buffer_bytes, torch_dtype, unit_name, with_bytes
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
@@ -44,7 +45,7 @@ def describe(model: nn.Module) -> WrapPlan:
     while isinstance(model, OptimizedModule) and not isinstance(model, FSDPModule):
         model = model._orig_mod
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    fsdp1 = {plain_name(n): m for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)}
+    fsdp1 = {plain_name(n, model): m for n, m in model.named_modules() if isinstance(m, FullyShardedDataParallel)}
     plan = plan_of(model)
     if plan is None and isinstance(model, DistributedDataParallel):
         plan = read_ddp(model)
@@ -66,7 +67,7 @@ def _read_fsdp2(model: nn.Module) -> WrapPlan:
                 groups[group] = bool(state._auto_reshard_after_forward)
     if not groups:
         raise ValueError("model: is not wrapped by DDP, FSDP1 or FSDP2; call make_plan to plan it")
-    trace = trace_registration(model, plain_name=plain_name)
+    trace = trace_registration(model)
     units = [_unit(group, auto, model, trace) for group, auto in groups.items()]
     never_gathered = {unit.modules for unit, group in zip(units, groups, strict=True) if not group.unshard_in_backward}
     units.sort(key=lambda unit: min(trace.forward_start.get(name, 0) for name in unit.modules))
@@ -75,8 +76,8 @@ def _read_fsdp2(model: nn.Module) -> WrapPlan:
         in_units.update(param.name for param in unit.params)
     for name, p in model.named_parameters():
         # fully_shard leaves out its ignored_params, such as replicated frozen weights. It reduces none of them.
-        if plain_name(name) not in in_units and (p.requires_grad or not isinstance(model, FSDPModule)):
-            raise ValueError(f"{plain_name(name)}: is in no unit; call fully_shard on the whole model, last")
+        if plain_name(name, model) not in in_units and (p.requires_grad or not isinstance(model, FSDPModule)):
+            raise ValueError(f"{plain_name(name, model)}: is in no unit; call fully_shard on the whole model, last")
     units += left_out(model, units, trace)
     mesh = next(iter(groups)).mesh_info
     replicate, shard = getattr(mesh, "replicate_mesh_size", 1), getattr(mesh, "shard_mesh_size", 1)
@@ -104,8 +105,8 @@ def param_groups(state: Any) -> list[Any]:
 
 def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Unit:
     """Return the unit of a parameter group. auto_reshard: with None for it, FSDP2 does not reshard the root."""
-    module_names = {module: plain_name(name) for name, module in model.named_modules()}
-    parameter_names = {p: name for name, p in model.named_parameters()}
+    module_names = {module: plain_name(name, model) for name, module in model.named_modules()}
+    parameter_names = {p: plain_name(name, model) for name, p in model.named_parameters()}
     modules = tuple(module_names[module] for module in group.modules)
     params = []
     for fsdp_param in group.fsdp_params:

@@ -28,9 +28,11 @@ FREES_AFTER_FORWARD = (TorchStrategy.FULL_SHARD, TorchStrategy.HYBRID_SHARD)
 def read_ddp(model: DistributedDataParallel) -> WrapPlan:
     """Return the plan of a model in DDP: one unit, which is not sharded. Its broadcasts of buffers are not in it."""
     ranks = model.process_group.size()
-    params = [read_param(name, p, model.module, p.shape) for name, p in model.module.named_parameters()]
+    params = []
+    for name, p in model.module.named_parameters():
+        params.append(read_param(plain_name(name, model.module), p, model.module, p.shape))
     fsdp = FSDPParams(backend=Backend.DDP, auto_wrap_policy=AutoWrapPolicy.NO_WRAP)
-    trace = trace_registration(model.module, plain_name=plain_name)
+    trace = trace_registration(model.module)
     unit = with_bytes(_unit(("",), params, trace, sharded=False), fsdp, 1)
     hooks = {hook for hook, _ in model._comm_hooks}
     if hooks & {bf16_compress_hook, fp16_compress_hook}:  # they send gradients in 16 bits
@@ -54,7 +56,7 @@ def read_fsdp1(model: nn.Module, wrappers: Mapping[str, FullyShardedDataParallel
         if UnitKind.of(p.trainable for p in params) is UnitKind.MIXED:
             for param in params:
                 also_trainable.update((param.name, *param.aliases))
-    trace = trace_registration(model, plain_name=plain_name, also_trainable=also_trainable)
+    trace = trace_registration(model, also_trainable=also_trainable)
     units = []
     for name, wrapper in wrappers.items():
         unit = _unit((name,), held[name], trace, sharded=True)
@@ -86,7 +88,7 @@ def _flat_params(name: str, wrapper: Any, model: nn.Module) -> list[Param]:
         return []
 
     def full_name(*parts: str) -> str:
-        return plain_name(".".join(part for part in (name, *parts) if part))
+        return plain_name(".".join(part for part in (name, *parts) if part), wrapper)
 
     flat = wrapper._handle.flat_param
     aliases: dict[str, list[str]] = {}
@@ -111,7 +113,7 @@ def left_out(model: nn.Module, units: list[Unit], trace: Trace) -> list[Unit]:
     params: list[Param] = []
     owners: dict[str, None] = {}
     for name, p in model.named_parameters():
-        name = plain_name(name)
+        name = plain_name(name, model)
         if "_flat_param" not in name and name not in in_units:
             owners[name.rpartition(".")[0]] = None
             params.append(read_param(name, p, model, p.shape))
@@ -193,12 +195,15 @@ def read_param(
     trainable: bool | None = None,
     aliases: Iterable[str] = (),
 ) -> Param:
-    """Return a parameter of a wrapped model. p: the tensor that holds it, which may hold others, too."""
-    name = plain_name(name)
+    """Return a parameter of a wrapped model.
+
+    name: its plain name. p: the tensor that holds it, which may hold others, too.
+    """
     trains = p.requires_grad if trainable is None else trainable
     others = list(aliases)
     if not others:
-        others = [plain_name(n) for n, tied in model.named_parameters(remove_duplicate=False) if tied is p]
+        named = model.named_parameters(remove_duplicate=False)
+        others = [plain_name(other, model) for other, tied in named if tied is p]
     return Param(
         name=name,
         shape=tuple(shape),

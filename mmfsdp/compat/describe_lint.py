@@ -45,7 +45,7 @@ def gathered_twice(model: nn.Module) -> list[str]:
         # Private in torch; read in torch 2.11 to 2.15.
         if id(module) in again and isinstance(module, FSDPModule):
             if module._get_fsdp_state()._states_to_forward_prefetch:  # type: ignore[attr-defined]
-                names.append(plain_name(name))
+                names.append(plain_name(name, model))
     return names
 
 

@@ -14,6 +14,7 @@ from torch.distributed.fsdp._runtime_utils import _reshard
 
 from ..params import Backend, ParamError
 from . import fsdp1
+from .model_record import record_of
 from .plan import WrapPlan
 
 
@@ -35,7 +36,7 @@ def reshard_without_gradients(wrapped: nn.Module) -> None:
         lengths[:] = [len(forward_order(wrapped))]
 
     def after_forward(*_: Any) -> None:
-        if not torch.is_grad_enabled() and not getattr(wrapped, "mmfsdp_keeps_gathered", False):
+        if not torch.is_grad_enabled() and not record_of(wrapped).keeps_gathered:
             reshard(wrapped, order_length=lengths[0])
 
     wrapped.register_forward_pre_hook(before_forward)
@@ -48,15 +49,16 @@ def keep_gathered(model: nn.Module) -> Iterator[None]:
 
     The weights must not change inside.
     """
-    if getattr(model, "mmfsdp_keeps_gathered", False):  # inside another one, which reshards at its end
+    record = record_of(model)
+    if record.keeps_gathered:  # inside another one, which reshards at its end
         yield
         return
     length = len(forward_order(model))
-    model.mmfsdp_keeps_gathered = True  # type: ignore[assignment]
+    record.keeps_gathered = True
     try:
         yield
     finally:
-        model.mmfsdp_keeps_gathered = False  # type: ignore[assignment]
+        record.keeps_gathered = False
         reshard(model, order_length=length)
 
 

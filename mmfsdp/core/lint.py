@@ -109,7 +109,7 @@ def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     unknown = []
     trainable_now = []
     for full_name, p in model.named_parameters(remove_duplicate=False):
-        name = plain_name(full_name)
+        name = plain_name(full_name, model)
         planned = plan.by_name.get(name)
         # FSDP1 without original parameters shows one flat parameter for each unit.
         if planned is None and "_flat_param" not in name:
@@ -130,7 +130,7 @@ def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     """Find parameters that have been frozen since the plan was made."""
     names = []
     for full_name, p in model.named_parameters():
-        name = plain_name(full_name)
+        name = plain_name(full_name, model)
         if name in plan.by_name and plan.by_name[name].trainable and not p.requires_grad:
             names.append(name)
     yield _error(
@@ -141,7 +141,7 @@ def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
 
 
 def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
-    names = [plain_name(name) for name, _ in model.named_parameters()]
+    names = [plain_name(name, model) for name, _ in model.named_parameters()]
     if not names:
         yield _error("no-parameters", "model: it has no parameters, so there is nothing to train or to shard")
     elif not any(p.trainable for p in plan.params):
@@ -154,7 +154,7 @@ def _batch_norms(model: nn.Module) -> Iterator[Finding]:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
             if need_gradient(list(module.parameters())):
-                names.append(plain_name(name))
+                names.append(plain_name(name, model))
     if names:
         yield _warning(
             "batch-norm",

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ..params import ParamError
 from .collectives import gather_through_store, rank
+from .model_record import record_of
 from .names import class_name, unwrapped
 
 IGNORED_LABEL = -100
@@ -118,7 +119,7 @@ def as_batches(model: nn.Module, micro_batches: Sequence[StepBatch | Mapping[str
                 f"holds a {kind}; give a mapping of the forward's arguments, such as a dict, or a StepBatch",
             )
         batches.append(MappingBatch(batch) if isinstance(batch, Mapping) else batch)
-    if not hasattr(model, "mmfsdp_loss_checked"):  # the first step
+    if not record_of(model).first_step_checked:  # the first step
         compare_over_ranks(batches)
         tell_of_missing_labels(model, batches)
     return batches
@@ -172,7 +173,7 @@ def label_tokens(model: nn.Module, batch: StepBatch) -> int:
     """
     if getattr(batch, "blank", False):  # a rank without usable samples takes part in the step, and learns nothing
         return 0
-    inner: Any = getattr(model, "module", model)  # DDP does not pass attributes on
+    inner: Any = unwrapped(model)  # DDP does not pass attributes on
     if hasattr(inner, "count_label_tokens"):
         return inner.count_label_tokens(batch.mapping if isinstance(batch, MappingBatch) else batch)
     is_encoder_decoder = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)

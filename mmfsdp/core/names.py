@@ -6,13 +6,22 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from .model_record import uncompiled
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's or module's name without what wrappers add."""
+def plain_name(name: str, model: nn.Module) -> str:
+    """Return the name that a parameter or module of a wrapped model has in the model before wrapping.
+
+    name: as `model.named_parameters()` or `model.named_modules()` has it.
+    """
     for mark in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"):
         name = name.replace(f"{mark}.", "").removesuffix(mark).removesuffix(".")
+    # DDP holds the model as `module`. A part of the model may have this name as well, so the name alone does not tell.
+    if isinstance(uncompiled(model), DistributedDataParallel):
+        name = name.partition(".")[2]
     return name
 
 
@@ -52,5 +61,9 @@ def named_tensors(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside DDP or FSDP1; one of FSDP2 is itself."""
-    inner: nn.Module = getattr(model, "module", model)
-    return inner
+    model = uncompiled(model)
+    # By the class: a model of one's own may have a part called `module`.
+    if isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)):
+        inner: nn.Module = model.module
+        return inner
+    return model

@@ -370,8 +370,3 @@ class WrapPlan:
 
 MAX_SINGLE_LINES = 24
 """In a plan of more units, units that differ only in the numbers of their names share a line."""
-
-
-def plan_of(model: Any) -> WrapPlan | None:
-    """Return the plan that a model was wrapped by, or None."""
-    return getattr(model, "mmfsdp_plan", None)

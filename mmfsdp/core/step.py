@@ -22,8 +22,9 @@ from .collectives import compute_device, sum_over_ranks, world_size
 from .inference import reshard
 from .lint import list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, loss_of
+from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
-from .plan import UnitKind, plan_of, stop_at_errors
+from .plan import UnitKind, stop_at_errors
 
 FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale")
 """The figures of a step, in the order in which they travel to the host; then the mean loss of each source."""
@@ -55,8 +56,8 @@ def train_step(
         The figures of the step over all ranks: loss, gradient norm, tokens, samples. Reading one waits for the GPU.
 
     Raises:
-        ParamError: If the optimizer does not fit the model, if ranks have different numbers of micro-batches or other
-            sources, or if the forward returns no scalar loss.
+        ParamError: If the optimizer does not fit the model, if a parameter has a gradient already, if ranks have
+            different numbers of micro-batches or other sources, or if the forward returns no scalar loss.
         ValueError: For fp16 without a scaler.
     """
     check_step(model, optimizer, scaler)
@@ -112,8 +113,8 @@ class LossScale(Protocol):
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None) -> None:
     """Raise before a step that would train wrongly. A forward without a backward is resharded first.
 
-    ParamError if the optimizer lacks a trainable parameter, or has a frozen one of a planned model; ValueError
-    for fp16 without a scaler.
+    ParamError if the optimizer lacks a trainable parameter, or has a frozen one of a planned model, or if a parameter
+    has a gradient already; ValueError for fp16 without a scaler.
     """
     if scaler is None and computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
@@ -123,13 +124,16 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
         optimized.update(group["params"])
     plan = plan_of(model)
     missing = []
+    with_gradient = []
     trainable = 0
     for name, p in model.named_parameters():
         trainable += p.requires_grad
+        if p.grad is not None:
+            with_gradient.append(plain_name(name, model))
         if p.requires_grad and p not in optimized:
-            missing.append(plain_name(name).removeprefix("module."))
+            missing.append(plain_name(name, model))
         if plan and p in optimized and not p.requires_grad:
-            plain = plain_name(name).removeprefix("module.")
+            plain = plain_name(name, model)
             raise ParamError(
                 "optimizer",
                 f"{plain}: frozen, yet given to the optimizer, which may decay it; give it only the "
@@ -140,6 +144,12 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
         stop_at_errors(model_changed(model, plan))
     if missing:
         raise ParamError("optimizer", not_optimized(missing, trainable))
+    if with_gradient:
+        raise ParamError(
+            "model",
+            f"{list_all(with_gradient)}: has a gradient of a backward before train_step, which would be added to this "
+            "step's; call optimizer.zero_grad() first, and leave every backward of a step to train_step",
+        )
     if plan is None and isinstance(model, DistributedDataParallel):
         check_plain_ddp(model)
 
@@ -184,10 +194,10 @@ def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Te
     loss = loss_of(output)
     inner = unwrapped(model)
     check_loss(inner, loss)
-    if not hasattr(model, "mmfsdp_loss_checked"):
+    if not record_of(model).first_step_checked:
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
         lint_loss(inner, loss, logits, inputs.get("labels"), tokens)
-        model.mmfsdp_loss_checked = True  # type: ignore[assignment]
+        record_of(model).first_step_checked = True
     return loss.float()
 
 

@@ -7,7 +7,7 @@ assumed to run in the order in which they were registered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .fake_tensors import RealValues, copy_inputs, fake_mode, fake_model, tensors_of
-from .names import ancestors, tied_names
+from .names import ancestors, plain_name, tied_names
 
 
 @dataclass
@@ -78,16 +78,16 @@ def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Coll
     return recorder.trace
 
 
-def trace_registration(
-    model: nn.Module, *, plain_name: Callable[[str], str] = str, also_trainable: Collection[str] = ()
-) -> Trace:
-    """Assume that modules run in the order in which they were registered. plain_name: removes what wrappers add.
+def trace_registration(model: nn.Module, *, also_trainable: Collection[str] = ()) -> Trace:
+    """Assume that modules run in the order in which they were registered.
 
     All that comes after something trainable then has grad flow, except embeddings: their inputs are integers, which
     have no gradient.
     """
     trace = Trace()
-    modules = {plain_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    modules = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        modules[plain_name(name, model)] = module
     for time, (name, module) in enumerate(modules.items()):
         trace.forward_start[name] = time
         trace.calls[name] = int(has_forward(module))
@@ -95,16 +95,16 @@ def trace_registration(
         parts = name.split(".") if name else []
         for depth in range(len(parts) + 1):
             trace.forward_end[".".join(parts[:depth])] = time + 1 / (depth + 2)
-    first_names = {p: plain_name(name) for name, p in model.named_parameters()}
+    first_names = {p: plain_name(name, model) for name, p in model.named_parameters()}
     after_trainable = False
     # By all names: the matrix of a head that is tied to an embedding does have grad flow.
     for name, p in model.named_parameters(remove_duplicate=False):
-        if p.requires_grad or plain_name(name) in also_trainable:
+        if p.requires_grad or plain_name(name, model) in also_trainable:
             after_trainable = True
         owner = model.get_submodule(name.rpartition(".")[0])
         if output_made_to_require_grad(owner):
             after_trainable = True
-            trace.returns_gradient.update(ancestors(plain_name(name)))
+            trace.returns_gradient.update(ancestors(plain_name(name, model)))
         if not p.requires_grad:
             # A module may use its own weights after trainable ones inside it, adapters for example.
             around_trainable = need_gradient(list(owner.parameters()))
@@ -112,7 +112,7 @@ def trace_registration(
                 continue
             trace.grad_flow.add(first_names[p])
         # Every module around it returns what was computed with it.
-        trace.returns_gradient.update(ancestors(plain_name(name)))
+        trace.returns_gradient.update(ancestors(plain_name(name, model)))
     return trace
 
 

@@ -23,6 +23,7 @@ from .fsdp2 import cast_inputs, wrap_fsdp2
 from .group import contains
 from .inference import reshard_without_gradients, serve_generate
 from .lint import frozen_later, lint, model_changed
+from .model_record import note_plan
 from .names import ancestors, plain_name
 from .plan import Unit, WrapPlan, stop_at_errors
 from .recompute import checkpoint_activations, in_backward
@@ -88,7 +89,7 @@ def apply_plan(
     serve_generate(wrapped, model, plan, device)
     refuse_changes(wrapped, model, plan)
     refuse_parts_first(wrapped, plan)
-    wrapped.mmfsdp_plan = plan  # type: ignore[assignment]
+    note_plan(wrapped, plan)
     return wrapped
 
 
@@ -272,6 +273,6 @@ def refuse_parts_first(wrapped: nn.Module, plan: WrapPlan) -> None:
         hooks.clear()
 
     for full_name, module in wrapped.named_modules():
-        name = plain_name(full_name)
+        name = plain_name(full_name, wrapped)
         if name in sharded:
             hooks.append(module.register_forward_pre_hook(partial(check, name), prepend=True))

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.plan import WrapPlan, plan_of
+from ..core.model_record import plan_of
+from ..core.plan import WrapPlan
 from ..params import TrainParams
 from .order import StepOrder, step_order
 from .rank_server import SOCKETS_VARIABLE, note_groups, serve_here

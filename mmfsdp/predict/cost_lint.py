@@ -98,7 +98,10 @@ def padding_share(plan: WrapPlan, shard: int) -> float:
 
 def _inputs_require_grad(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     """Find frozen units that backward passes through only because an embedding's output was made to need a gradient."""
-    embeddings = [plain_name(name) for name, module in model.named_modules() if output_made_to_require_grad(module)]
+    embeddings = []
+    for name, module in model.named_modules():
+        if output_made_to_require_grad(module):
+            embeddings.append(plain_name(name, model))
     # The root's unit begins first, whatever it holds, and ends last.
     trainable = [unit.order for unit in plan.units[1:] if unit.kind is not UnitKind.FROZEN]
     if not embeddings or not trainable:

@@ -6,6 +6,7 @@ import re
 import textwrap
 
 from ..core.plan import MAX_SINGLE_LINES, Unit, WrapPlan
+from ..params import Backend
 from ..params.numbers import WIDTH, count, size
 from .items import WITHOUT_LOSS
 
@@ -26,8 +27,10 @@ def plan_table(plan: WrapPlan) -> str:
     """
     units = [unit for unit in plan.units if unit.params]
     mesh = str(plan.shard) if plan.replicate == 1 else f"{plan.replicate} x {plan.shard}"
-    choices = f"{plan.fsdp.sharding_strategy}, {plan.fsdp.auto_wrap_policy}"
-    title = f"{plan.backend} on {plan.world_size} ranks ({mesh}), {choices}: {len(units)} units"
+    title = f"{plan.backend} on {plan.world_size} ranks ({mesh}), "
+    if plan.backend is not Backend.DDP:  # which shards nothing
+        title += f"{plan.fsdp.sharding_strategy}, "
+    title += f"{plan.fsdp.auto_wrap_policy}: {len(units)} units"
     rule = "-" * WIDTH
     lines = [*textwrap.wrap(title, WIDTH), COLUMNS, rule]
     for alike in _share_lines(units):

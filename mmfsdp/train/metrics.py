@@ -86,7 +86,7 @@ class Scores(Callback):
         """Return what the model says to this rank's samples."""
         params, model = self.training.setup.params, self.training.setup.model
         size, texts = params.train.batch_size, []
-        sharded = params.fsdp.backend is not Backend.DDP and dist.get_world_size() > 1
+        sharded = params.fsdp.effective_backend is not Backend.DDP and dist.get_world_size() > 1
         # A rank whose texts have ended goes on with the others: each of their tokens is a forward of all ranks.
         options = {"synced_gpus": True} if sharded else {}
         with torch.no_grad(), keep_gathered(model), own_random(params.train.seed):
@@ -208,10 +208,11 @@ def check_generates(params: RunParams, model: nn.Module, processor: SampleProces
     if reason:
         raise ParamError(METRICS, f"{reason.replace('captions need', 'they need')}; unset it")
     generates: Any = model.generate
-    sharded = params.fsdp.backend is not Backend.DDP and params.launch.world_size > 1
+    sharded = params.fsdp.effective_backend is not Backend.DDP and params.launch.world_size > 1
     if sharded and not accepted(generates, synced_gpus=True):
         words = (
-            f"with {params.fsdp.backend} every rank must generate as many tokens as the others, and the model's "
-            "generate takes no synced_gpus; pass its keywords on to transformers' generate, or set fsdp.backend to DDP"
+            f"with {params.fsdp.effective_backend} every rank must generate as many tokens as the others, and the "
+            "model's generate takes no synced_gpus; pass its keywords on to transformers' generate, or set "
+            "fsdp.backend to DDP"
         )
         raise ParamError(BUILD, words)

@@ -11,8 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..core.collectives import compute_device
 from ..core.inference import reshard
+from ..core.model_record import plan_of
 from ..core.names import named_tensors, plain_name
-from ..core.plan import Param, plan_of
+from ..core.plan import Param
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
 from ..params import TrainParams
@@ -68,7 +69,7 @@ def all_names(model: nn.Module, names: list[str]) -> list[str]:
     """Return all names, before wrapping, of the trainable parameters that a tensor with these names stands for."""
     planned = [each for each in planned_params(model, names) if each.trainable]
     if not planned:
-        return [plain_name(name).removeprefix("module.") for name in names]
+        return [plain_name(name, model) for name in names]
     return [planned[0].name, *planned[0].aliases]  # those of one flat parameter have the same learning rate
 
 
@@ -80,7 +81,7 @@ def planned_params(model: nn.Module, names: list[str]) -> list[Param]:
     plan = plan_of(model)
     if plan is None:
         return []
-    name = plain_name(names[0]).removeprefix("module.")
+    name = plain_name(names[0], model)
     if name in plan.by_name:
         return [plan.by_name[name]]
     module = name.removesuffix("_flat_param").rstrip(".")

@@ -36,7 +36,7 @@ def facts(
     values = leaves(dict(params))
     lines = {
         "model": _model(values, planned),
-        "policy": _policy(values),
+        "policy": _policy(values, planned),
         "machine": _machine(record, planned, rows),
         "data": _data(values),
         "training": _training(values),
@@ -68,12 +68,14 @@ def _model(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
     return words
 
 
-def _policy(values: Mapping[str, Any]) -> str:
-    backend = values.get("fsdp.backend")
+def _policy(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
+    backend = str(values.get("fsdp.backend") or "")
+    if planned:  # the backend that runs: NO_SHARD, for example, is DDP
+        backend = str(WrapPlan.from_dict(current_plan(planned["plan"])).backend)
     if not backend:
         return ""
-    parts = [str(backend)]
-    if str(backend) != "DDP":
+    parts = [backend]
+    if backend != "DDP":
         parts += [str(values.get("fsdp.sharding_strategy")), f"frozen weights {values.get('fsdp.frozen_policy')}"]
     parts.append(f"computed in {values.get('fsdp.mixed_precision') or 'fp32'}")
     if values.get("fsdp.frozen_dtype"):

@@ -21,7 +21,7 @@ from torch.optim import SGD
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.make_plan import wrap_fsdp
-from mmfsdp.core.plan import plan_of
+from mmfsdp.core.model_record import plan_of
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.train.meters import Collectives

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
+from mmfsdp.core import model_record
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.plan import WrapPlan
@@ -331,9 +332,9 @@ def test_a_hybrid_strategy_without_sizes_has_one_replica_per_node(monkeypatch):
         mesh = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         for way, fields in {"node": hybrid, "half a node": {**hybrid, "dp_shard": 4}, "no axes": {}}.items():
-            plan = wrap_fsdp(tiny_flamingo(), FSDPParams(**fields)).mmfsdp_plan
+            plan = model_record.plan_of(wrap_fsdp(tiny_flamingo(), FSDPParams(**fields)))
             shapes[way] = (plan.replicate, plan.shard)
-        plan = wrap_fsdp(tiny_flamingo(), FSDPParams(**hybrid), mesh=mesh).mmfsdp_plan
+        plan = model_record.plan_of(wrap_fsdp(tiny_flamingo(), FSDPParams(**hybrid), mesh=mesh))
         shapes["mesh"] = (plan.replicate, plan.shard)
     assert shapes == {"node": (2, 8), "half a node": (4, 4), "no axes": (1, 16), "mesh": (4, 4)}
     launched = {"launch.executor": "slurm", "launch.ranks": 16, "launch.nodes": 4}

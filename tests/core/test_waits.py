@@ -10,6 +10,7 @@ from tiny import tiny_batch, tiny_flamingo
 
 from mmfsdp.checkpoint.saving import copy_to_host
 from mmfsdp.core.fsdp2 import cast_inputs
+from mmfsdp.core.model_record import record_of
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
@@ -28,7 +29,6 @@ def no_driver(monkeypatch):
 def steps(form, accumulation, *, recompute):
     """Return what waits in a step, and the step's metrics, on the pretended GPU and on the CPU."""
     model = tiny_flamingo()
-    model.mmfsdp_loss_checked = True  # the first step's lint reads values
     if form in ("int8", "nf4"):
         quantize_model(model, FSDPParams(frozen_dtype=form, backend="DDP", sharding_strategy="NO_SHARD"))
     if recompute:
@@ -42,6 +42,7 @@ def steps(form, accumulation, *, recompute):
         with waits, backward_by_hand():
             scaler = Scaler(device) if form == "fp16" else None
             trained = pretend(model) if device == CUDA else copy.deepcopy(model)
+            record_of(trained).first_step_checked = True  # the first step's lint reads values
             trained.register_forward_pre_hook(lambda m, a, k: cast_inputs(dtype, m, a, k), with_kwargs=True)
             optimizer, schedule = build_optimizer(trained, TrainParams())
             for _ in range(2):

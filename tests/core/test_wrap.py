@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan, wrap_fsdp
-from mmfsdp.core.plan import plan_of
+from mmfsdp.core.model_record import plan_of
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights

@@ -12,6 +12,7 @@ from pretend_cuda import CUDA, Event, Waits, backward_by_hand, pretend
 from torch.distributed.utils import _to_kwargs
 
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.model_record import record_of
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
 from mmfsdp.data.chat import AsIs
@@ -135,7 +136,6 @@ def test_a_step_on_a_gpu_reads_nothing_in_the_layers(chat, recompute, monkeypatc
     monkeypatch.setattr(torch.cuda, "Event", Event)
     model = copy.deepcopy(model)
     freeze(model, ["*", "!*merger*"])
-    model.mmfsdp_loss_checked = True  # the first step's lint reads values
     if recompute:
         checkpoint_activations(model, FSDPParams(activation_checkpointing="all"))
     batch = replace(processor, max_length=400)([ONE, TURNS])
@@ -144,6 +144,7 @@ def test_a_step_on_a_gpu_reads_nothing_in_the_layers(chat, recompute, monkeypatc
     for device in (CUDA, torch.device("cpu")):
         with waits, backward_by_hand(), torch.backends.cudnn.flags(enabled=False):
             trained = pretend(model) if device == CUDA else copy.deepcopy(model)
+            record_of(trained).first_step_checked = True  # the first step's lint reads values
             optimizer, schedule = build_optimizer(trained, TrainParams())
             for _ in range(2):
                 waits.found.clear()  # the first step makes the optimizer's states

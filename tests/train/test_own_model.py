@@ -330,6 +330,12 @@ def test_a_mistake_in_a_metric_is_one_error_before_any_rank(pictures, changes, f
     assert caught.value.field == field
 
 
+def test_metrics_ask_for_synced_tokens_only_where_ranks_shard(pictures):
+    base = {"model.build": "wrong_models:not_synced", "train.metrics": ["small_vlm:score"], "train.eval_every": 2}
+    for ddp in ({"fsdp.sharding_strategy": "NO_SHARD"}, {"fsdp.enable_fsdp": False}, {"fsdp.backend": "DDP"}):
+        prepare(own_run(pictures, **base, **{"launch.ranks": 2}, **ddp))
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

@@ -21,6 +21,7 @@ from mmfsdp.widgets.markup import width_of
 from mmfsdp.widgets.plan_figures import Figure, figures_html, plan_figures
 from mmfsdp.widgets.plan_pictures import HINT, NO_EXAMPLE, OPENS, plan_pictures, timeline_of
 from mmfsdp.widgets.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
+from mmfsdp.widgets.report_plan import facts
 from mmfsdp.widgets.step_picture import SENT_HEIGHT, step_picture
 from mmfsdp.widgets.unit_boxes import unit_boxes
 from tests.tiny import tiny_batch, tiny_flamingo
@@ -344,3 +345,11 @@ def test_figures_tell_their_change_since_the_pinned_plan(plans):
     *_, peak, ran = plan_figures(plans["SHARD"], of_data["SHARD"], ran=(2**20, 2**21))
     assert "largest batch that ran; measured 2 MiB" in ran.label and "greatest length" in peak.label
     assert "&lt;" in figures_html([Figure(1, "<b>")])
+
+
+@pytest.mark.parametrize("ddp", [{"sharding_strategy": "NO_SHARD"}, {"enable_fsdp": False}, {"backend": "DDP"}])
+def test_a_report_names_the_backend_that_runs(ddp):
+    params = FSDPParams(**ddp)
+    plan = make_plan(tiny_flamingo(), params, world_size=2)
+    html = facts({"fsdp": params.to_dict()}, {"plan": plan.to_dict()}, None, [])
+    assert "<dd>DDP, computed in fp32</dd>" in html
