@@ -1,4 +1,4 @@
-"""What the package remembers about a model between two calls. Imports no torch.
+"""Remember of a model what is needed between two calls, its plan first. Imports no torch.
 
 The record is kept beside the model, not in attributes of it. A model may hand attributes of an inner model through
 (`__getattr__`), and would then answer with what belongs to the inner one.
