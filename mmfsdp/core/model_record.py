@@ -15,7 +15,7 @@ from .plan import WrapPlan
 
 @dataclass
 class ModelRecord:
-    """What the package remembers about one model."""
+    """Hold what the package remembers about one model."""
 
     plan: WrapPlan | None = None
     """The plan that it was wrapped by; None for a model that others wrapped."""
