@@ -236,6 +236,55 @@ def trains(folder: Path) -> None:
     train.run(folder)
 
 
+SIGNALS = {
+    "local": ["USR1 workers, USR1 step, USR1 evaluation, USR1 save, USR2 evaluation", "USR2 save"],
+    "job": ["USR1 workers, USR1 step, USR1 evaluation, USR1 save, TERM save", "USR2 step"],
+}
+"""By launch.name, for each life of a run: the signals that all its processes get, and in what."""
+
+
+def signalled(folder: Path) -> None:
+    """The real training. In what SIGNALS lists of this life, rank 0 sends a signal to all processes of the job."""
+    from mmfsdp import train
+    from mmfsdp.checkpoint import saving
+    from mmfsdp.run.folder import read_events
+    from mmfsdp.train import evaluate, loop, meters
+
+    life = sum(event["kind"] == "preempted" for event in read_events(folder))
+    signals = (SIGNALS[folder.name] + [""])[life].split(", ")
+
+    def send_in(place: str) -> None:
+        for text in [text for text in signals if RANK == 0 and text.endswith(" " + place)]:
+            signals.remove(text)
+            send_to_all(text.split()[0])
+            print(f"sent {text}")
+
+    def after(place: str, function):
+        def with_signal(*args, **kwargs):
+            result = function(*args, **kwargs)
+            send_in(place)
+            return result
+
+        return with_signal
+
+    loop.batches = after("workers", loop.batches)
+    meters.Collectives.reset = after("step", meters.Collectives.reset)
+    evaluate.HeldOut.loss = after("evaluation", evaluate.HeldOut.loss)
+    saving.random_states = after("save", saving.random_states)
+    train.run(folder)
+
+
+def send_to_all(name: str) -> None:
+    """Send a signal to every process of this rank's job, and wait until it is here."""
+    number = signal.Signals[f"SIG{name}"]
+    if job := os.environ.get("SLURM_JOB_ID"):
+        subprocess.run(["scancel", f"--signal={name}", job], check=True)
+    else:
+        os.killpg(0, number)
+    while number != signal.SIGUSR1 and not preemption_requested(number):
+        time.sleep(0.05)
+
+
 def vanishes(folder: Path) -> None:
     """Step until SIGTERM comes, then end with exit code 0 and without a report, as ranks of a lost node may."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

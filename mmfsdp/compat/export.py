@@ -25,7 +25,7 @@ from ..models.tokens import merge_vocabulary
 from ..models.weight_files import make_readable
 from ..params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, RunParams
 from ..params.enums import LAYOUTS
-from ..run.folder import read_json
+from ..run.folder import check_links, read_json
 from ..train.evaluate import load_run
 from .openflamingo import save_open_flamingo
 
@@ -49,10 +49,11 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool =
     from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it; of kind own
     model.safetensors, the model's state dict, and config.json, which names `model.build`. adapter: its LoRA and
     projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
-    Raises ParamError for another layout, and for one that does not suit the model.
+    Raises ParamError for another layout, for one that does not suit the model, and for a link out of the run folder.
     """
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
+    check_links(run)
     params, model, processor = load_run(run, quantized=False, best=best)
     writer = WRITERS.get((params.model.kind, layout))
     if writer is None:

@@ -18,6 +18,7 @@ from .pictures import stable_hash
 from .processor import SampleProcessor
 from .sources import Splits, open_sources
 from .stream import DataSlice, Loaded, Source
+from .worker_processes import worker_context
 
 MAX_SKIPPED_NAMES = 10_000
 """Skipped records of a rank that are kept; what it skips beyond them is not counted."""
@@ -59,7 +60,7 @@ def batches(
             encoded,
             batch_size=None,
             num_workers=workers,
-            multiprocessing_context="spawn" if workers else None,  # a fork would copy gloo's and CUDA's threads
+            multiprocessing_context=worker_context() if workers else None,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # leaves the global random state, which checkpoints hold, alone
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -11,6 +12,9 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import Device, Executor, GpusAs
+
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a cluster sends to every process of a job, not to its ranks alone."""
 
 # Nothing that these patterns allow can end a line of the batch file or start a command in it: no quote, no line end, no
 # `$(`. pydantic's `$` matches at the end of the text alone, not before a last line end as Python's does.

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -178,16 +175,8 @@ def _read_answer(folder: Path, rank: int) -> RankRecord | None:
         return None
 
 
-def start_asker(folder: Path) -> None:
-    """Start the asker of this node, from its first rank. It ends when that rank does."""
-    command = [sys.executable, "-m", "mmfsdp.run", str(folder), "asker", str(os.getpid())]
-    subprocess.Popen(command, stdin=subprocess.DEVNULL)
-
-
 def wait_for_request(folder: Path, *, rank_pid: int) -> None:
     """Ask this node's ranks as soon as somebody wants to know, and write their answers into the run folder."""
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):  # Slurm sends them to every process of the job
-        signal.signal(number, signal.SIG_IGN)
     sockets = sockets_here()
     if sockets is None:
         return

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ..params import TrackerKind
 from ..params.base import MAX_YAML_BYTES, ParamError, read_yaml, without_controls
 
 PathLike = str | os.PathLike[str]
@@ -93,6 +94,26 @@ def is_inside(path: PathLike, folder: PathLike) -> bool:
     """Return True if a path leads into a folder, with all links followed; a link to itself leads nowhere."""
     real, home = os.path.realpath(path), os.path.realpath(folder)
     return os.path.commonpath([real, home]) == home
+
+
+def check_links(folder: PathLike) -> None:
+    """Raise ParamError for a link anywhere in a run folder, or a folder of runs, that leads out of it.
+
+    Somebody may have handed the folder over: whoever works in it would read, write or delete elsewhere. The folder
+    itself may be below a link, as a home often is, and a link may lead to another place in the folder. What is inside
+    a tracker's own folder is its library's: W&B links to its log.
+    """
+    for parent, folders, files in os.walk(folder):  # does not follow links
+        if os.path.basename(parent) in list(TrackerKind):
+            folders.clear()
+            continue
+        for path in (os.path.join(parent, name) for name in [*folders, *files]):
+            if os.path.islink(path) and not is_inside(path, folder):
+                target = without_controls(os.readlink(path))
+                words = (
+                    f"{without_controls(path)} is a link; remove it, or put what it leads to, {target}, in its place"
+                )
+                raise ParamError("run", words)
 
 
 def open_regular(path: PathLike) -> IO[bytes]:

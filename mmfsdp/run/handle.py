@@ -17,6 +17,7 @@ from ..params.base import without_controls
 from ..params.own_modules import OwnSources
 from .folder import (
     PathLike,
+    check_links,
     make_inner_folder,
     read_events,
     read_json,
@@ -228,9 +229,11 @@ class Run:
         `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. `trust`: run
         what its folder names, though somebody else may have written that. `fresh_code`: run the own code as it is now,
         rather than as it was at the launch; `tell` gets what has changed. Raises ParamError if it is still running or
-        has done all its steps, and its kind UntrustedRun without `trust` where that is needed.
+        has done all its steps, for a link out of its folder, and its kind UntrustedRun without `trust` where that is
+        needed.
         """
         check_no_replay(self.path, "resumed")
+        check_links(self.path)
         # It goes on in its own folder, wherever that is now: the batch file deletes and writes files in there.
         place = {"launch.folder": str(self.path.parent), "launch.name": self.name}
         params = self.with_own_ranks(params or self.params).change(**place)

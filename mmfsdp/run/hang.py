@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -133,16 +131,8 @@ def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
         time.sleep(STACK_DUMP_S)
 
 
-def start_watchdog(folder: Path) -> None:
-    """Start the watchdog of this job, from rank 0. It ends when rank 0 does."""
-    command = [sys.executable, "-m", "mmfsdp.run", str(folder), "watchdog", str(os.getpid())]
-    subprocess.Popen(command, stdin=subprocess.DEVNULL)
-
-
 def watch_job(folder: Path, *, rank0_pid: int) -> None:
     """Watch the ranks of a job until its rank 0 ends, or end it."""
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):  # Slurm sends them to every process of the job
-        signal.signal(number, signal.SIG_IGN)
     record = RunRecord.read(folder)
     assert record, folder
     if os.getppid() != rank0_pid or process_start(rank0_pid) is None:

@@ -7,6 +7,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 import traceback
 from importlib import import_module
@@ -15,11 +18,12 @@ from typing import Any
 
 from submitit import JobEnvironment
 
+from ..params.launching import JOB_SIGNALS
 from ..params.own import OwnCodeError
 from .address import check_answers, set_address
-from .ask_ranks import keep_entered, prepare_sockets, start_asker
+from .ask_ranks import keep_entered, prepare_sockets
 from .folder import add_event, last_row, touch, write_json
-from .hang import Heartbeat, start_watchdog
+from .hang import Heartbeat
 from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
@@ -89,15 +93,42 @@ def run_rank(folder: str) -> None:
     report(state="done")
 
 
+def print_stacks_on(number: signal.Signals) -> None:
+    """Print the stacks of all threads when this process receives a signal. Only in the main thread.
+
+    Slurm sends a signal to all processes of a job, and this one would end each process that a rank has started, such
+    as a compiler. So the main thread blocks it, which processes and threads that it starts inherit, and one thread
+    receives it.
+    """
+    faulthandler.register(number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+    def receive() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        threading.Event().wait()
+
+    threading.Thread(target=receive, name=f"receives {number.name}", daemon=True).start()
+
+
 def start_helpers(folder: Path, record: RunRecord, job: JobEnvironment) -> None:
     """Start what watches a Slurm job from outside the ranks: the watchdog, and an asker on each node without it."""
     if record.executor == "local":
         return  # the supervisor has set what its ranks need, and watches them
     sockets = prepare_sockets(record)
     if record.executor == "slurm" and job.global_rank == 0:
-        start_watchdog(folder)
+        start_helper(folder, "watchdog")
     elif job.local_rank == 0 and sockets is not None:
-        start_asker(folder)
+        start_helper(folder, "asker")
+
+
+def start_helper(folder: Path, role: str) -> None:
+    """Start a process that ends when this rank does, and that no signal to the whole job reaches."""
+    command = [sys.executable, "-m", "mmfsdp.run", str(folder), role, str(os.getpid())]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)  # which the process inherits; here they wait
+    try:
+        subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def enter_step() -> None:
@@ -121,7 +152,7 @@ def set_environment(job: JobEnvironment, record: RunRecord) -> None:
     os.environ |= {"RANK": str(job.global_rank), "LOCAL_RANK": str(job.local_rank)}
     os.environ |= {"WORLD_SIZE": str(job.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the hang detector asks for the stack of a rank by SIGUSR1
+    print_stacks_on(signal.SIGUSR1)  # by which the hang detector asks for the stack of a rank
     if record.executor == "local":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)

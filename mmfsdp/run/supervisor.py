@@ -23,6 +23,7 @@ from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
 from .named_hang import with_cause
+from .preempt import PREEMPT_SIGNAL
 from .pretraining import pretrain_first
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
@@ -98,6 +99,8 @@ class Supervisor:
         self.sockets = prepare_sockets(record) if record.executor == "local" else None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._receive)
+        for number in (signal.SIGUSR1, PREEMPT_SIGNAL):  # to all processes of a job: they are for the ranks
+            signal.signal(number, signal.SIG_IGN)  # which submitit's processes between this one and the ranks inherit
 
     def _receive(self, number: int, _: Any) -> None:
         self.received_signal = number

@@ -22,6 +22,7 @@ from .folder import (
     GrowingFile,
     PathLike,
     Types,
+    check_links,
     metrics_path,
     of_types,
     parse_rows,
@@ -146,11 +147,12 @@ def track(folder: PathLike, kinds: Sequence[TrackerKind]) -> None:
     """Hand the metrics of a run, or of all runs of a sweep, to trackers until they are done.
 
     What a tracker has it does not get again: a run that is resumed goes on as the same tracked run. Raises ParamError
-    where a package is missing, where another process tracks the run, and for a replay.
+    where a package is missing, where another process tracks the run, for a replay, and for a link out of the folder.
     """
     check_trackers(kinds)
     folder = Path(folder).absolute()
     check_no_replay(folder, "tracked")
+    check_links(folder)
     with ExitStack() as stack:
         try:
             stack.enter_context(FileLock(folder / "tracked.lock", timeout=0))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import cli
+from mmfsdp.checkpoint.steps import write_marker
 from mmfsdp.params import RunParams
-from mmfsdp.run.folder import MetricsWriter, add_event, read_events, read_json, write_json
+from mmfsdp.run.folder import MetricsWriter, add_event, check_links, read_events, read_json, write_json
 from mmfsdp.run.handle import Run
 from mmfsdp.run.progress import part_of
 from mmfsdp.run.record import RunRecord, RunState, Status
@@ -200,9 +201,59 @@ def test_nothing_is_written_through_a_link(folder, tmp_path, capsys):
         (folder / name).rename(folder / f"{name}-")
         (folder / name).symlink_to(my_folder)
         assert cli.main(["resume", str(folder), "--trust"]) == 2
-        assert "a link stands where a folder of the run belongs" in capsys.readouterr().err
+        assert f"{folder / name} is a link; remove it" in capsys.readouterr().err
     assert mine.read_text() == "precious" and os.listdir(my_folder) == ["rank0.json", "1_submitted.pkl"]
     assert {path.read_text() for path in my_folder.iterdir()} == {"precious"}
+
+
+@pytest.fixture
+def my_run(tmp_path):
+    """Checkpoints of another run, of whoever is given the folder."""
+    checkpoints = tmp_path / "mine/checkpoints"
+    for step in (10, 20, 30):
+        (checkpoints / f"step_{step:08d}").mkdir(parents=True)
+        write_marker(checkpoints / f"step_{step:08d}", {"step": step})
+    return checkpoints.parent
+
+
+LINKS = (
+    "checkpoints",
+    "checkpoints/step_00000020",
+    "checkpoints/.best.json.writing",
+    "tracked.lock",
+    "wandb",
+)
+DOORS = (["resume", "--step", "10", "--trust"], ["track", "--to", "tensorboard"], ["export"])
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_out_of_the_folder_is_refused_by_all_that_work_in_it(folder, my_run, capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "10000")
+    RunParams().to_yaml(folder / "params.yaml")
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(my_run / "checkpoints", target_is_directory=True)
+    before = sorted(my_run.rglob("*"))
+    for command, *options in DOORS:
+        more = [str(folder.parent / "exported")] if command == "export" else []
+        assert cli.main([command, str(folder), *more, *options]) == 2
+        words = f"{path} is a link; remove it, or put what it leads to, {my_run}/checkpoints, in its place"
+        assert words in capsys.readouterr().err
+    assert sorted(my_run.rglob("*")) == before and not (folder.parent / "exported").exists()
+
+
+def test_a_run_below_a_link_and_links_inside_of_it_are_no_links_out_of_it(folder, tmp_path, monkeypatch):
+    """A home is often a link, and W&B links to its newest run and its log."""
+    (tmp_path / "home").symlink_to(folder.parent)
+    (folder / "wandb/offline-run-1").mkdir(parents=True)
+    (folder / "wandb/latest-run").symlink_to("offline-run-1")
+    (folder / "wandb/offline-run-1/debug-core.log").symlink_to(tmp_path / "home")
+    (folder / "best.json").symlink_to("checkpoints/best.json")
+    check_links(folder)
+    check_links(tmp_path / "home" / folder.name)
+    monkeypatch.chdir(tmp_path / "home")
+    check_links(folder.name)
+    check_links(".")
 
 
 def test_a_member_of_a_sweep_that_is_a_link_is_not_cancelled(tmp_path):

@@ -26,9 +26,9 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
     run = launch(params)
     for _ in range(2):
         before = len(kinds(run))
-        until(lambda before=before: len(run.metrics()) >= before // 4 * 5 + 2)
+        until(lambda before=before: len(run.metrics()) >= before // 4 * 5 + 2, seconds=300)
         run.drill()
-        until(lambda before=before: len(kinds(run)) >= before + 4 or run.state().done)
+        until(lambda before=before: len(kinds(run)) >= before + 4 or run.state().done, seconds=300)
     state = run.wait(300)
     assert state.ok and state.step == 40, state
     told = kinds(run)
@@ -43,6 +43,19 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
     assert f"preempted at step {steps[0]}, which is saved" in run.logs(0)
     with pytest.raises(ParamError, match="is COMPLETED.*a drill needs a run whose ranks are all running"):
         run.drill()
+
+
+@pytest.mark.real
+def test_signals_to_all_processes_of_a_run_with_data_workers_leave_no_trace(tmp_path):
+    changes = {"train.steps": 12, "train.save_every": 2, "train.eval_every": 2, "data.workers": 2}
+    params = tiny_run(tmp_path, **changes)
+    whole = launch(params.change(**{"launch.name": "whole"}))
+    assert whole.wait(400).ok
+    run = launch(params.change(**{"launch.name": "local"}), entry="tests.launch_entries:signalled")
+    state = run.wait(400)
+    assert state.ok and state.step == 12, f"{state}\n{run.logs(0)}"
+    assert [kind for kind, _ in kinds(run)] == 2 * ["preempted", "requeued", "resumed"]
+    assert curve(run.path) == curve(whole.path) and final(run.path) == final(whole.path)
 
 
 LISTENER = """

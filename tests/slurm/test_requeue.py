@@ -85,6 +85,19 @@ def saving(run: Run) -> bool:
     return any((run.path / "checkpoints").glob(".*.writing"))
 
 
+def test_signals_to_all_processes_of_a_job_with_data_workers_lose_nothing(cluster, tmp_path):
+    changes = {"train.steps": 12, "train.save_every": 2, "train.eval_every": 2, "data.workers": 2}
+    params = tiny_run(tmp_path, **changes)
+    whole = launch(params.change(**{"launch.name": "whole"}))
+    one_node = SLURM | {"launch.nodes": 1, "launch.name": "job"}
+    run = launch(params.change(**one_node), entry="tests.launch_entries:signalled")
+    until(lambda: run.state().done, seconds=240, words=lambda: told(run))  # by SIGTERM, and Slurm does not requeue it
+    run.resume()
+    goes_on(run, cluster, 2)
+    ends_like(run, whole, cluster)
+    assert [kind for kind, _ in kinds(run)].count("preempted") == 2
+
+
 def test_every_way_to_be_requeued_loses_nothing(cluster, tmp_path):
     params = tiny_run(tmp_path, **{"train.steps": 48, "train.save_every": 4, "train.keep_last": 2})
     limit = {"launch.nodes": 1, "launch.exclude": "127.0.0.2", "launch.timeout_min": 2}
