@@ -50,7 +50,7 @@ def _planned(preset: str, **fields: Any) -> Any:
 
     params = load(preset)
     model, _ = build_model(params.model, meta=True)
-    freeze(model, params.model.freeze)
+    freeze(model, params.model.frozen_patterns)
     return make_plan(model, FSDPParams(**fields), world_size=8)
 
 

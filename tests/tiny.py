@@ -48,7 +48,7 @@ def tiny_flamingo(*, tied: bool = False, seed: int = 0) -> Flamingo:
     for name, p in model.named_parameters():
         if name.endswith("_gate"):
             p.data.fill_(0.5)
-    freeze(model, ModelParams(language=BackboneParams(name="x")).freeze)
+    freeze(model, ModelParams(language=BackboneParams(name="x")).frozen_patterns)
     return model
 
 

@@ -101,7 +101,7 @@ def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
     for name, p in model.named_parameters():
         if name.endswith("_gate"):
             p.data.fill_(0.5)  # at 0 nothing behind them would learn
-    freeze(model, params.freeze)
+    freeze(model, params.frozen_patterns)
     return model
 
 

@@ -154,7 +154,7 @@ def write_card(model: PreTrainedModel, params: RunParams, run: Path, to: Path) -
         name=params.launch.name,
         architecture=type(model).__name__,
         steps=result.get("caption_step", params.train.steps),
-        patterns=" ".join(params.model.freeze),
+        patterns=" ".join(params.model.frozen_patterns),
         score=score,
     )
     (to / "README.md").write_text(card, encoding="utf-8")
@@ -213,7 +213,7 @@ def save_pretrained(model: MediaModel, processor: SampleProcessor, params: Model
     exported = params.change(
         vision=params.vision.change(name="vision", weights="vision", config={}),
         language=params.language.change(name="language", weights="language", config={}),
-        freeze=tuple(pattern for pattern in params.freeze if "lora_" not in pattern),
+        freeze=tuple(pattern for pattern in params.frozen_patterns if "lora_" not in pattern),
         lora_rank=None,
     )
     config = {"model": type(model).__name__, **RunParams(model=exported).to_dict()["model"]}

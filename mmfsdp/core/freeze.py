@@ -38,6 +38,10 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
     Raises:
         ParamError: If a pattern matches no parameter, or if nothing is left to train.
     """
+    if patterns is None:  # ModelParams.freeze may be
+        raise ParamError(
+            "freeze", "None is no list of patterns; give some, or those of a run: params.model.frozen_patterns"
+        )
     named = dict(model.named_parameters(remove_duplicate=False))
     for pattern in freeze_patterns(patterns):
         wanted = pattern.removeprefix("!")

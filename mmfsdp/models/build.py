@@ -47,5 +47,5 @@ def open_model(params: ModelParams, *, read: bool = True) -> tuple[Any, SamplePr
 
 
 def freeze_model(model: nn.Module, params: ModelParams) -> FreezeReport:
-    """Freeze a model that was built from `params` as `params.freeze` says. Raises ParamError as `freeze` does."""
-    return freeze(model, kind_of(params).freeze_patterns(model, params.freeze))
+    """Freeze a model that was built from `params` as its `frozen_patterns` say. Raises ParamError as `freeze` does."""
+    return freeze(model, kind_of(params).freeze_patterns(model, params.frozen_patterns))

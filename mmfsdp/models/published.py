@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ TWINS = {
     "videollama3_qwen2": "lkhl/VideoLLaMA3-2B-Image-HF",
 }
 """Model type of a repository with code of its own -> one that holds the same in transformers' own format."""
+MAX_LISTED = 6
+"""Keys or files that a message lists."""
 
 
 def explain_loading(error: Exception, source: str, kind: str) -> str:
@@ -29,6 +32,9 @@ def explain_loading(error: Exception, source: str, kind: str) -> str:
     pointer = _file_that_is_no_weights(source)
     if pointer:
         return pointer
+    foreign = _folder_without_model_type(source)
+    if foreign:
+        return f"gives no {kind}: {foreign}"
     text = str(error)
     reason = text.splitlines()[0] if text else type(error).__name__
     flash = "flash" in text.lower() and isinstance(error, ImportError)
@@ -50,6 +56,45 @@ def _file_that_is_no_weights(source: str) -> str:
         if known:
             return f"holds no weights: {path.name} {known}"
     return ""
+
+
+def _folder_without_model_type(source: str) -> str:
+    """Return what a folder holds whose files do not name a model of transformers, and what to do; "" for another.
+
+    transformers asks for a `model_type` in config.json, whatever is there.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        return ""
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or "model_type" in values:
+            return ""
+    except FileNotFoundError:
+        return _without_config(folder)
+    except (OSError, ValueError):  # transformers says what is wrong with it
+        return ""
+    keys = ", ".join(sorted(map(str, values))[:MAX_LISTED]) or "no keys"
+    words = f"its config.json names no model_type (it has {keys}), so it is of another library; set model.build to a"
+    return f"{words} function that loads the model with that library"
+
+
+def _without_config(folder: Path) -> str:
+    """Return what a folder without config.json holds, and what to do."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        try:
+            base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        except (OSError, ValueError, AttributeError):
+            base = None
+        of = f" of {base!r}" if base else ""
+        words = f"it holds adapters{of} (adapter_config.json) and not the model"
+        return f"{words}; load both with peft, call merge_and_unload() and save_pretrained(), and give that folder"
+    if any(folder.glob("*.gguf")):
+        return "it holds GGUF files, which are not read; give the original weights, in transformers' format"
+    names = sorted(path.name for path in folder.iterdir())
+    held = ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
+    return f"it has no config.json (it holds {held or 'nothing'}); give the folder that save_pretrained() wrote"
 
 
 def _twin_of(source: str) -> str:

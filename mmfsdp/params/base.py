@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
@@ -73,6 +73,8 @@ class Params(BaseModel):
     """Field -> (another field, the values of it with which the field has an effect)."""
     LEFT_OUT: ClassVar[dict[str, Any]] = {}
     """Fields and values that files of earlier versions hold, and that say nothing any more."""
+    SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Field -> the fields that `change` sets back to their defaults when it sets this one, unless it sets them, too."""
 
     def __init__(self, /, **values: Any):
         """Raise ParamError for the first mistake, rather than pydantic's error of many lines."""
@@ -110,25 +112,30 @@ class Params(BaseModel):
     def change(self, **changes: Any) -> Self:
         """Return a validated copy with other values: `train.change(lr=1e-3)`, `run.change(**{"train.lr": 1e-3})`.
 
-        An entry of a list has its number for a name: data.more.0.weight. Raise ParamError.
+        An entry of a list has its number for a name: data.more.0.weight. A field may be changed together with the
+        section that it is in: the section is taken first. Raise ParamError.
         """
         values = self.to_dict()
-        for name, value in changes.items():
-            *parents, last = name.split(".")
-            parent: Any = values
-            for part in parents:
-                parent = _children(parent).get(part)
-            if last not in _children(parent):
+        for name in sorted(changes, key=lambda name: name.count(".")):
+            section, _, last = name.rpartition(".")
+            parent, kind = _section(type(self), values, section)
+            fields = _fields(kind)
+            if last not in _children(parent) and not (last in fields and isinstance(parent, dict)):
                 raise unknown_key(name, leaves(self.to_dict()))
-            if isinstance(value, Params):
-                value = value.to_dict()
+            value = _with_dicts(changes[name])
+            if fields and section not in changes and value is not None and value != parent.get(last):
+                for other in kind.SETS_BACK.get(last, ()):
+                    if f"{section}.{other}".lstrip(".") not in changes:
+                        parent.pop(other, None)
             parent[int(last) if isinstance(parent, list) else last] = value
         return self.from_dict(values)
 
     def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
         """Return why the field cannot have this value with the other fields, or "" where it can.
 
-        Without a value: why the field cannot have any other value than its default.
+        Without a value: why the field cannot have any other value than its default. Files hold all fields, so a default
+        may stand for a field that nobody has set, and it is never refused: it must mean the same as no value. A field
+        with a default that depends on others has None for it (`ModelParams.freeze`).
         """
         if value == type(self).model_fields[name].get_default(call_default_factory=True) or name not in self.NEEDS:
             return ""
@@ -281,6 +288,40 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> ParamError:
     """Return the error for a key that no field has, with near names."""
     return ParamError(key, f"no such field{did_you_mean(key, known)}")
+
+
+def _with_dicts(value: Any) -> Any:
+    """Return a value with the parameters in it as dicts, and tuples as lists, so that `change` can go into them."""
+    if isinstance(value, Params):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _with_dicts(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_dicts(inner) for inner in value]
+    return value
+
+
+def _section(kind: Any, values: dict[str, Any], name: str) -> tuple[Any, Any]:
+    """Return the plain values of a section by its dotted name, and its type; None for what is not there.
+
+    Sections that lack in values that were given in part are put there, with their defaults.
+    """
+    parent: Any = values
+    for part in filter(None, name.split(".")):
+        fields = _fields(kind)
+        if part in fields and isinstance(parent, dict):
+            parent.setdefault(part, plain(fields[part].get_default(call_default_factory=True)))
+        if get_origin(kind) is tuple:
+            kind = get_args(kind)[0]  # of each entry of a list
+        else:
+            kind = fields[part].annotation if part in fields else None
+        parent = _children(parent).get(part)
+    return parent, kind
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """Return the fields of a type of parameters; none of another type."""
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, Params) else {}
 
 
 def _children(value: Any) -> dict[str, Any]:

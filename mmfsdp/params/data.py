@@ -78,14 +78,21 @@ class SourceParams(Params):
         "pictures": ("source", (DataSource.FOLDER, DataSource.JSON, DataSource.PARQUET, DataSource.HUB)),
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
+    SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {"reader": ("source", "path", "heldout", "pictures")}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _become_own(cls, values: Any) -> Any:
+        """With a `reader` and no source, take source own."""
+        if isinstance(values, dict) and values.get("reader") is not None:
+            return {"source": DataSource.OWN} | values
+        return values
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
         if self.picture_range and (len(self.picture_range) != 2 or self.picture_range[0] >= self.picture_range[1]):
             words = f"{list(self.picture_range)} is no range; give the value of black and a larger one of white"
             raise ParamError("picture_range", f"{words}, such as [0, 4095]")
-        if self.reader is not None and self.source is DataSource.SHAPES:
-            object.__setattr__(self, "source", DataSource.OWN)
         if self.reader is not None and self.source is not DataSource.OWN:
             words = f"{path_of(self.reader)!r} is the source own, but source is {self.source}; unset one of the two"
             raise ParamError("reader", words)

@@ -124,7 +124,7 @@ def add_flags(parser: Parser) -> None:
             off.help = argparse.SUPPRESS
             off.full_help = f"the opposite of {flag}"  # type: ignore[attr-defined]
             continue
-        if get_origin(field.annotation) is tuple and not is_yaml(field):
+        if get_origin(_without_none(field.annotation)) is tuple and not is_yaml(field):
             options["nargs"] = "*"
         action = group.add_argument(flag, metavar=_metavar(field), help=shown, **options)
         action.full_help = text  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ def params_of(values: argparse.Namespace, *, default: RunParams | None = None) -
     for name, field in fields(RunParams):
         if hasattr(values, name):
             value = getattr(values, name)
-            if value == "None" and type(None) in get_args(field.annotation):
+            if value in ("None", ["None"]) and type(None) in get_args(field.annotation):
                 value = None
             elif isinstance(value, str) and is_yaml(field):
                 value = read_yaml(value, name=name)
@@ -176,12 +176,16 @@ def is_yaml(field: FieldInfo) -> bool:
     return any(get_origin(each) is dict or (isinstance(each, type) and issubclass(each, Params)) for each in kinds)
 
 
+def _without_none(annotation: Any) -> Any:
+    """Return the type of a field that may be unset; of several, the first."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation
+    return next(kind for kind in get_args(annotation) if kind is not type(None))
+
+
 def _metavar(field: FieldInfo) -> str:
     """Return the choices of a field, or the kind of its values."""
-    kinds = [field.annotation]
-    if get_origin(field.annotation) in (Union, types.UnionType):
-        kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind: Any = kinds[0]
+    kind = _without_none(field.annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = ",".join(choice.value for choice in kind)
         return f"{{{choices}}}" if len(choices) < WIDTH // 2 else "NAME"  # else the help lists them

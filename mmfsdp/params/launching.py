@@ -161,9 +161,9 @@ class LaunchParams(Params):
     """Slurm: name by which the other nodes reach the job's first node, whose own name {host} stands for, such as
     {host}i. A MASTER_ADDR that launch.setup exports wins. Default unset: {host}."""
 
-    interface: tuple[Annotated[str, Field(pattern=_INTERFACE)], ...] = Field((), examples=["ib0"])
-    """Slurm: network interfaces by which gloo and NCCL connect, such as ib0; one or several. Default none: the one that
-    leads to the job's first node."""
+    interface: tuple[Annotated[str, Field(pattern=_INTERFACE)], ...] | None = Field(None, examples=["ib0"])
+    """Slurm: network interfaces by which gloo and NCCL connect, such as ib0; one or several. Default unset: the
+    profile's, or else the one that leads to the job's first node, as with an empty list."""
 
     python: str | None = Field(None, pattern=_COMMAND, examples=["/shared/venv/bin/python"])
     """Slurm: command that starts Python on the nodes, of a virtual environment (/shared/venv/bin/python) or in a

@@ -127,14 +127,15 @@ class ModelParams(Params):
     language: BackboneParams = BackboneParams(name="gpt2")
     """The causal language model. Default gpt2, random weights."""
 
-    freeze: tuple[str, ...] = RECIPES["flamingo"]
+    freeze: tuple[str, ...] | None = None
     """Name patterns of the parameters to freeze, in order; one that begins with ! makes trainable again. A pattern
     that matches nothing is an error. Names of recipes stand for their patterns: flamingo, llava_stage1 (trains the
-    projectors), llava_stage2 (the language model, too), llava_lora. Default: all but the perceiver, the cross-attention
-    and the new tokens; of a multimodal model, llava_stage1 (llava_lora with `lora_rank`). In a model of transformers
-    vision, projector, language and lora stand for its parts: [vision, language] trains the rest, ['*', '!lora'] the
-    adapters alone. Default there: all but projector and lora. An own model is frozen as `build` returned it, with
-    lora_rank all of it but the adapters; patterns freeze more, or train. Default there: none."""
+    projectors), llava_stage2 (the language model, too), llava_lora. Default unset, which depends on the kind
+    (`frozen_patterns`): all but the perceiver, the cross-attention and the new tokens; of a multimodal model,
+    llava_stage1 (llava_lora with `lora_rank`). In a model of transformers vision, projector, language and lora stand
+    for its parts: [vision, language] trains the rest, ['*', '!lora'] the adapters alone. Unset there: all but projector
+    and lora. An own model is frozen as `build` returned it, with lora_rank all of it but the adapters; patterns freeze
+    more, or train. Unset there: none."""
 
     projector: ProjectorKind = ProjectorKind.MLP
     """Module that carries the pictures' tokens into the language model of a multimodal model: linear, mlp. Default
@@ -179,22 +180,33 @@ class ModelParams(Params):
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
 
+    SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {
+        "build": ("kind", *(name for name, (_, kinds) in NEEDS.items() if ModelKind.OWN not in kinds)),
+    }
+
+    @property
+    def frozen_patterns(self) -> tuple[str, ...]:
+        """Return the patterns of `freeze`; where it is unset, those of this kind of model."""
+        if self.freeze is not None:
+            return self.freeze
+        without_lora, with_lora = DEFAULT_FREEZE.get(self.kind, ((), ()))
+        return with_lora if self.lora_rank else without_lora
+
     @model_validator(mode="before")
     @classmethod
     def _become_own(cls, values: Any) -> Any:
-        """With `build`, take kind own in place of the default kind, whose own fields then say nothing."""
+        """With `build` and no kind, take kind own."""
         if not isinstance(values, dict):  # a ModelParams
             return values
-        kind = values.get("kind", ModelKind.FLAMINGO)
-        if kind == ModelKind.OWN and not values.get("build"):
+        if values.get("kind") == ModelKind.OWN and not values.get("build"):
             raise ParamError("build", f"is unset, and kind own needs it; write {EXAMPLE}")
-        if not values.get("build") or kind != ModelKind.FLAMINGO:
-            return values
-        return {name: value for name, value in values.items() if name not in _BACKBONES_ONLY} | {"kind": ModelKind.OWN}
+        return {"kind": ModelKind.OWN} | values if values.get("build") else values
 
     @field_validator("freeze")
     @classmethod
-    def _spell_out_recipes(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _spell_out_recipes(cls, patterns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if patterns is None:
+            return None
         for pattern in patterns:
             if not pattern.lstrip("!"):
                 raise ValueError(f"{pattern!r} is an empty pattern; remove it")
@@ -210,9 +222,9 @@ class ModelParams(Params):
         layer = self.language.feature_layer
         if layer is not None:
             raise ParamError("language.feature_layer", f"{layer} is for vision encoders only; remove it")
-        if "encoders.*" in self.freeze and self.kind is not ModelKind.MULTIMODAL:
+        if "encoders.*" in (self.freeze or ()) and self.kind is not ModelKind.MULTIMODAL:
             raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
-        for pattern in self.freeze:
+        for pattern in self.freeze or ():
             if "lora" in pattern and not self.lora_rank:
                 words = f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal or transformers"
                 raise ParamError("freeze", words)
@@ -220,6 +232,4 @@ class ModelParams(Params):
             raise ParamError("lora_targets", "is empty, and an own model needs it; name matrices, such as [q_proj]")
         if self.lora_targets and not self.lora_rank:
             raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
-        if self.freeze == RECIPES["flamingo"]:
-            object.__setattr__(self, "freeze", DEFAULT_FREEZE.get(self.kind, ((), ()))[bool(self.lora_rank)])
         return self

@@ -115,6 +115,6 @@ def with_cluster(launch: LaunchParams) -> LaunchParams:
         own, common = getattr(launch, name), getattr(profile, name)
         if name in _JOINED:
             changes[name] = common + own
-        elif own is None or own == ():
+        elif own is None:
             changes[name] = common
     return launch.change(**changes)

@@ -31,11 +31,11 @@ that runs: they say how the units' weights are stored and sent."""
 
 
 class Recordings:
-    """Keep what was traced and recorded of one model, which must not change between plans.
+    """Keep what was traced and recorded of one model, whose forward must not change between plans.
 
-    What is kept is found by all that it depends on: the example, the backend that runs, the fields of FSDPParams
-    without NOT_RECORDED, and the units with their parameters and dtypes. Several threads may ask: one of them makes
-    what is missing, and the others wait for it.
+    What is kept is found by all else that it depends on: which parameters train, the example, the backend that runs,
+    the fields of FSDPParams without NOT_RECORDED, and the units with their parameters and dtypes. Several threads may
+    ask: one of them makes what is missing, and the others wait for it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Recordings:
 
     def group(self, model: nn.Module, params: FSDPParams, example: dict[str, Any] | None) -> Grouped:
         """Return what `trace_and_group` gives, from an earlier call if there was one like it."""
-        key = (_choices(params), _content(example))
+        key = (_choices(params), _content(example), _parameters(model))
         return self._kept(self._groups, key, lambda: trace_and_group(model, params, example))
 
     def record(self, model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
@@ -59,7 +59,7 @@ class Recordings:
         for unit in plan.units:
             params = tuple((p.name, p.shape, p.trainable, unit.computed_dtype(p)) for p in unit.params)
             units.append((unit.modules, unit.compute_dtype, params))
-        key = (_choices(plan.fsdp), tuple(units), _content(example))
+        key = (_choices(plan.fsdp), tuple(units), _content(example), _parameters(model))
         return self._kept(self._recordings, key, lambda: record_memory(model, plan, example))
 
     def _kept(self, kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
@@ -74,6 +74,14 @@ class Recordings:
 
 def _choices(params: FSDPParams) -> Hashable:
     return str(params.effective_backend), params.model_dump_json(exclude=NOT_RECORDED)
+
+
+def _parameters(model: nn.Module) -> str:
+    """Return a hash of the model's parameters: their names, shapes and dtypes, and which of them train."""
+    digest = sha256()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        digest.update(f"{name} {tuple(p.shape)} {p.dtype} {p.requires_grad}\n".encode())
+    return digest.hexdigest()
 
 
 def _content(example: dict[str, Any] | None) -> str:

@@ -109,7 +109,7 @@ class FieldRow(w.HBox):
         if self.is_own_code:
             return w.Text(placeholder="my_module:name", continuous_update=False)
         if self.kind in (dict, tuple):
-            return w.Textarea(continuous_update=False, rows=3, placeholder="YAML")
+            return w.Textarea(continuous_update=False, rows=3, placeholder=UNSET if self.optional else "YAML")
         if self.name == "launch.cluster":
             return w.Combobox(placeholder=UNSET, options=known_profiles(), continuous_update=False)
         if self.kind is float and not self.optional:
@@ -146,6 +146,10 @@ class FieldRow(w.HBox):
         self._filling = False
         self.mark("")
 
+    def is_edited(self, params: RunParams) -> bool:
+        """Return whether the input shows another value than these parameters have."""
+        return bool(self._input.value != self.as_typed(plain(attrgetter(self.name)(params))))
+
     def as_typed(self, value: Any) -> Any:
         """Return a plain value as a person would type or choose it."""
         if value is None:
@@ -155,6 +159,8 @@ class FieldRow(w.HBox):
         if self.is_own_code:
             return one_line(value)
         if self.kind in (dict, tuple):
+            if not value and self.optional:
+                return "[]"  # "" is unset
             if not value or isinstance(value, str):
                 return value or ""
             return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()

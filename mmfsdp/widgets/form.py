@@ -214,7 +214,7 @@ class RunForm(CellWidget):
     def _edited(self) -> None:
         """Take the rows as they stand: valid parameters, or the error next to its field."""
         try:
-            values = {name: row.value for name, row in self.rows.items()}
+            values = {name: row.value for name, row in self.rows.items() if row.is_edited(self.params)}
             params = self.params.change(**self._without_reader(self._with_warmup(values)))
             self._allow_new(self.params, params)
             self.show(params)

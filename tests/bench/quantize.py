@@ -35,7 +35,7 @@ def demo() -> tuple[nn.Module, dict[str, Any]]:
     ensure_backbones(params)
     model, processor = build_model(params.model)
     assert processor is not None
-    freeze(model, params.model.freeze)
+    freeze(model, params.model.frozen_patterns)
     for name, p in model.named_parameters():
         if name.endswith("_gate"):
             p.data.fill_(0.5)  # at 0 nothing of the pictures would reach the loss

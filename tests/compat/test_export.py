@@ -63,11 +63,13 @@ def test_every_part_of_a_flamingo_loads_by_its_own_library(go, tmp_path):  # noq
         load_pretrained(tmp_path)
 
     more = json.loads((folder / "config.json").read_text())["freeze"]
-    assert RunParams.from_dict({"model": {"freeze": more}}).model.freeze == trained_freeze(run), "trains on as before"
+    assert RunParams.from_dict({"model": {"freeze": more}}).model.frozen_patterns == trained_freeze(run), (
+        "trains on as before"
+    )
 
 
 def trained_freeze(run):
-    return RunParams.from_yaml(run / "params.yaml").model.freeze
+    return RunParams.from_yaml(run / "params.yaml").model.frozen_patterns
 
 
 @pytest.mark.parametrize("lora", [None, 2])

@@ -147,7 +147,7 @@ def test_llava_7b_has_the_published_size_and_a_plan_of_its_stage():
     sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     assert sizes == {"encoders": 303_507_456, "projectors": 20_979_712, "language_model": 6_738_415_616}
     assert sum(sizes.values()) + 2 * 64 * 4096 == 7_063_427_072 and model.num_tokens == {"vision": 576}
-    freeze(model, params.model.freeze)
+    freeze(model, params.model.frozen_patterns)
     plan = make_plan(model, params.fsdp, world_size=8)
     assert {u.kind for u in plan.units if u.name.startswith("encoders")} == {"frozen"}
     assert (
@@ -205,8 +205,8 @@ def test_a_backbone_that_does_not_fit_is_refused_by_name(params, kind):
 
 
 def test_recipes_stand_for_their_patterns_and_each_kind_has_its_own():
-    assert ModelParams().freeze == ModelParams(freeze=("flamingo",)).freeze == RECIPES["flamingo"]
-    assert ModelParams(kind="multimodal").freeze == RECIPES["llava_stage1"]
-    assert ModelParams(kind="multimodal", lora_rank=2).freeze == RECIPES["llava_lora"]
+    assert ModelParams().frozen_patterns == ModelParams(freeze=("flamingo",)).freeze == RECIPES["flamingo"]
+    assert ModelParams(kind="multimodal").frozen_patterns == RECIPES["llava_stage1"]
+    assert ModelParams(kind="multimodal", lora_rank=2).frozen_patterns == RECIPES["llava_lora"]
     mixed = ModelParams(kind="multimodal", freeze=("llava_stage1", "!language_model.*norm*"))
     assert mixed.freeze == (*RECIPES["llava_stage1"], "!language_model.*norm*")

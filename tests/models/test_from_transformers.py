@@ -293,6 +293,22 @@ def test_a_plan_needs_the_configuration_only(folders):
     assert [p.name for p in plan.params if p.trainable] == ["model.connector.modality_projection.proj.weight"]
 
 
+FOREIGN_FOLDERS = {
+    "adapter": (
+        {"adapter_config.json": '{"base_model_name_or_path": "org/base"}', "adapter_model.safetensors": "x"},
+        r"it holds adapters of 'org/base' .*merge_and_unload\(\) and save_pretrained\(\), and give that folder",
+    ),
+    "nanovlm": (
+        {"config.json": '{"vit_hidden_dim": 768, "lm_hidden_dim": 960}'},
+        "its config.json names no model_type .it has lm_hidden_dim, vit_hidden_dim.*set model.build to a function",
+    ),
+    "gguf": ({"model.gguf": "GGUF"}, "it holds GGUF files, which are not read; give the original weights"),
+    "weights": ({f"{i}.bin": "x" for i in range(9)}, "it has no config.json .it holds 0.bin, .*5.bin and 3 more"),
+    "notes": ({"notes.txt": "x"}, "it has no config.json .it holds notes.txt.; give the folder that save_pretrained"),
+}
+"""Files of folders that hold no model of transformers, and the words of the error."""
+
+
 def test_every_mistake_has_one_clear_error(folders, tmp_path):
     llava = folders["llava"]
 
@@ -303,6 +319,11 @@ def test_every_mistake_has_one_clear_error(folders, tmp_path):
     text_only = {"model_type": "gpt2", "n_layer": 1}
     refuse("model.config: gpt2 takes no pictures; choose one", config=text_only)
     refuse("model.name: .*nowhere.* gives no Config", tmp_path / "nowhere")
+    for name, (files, match) in FOREIGN_FOLDERS.items():
+        for file, text in files.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / file).write_text(text)
+        refuse(f"model.name: .*{name}' gives no Config: {match}", tmp_path / name)
     bare = tmp_path / "bare"
     transformers.AutoModelForImageTextToText.from_pretrained(llava).save_pretrained(bare)
     refuse("model.name: .*bare.* gives no Processor", bare)

@@ -114,7 +114,7 @@ def test_no_rank_holds_more_than_its_shard_and_a_unit_while_weights_are_read(fou
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, case):
     model, _ = build_model(params.model)
-    freeze(model, params.model.freeze)
+    freeze(model, params.model.frozen_patterns)
     quantized = quantize_model(model, FSDPParams(**CASES[case]))
     frozen, names = frozen_checksums(model), [n for n, _ in model.named_parameters()]
     for rank in found:

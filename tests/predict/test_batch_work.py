@@ -80,7 +80,7 @@ def flamingo():
     language = build_language(BackboneParams(config=LANGUAGE), meta=True)
     sizes = {"num_latents": 8, "perceiver_depth": 2, "attention_heads": 2, "attention_head_dim": 16}
     model = Flamingo(vision, language, tokens=TokenIds.after(VOCABULARY), cross_attention_every=2, **sizes)
-    freeze(model, ModelParams(language=BackboneParams(name="x")).freeze)
+    freeze(model, ModelParams(language=BackboneParams(name="x")).frozen_patterns)
     return model
 
 

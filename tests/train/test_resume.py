@@ -58,7 +58,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
         go(f"{name}-resumed", base.change(**changes, **{"train.eval_every": 3}), after=whole)
     for name, changes in OTHER.items():
         go(f"on-{name}", base.change(**changes), after=whole, ranks=1 if name == "one-rank" else 2)
-    less = base.change(**{"model.freeze": [*base.model.freeze, PERCEIVER]})
+    less = base.change(**{"model.freeze": [*base.model.frozen_patterns, PERCEIVER]})
     frozen = go("frozen", less.change(**{"train.save_every": 1}), after=whole)
     go("thawed", base, after=frozen, step=3)
     if rank:
